@@ -1,0 +1,55 @@
+"""The command line: one thin file a command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import dsnet
+from dsnet.cli import demo, describe, models
+from dsnet.errors import DsnetError
+
+__all__ = ["build_parser", "main"]
+
+_INTRO = """\
+dsnet: dynamic weight slicing. One supernet holds one set of weights; a route says how much of every
+layer runs; gates look at each image and pick its route, so easy images cost little.
+
+First steps:
+  dsnet models                       what there is
+  dsnet describe ds_mbnet            a network's routes, with widths, multiply-adds and parameters
+  dsnet demo                         a gated batch on random weights, with a report to look at
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="dsnet",
+        description=_INTRO,
+        epilog="`dsnet COMMAND --help` explains a command and gives examples.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"dsnet {dsnet.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (models, describe, demo):
+        module.add_command(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; its exit status: 0, or 2 where something was asked for that cannot be done."""
+    args = build_parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except DsnetError as error:
+        print(f"dsnet: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("dsnet: stopped", file=sys.stderr)
+        return 130
+    return status

@@ -1,0 +1,71 @@
+"""``dsnet models``: what there is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from dsnet.cost import madds
+from dsnet.models import Supernet, create_model, list_models
+from dsnet.models.registry import model_entry
+from dsnet.report.text import human, table
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "models",
+        help="list the models",
+        description="Lists the supernets and the static twins they are compared with.",
+        epilog="Multiply-adds are counted as in the paper, at the model's own image size.\n\n"
+        "Any of them by name:\n  model = dsnet.create_model('ds_mbnet', num_classes=1000)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kind", choices=("supernet", "twin"), help="only these")
+    parser.add_argument("--json", action="store_true", help="as JSON, with every option a model takes")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the list."""
+    rows = [_facts(name) for name in list_models(args.kind)]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    body = [
+        [
+            row["name"],
+            str(row["image_size"]),
+            str(row["routes"] or "–"),
+            str(row["gates"] or "–"),
+            " – ".join(human(m) for m in dict.fromkeys(row["madds"])),
+            row["summary"],
+        ]
+        for row in rows
+    ]
+    print(
+        table(
+            ["model", "image", "routes", "gates", "MAdds", "what it is"], body, left=("model", "what it is")
+        )
+    )
+    return 0
+
+
+def _facts(name: str) -> dict[str, Any]:
+    entry = model_entry(name)
+    model = create_model(name, device="meta")
+    dynamic = isinstance(model, Supernet)
+    ends = [model.space.smallest, model.space.largest] if dynamic else [None]
+    return {
+        "name": name,
+        "kind": entry.kind,
+        "summary": entry.summary,
+        "image_size": model.geometry.image_size,
+        "routes": len(model.space) if dynamic else None,
+        "gates": model.space.gates if dynamic else None,
+        "madds": [madds(model, route) for route in ends],
+        "options": list(entry.option_names()),
+    }

@@ -1,0 +1,65 @@
+"""What a layer costs, as plain integers that add up.
+
+Two conventions turn a `Cost` into one number of multiply-adds:
+
+``paper``
+    convolutions and linear layers, the gates' first layers and attention heads included, plus one
+    for every element that an average pool reads. This is how the paper's tables count.
+``all``
+    ``paper`` plus the routing heads and the attention products QKᵀ and AV.
+
+Norms, activations, biases and max-pools are counted by neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from dsnet.errors import DsnetError
+
+__all__ = ["CONVENTIONS", "Convention", "Cost", "Shape"]
+
+Convention = Literal["paper", "all"]
+CONVENTIONS: tuple[Convention, ...] = ("paper", "all")
+
+
+class Shape(NamedTuple):
+    """Shape of one image's features. A sequence of tokens has height = tokens and width = 1."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def area(self) -> int:
+        """Number of positions."""
+        return self.height * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Parameters used and multiply-adds for one image, by kind."""
+
+    params: int = 0  # weights, biases, γ and β of the slice; routing heads and statistics are not in it
+    layers: int = 0  # convolutions and linear layers
+    pools: int = 0  # elements read by average pools
+    routing: int = 0  # routing heads
+    attention: int = 0  # QKᵀ and AV
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            params=self.params + other.params,
+            layers=self.layers + other.layers,
+            pools=self.pools + other.pools,
+            routing=self.routing + other.routing,
+            attention=self.attention + other.attention,
+        )
+
+    def madds(self, convention: Convention = "paper") -> int:
+        """Multiply-adds under a convention (see the module's docstring)."""
+        if convention == "paper":
+            return self.layers + self.pools
+        if convention == "all":
+            return self.layers + self.pools + self.routing + self.attention
+        raise DsnetError(f"unknown convention {convention!r}; possible: {', '.join(CONVENTIONS)}")

@@ -1,0 +1,56 @@
+"""From a supernet and a route to the stand-alone network that computes the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from dsnet.counts import Shape
+from dsnet.errors import DsnetError
+from dsnet.models.blocks import Step
+from dsnet.models.supernet import Supernet
+from dsnet.routes import Route
+
+__all__ = ["extract"]
+
+
+def extract(
+    model: Supernet,
+    route: Route | int,
+    *,
+    fold_bn: bool = True,
+    image_size: int | tuple[int, int] | None = None,
+) -> nn.Sequential:
+    """The network of one route, of torch's own layers with contiguous copies of the weights, in eval mode.
+
+    ``fold_bn`` merges batch norms into the convolutions before them; without it the result can be trained
+    further. ``image_size`` matters to the transformer, whose positions are resized for it.
+
+    >>> from dsnet import create_model
+    >>> model = create_model("ds_mbnet_tiny")
+    >>> sum(p.numel() for p in extract(model, model.space.smallest, fold_bn=False).parameters())
+    1714
+    """
+    if not isinstance(model, Supernet):
+        raise DsnetError(f"only a supernet has routes to extract, not a {type(model).__name__}")
+    route = model.space.resolve(route)
+    model.check_statistics(route.choices)
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    shape = model.geometry.shape(image_size)
+    parts["prefix"], shape = _chain(model.prefix_steps(), shape, fold_bn)
+    for stage in range(len(model.gates)):
+        parts[f"gate{stage}"] = model.gate(stage).extract(shape.channels)
+        steps = model.segment_steps(route.choices[: stage + 1])
+        parts[f"segment{stage}"], shape = _chain(steps, shape, fold_bn)
+    _, block, size, key = model.head_step(route.choices)
+    parts["head"] = block.extract(shape, size, key, fold_bn=fold_bn)
+    return nn.Sequential(parts).eval()
+
+
+def _chain(steps: list[Step], shape: Shape, fold_bn: bool) -> tuple[nn.Sequential, Shape]:
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, block, size, key in steps:
+        parts[name] = block.extract(shape, size, key, fold_bn=fold_bn)
+        _, shape = block.cost(shape, size)
+    return nn.Sequential(parts), shape

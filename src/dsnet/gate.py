@@ -1,0 +1,156 @@
+"""The double-headed gate: soft attention on channels and a hard decision on the route (section 3.5).
+
+An average pool and one shared layer encode the features; on them sit the attention head, which scales
+the channels by 1 + tanh, and, where the gate decides, a routing head. Attention belongs to the
+supernet's weights, the routing head to the router: a pass at a given route never runs the latter.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.errors import DsnetError
+from dsnet.slicing import functional as SF
+from dsnet.slicing.linear import SlicedLinear
+from dsnet.slicing.plain import traced
+
+__all__ = ["Code", "Gate", "RoutingHead", "attention_width", "scalar_scores"]
+
+HeadKind = Literal["onehot", "scalar"]
+
+
+def attention_width(channels: int, *, routing: bool) -> int:
+    """Width of a gate's hidden layer for the widest input it gets."""
+    return max(channels // 4, 16 if routing else 4)
+
+
+def scalar_scores(s: Tensor, routes: int) -> Tensor:
+    """Scores [B, routes] whose largest is the even cut of [0, 1] that ``s`` [B, 1] lies in."""
+    t = torch.arange(routes, device=s.device, dtype=s.dtype)
+    return -((s * routes - t - 0.5) ** 2)
+
+
+class Code(NamedTuple):
+    """What a routing head may read, in float32 or better: pooled features and the shared hidden layer."""
+
+    pooled: Tensor  # [B, C]
+    hidden: Tensor  # [B, hidden]
+
+
+class RoutingHead(nn.Module):
+    """Scores for every choice that a gate has.
+
+    ``choices`` are numbers of the full space (for several gates: of the gate's own choices), so a head
+    trained for a narrowed space still speaks of the same routes. The paper's ablations: ``separate``
+    gives the head a first layer of its own, ``kind="scalar"`` makes it predict one number in [0, 1].
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        choices: tuple[int, ...],
+        *,
+        kind: HeadKind = "onehot",
+        separate: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if kind not in ("onehot", "scalar"):
+            raise DsnetError(f"unknown routing head {kind!r}; possible: onehot, scalar")
+        self.kind, self.choices = kind, choices
+        self.first = SlicedLinear(channels, hidden, device=device, dtype=dtype) if separate else None
+        outputs = len(choices) if kind == "onehot" else 1
+        self.last = SlicedLinear(hidden, outputs, init_std=0.01, device=device, dtype=dtype)
+
+    def forward(self, code: Code) -> Tensor:
+        """Scores [B, choices]."""
+        hidden = code.hidden if self.first is None else F.relu(_precise_linear(self.first, code.pooled))
+        scores = _precise_linear(self.last, hidden)
+        return scalar_scores(scores.sigmoid(), len(self.choices)) if self.kind == "scalar" else scores
+
+    def cost(self, channels: int) -> Cost:
+        """The last layer as routing; a first layer of its own counts as any other layer."""
+        last = Cost(routing=self.last.in_features * self.last.out_features)
+        return last if self.first is None else last + Cost(layers=channels * self.first.out_features)
+
+
+class Gate(nn.Module):
+    """Attention on up to ``channels`` channels and, where ``choices`` are given, a routing head."""
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        choices: tuple[int, ...] | None = None,
+        head: HeadKind = "onehot",
+        separate: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        hidden = attention_width(channels, routing=choices is not None)
+        self.first = SlicedLinear(channels, hidden, init_std=(2 / hidden) ** 0.5, device=device, dtype=dtype)
+        self.attention = SlicedLinear(hidden, channels, init_std=0.0, device=device, dtype=dtype)
+        self.routing = (
+            None
+            if choices is None
+            else RoutingHead(
+                channels, hidden, choices, kind=head, separate=separate, device=device, dtype=dtype
+            )
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Code]:
+        """Scales ``x`` [B, C, H, W] by its attention; also gives what a routing head would read."""
+        pooled = x.mean((2, 3), dtype=SF.at_least_float32(x.dtype))
+        hidden = F.relu(_precise_linear(self.first, pooled))
+        scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1]))
+        return x * scale.to(x.dtype)[:, :, None, None], Code(pooled, hidden)
+
+    def score(self, code: Code) -> Tensor:
+        """The routing head's scores [B, choices] in float32 or better."""
+        if self.routing is None:
+            raise DsnetError("this gate has no routing head: it only scales channels")
+        return cast(Tensor, self.routing(code))
+
+    def cost(self, shape: Shape) -> Cost:
+        """Cost on an input of this shape, which it leaves as it is."""
+        channels, hidden = shape.channels, self.first.out_features
+        layers = self.first.cost(channels, hidden) + self.attention.cost(hidden, channels)
+        cost = layers + Cost(pools=channels * shape.area)
+        return cost if self.routing is None else cost + self.routing.cost(channels)
+
+    def extract(self, channels: int) -> nn.Module:
+        """The stand-alone attention of this width; the routing head stays behind."""
+        hidden = self.first.out_features
+        return traced(
+            _ChannelAttention(self.first.extract(channels, hidden), self.attention.extract(hidden, channels))
+        )
+
+
+def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:
+    """Runs in the precision of ``x``, whatever the weights' own or an autocast around it."""
+    assert layer.bias is not None
+    out = layer.out_features if out is None else out
+    weight, bias = layer.weight[:out, : x.shape[-1]].to(x.dtype), layer.bias[:out].to(x.dtype)
+    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return SF.linear(x, weight, bias, out)
+    return SF.linear(x, weight, bias, out)
+
+
+class _ChannelAttention(nn.Module):
+    def __init__(self, first: nn.Linear, attention: nn.Linear) -> None:
+        super().__init__()
+        self.pool, self.flatten = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        self.first, self.act, self.attention = first, nn.ReLU(), attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 1 + torch.tanh(self.attention(self.act(self.first(self.flatten(self.pool(x))))))
+        return x * scale.unsqueeze(-1).unsqueeze(-1)

@@ -1,0 +1,30 @@
+"""The supernets of the paper, their static twins, and the registry that knows them by name."""
+
+from dsnet.models.gated import Decide, GatedOutput, greedy, run_gated
+from dsnet.models.mobilenet import MBNet
+from dsnet.models.registry import create_model, initialise, list_models
+from dsnet.models.resnet import ResNet
+from dsnet.models.supernet import BoundRoute, Geometry, ModelSpec, State, Supernet
+from dsnet.models.twins import DeiT, MobileNetV1, ResNet50
+from dsnet.models.vit import ViT
+
+__all__ = [
+    "create_model",
+    "initialise",
+    "list_models",
+    "BoundRoute",
+    "Geometry",
+    "ModelSpec",
+    "State",
+    "Supernet",
+    "Decide",
+    "GatedOutput",
+    "greedy",
+    "run_gated",
+    "MBNet",
+    "ResNet",
+    "ViT",
+    "DeiT",
+    "MobileNetV1",
+    "ResNet50",
+]

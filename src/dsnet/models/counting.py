@@ -1,0 +1,33 @@
+"""Cost of a supernet's parts: integer arithmetic on blocks and sizes, no forward pass."""
+
+from __future__ import annotations
+
+from dsnet.counts import Cost, Shape
+from dsnet.models.blocks import count_steps
+from dsnet.models.supernet import Supernet
+
+__all__ = ["prefix_cost", "route_cost", "segment_cost"]
+
+
+def prefix_cost(model: Supernet, image: Shape) -> tuple[Cost, Shape]:
+    """What runs before the first decision, the first gate included, and the shape that stands there."""
+    cost, shape = count_steps(model.prefix_steps(), image)
+    return cost + model.gate(0).cost(shape), shape
+
+
+def segment_cost(model: Supernet, choices: tuple[int, ...], shape: Shape) -> tuple[Cost, Shape]:
+    """What runs behind the gate that made the last of ``choices``: its segment, then next gate or head."""
+    cost, after = count_steps(model.segment_steps(choices), shape)
+    if len(choices) < len(model.gates):
+        return cost + model.gate(len(choices)).cost(after), after
+    head, after = count_steps([model.head_step(choices)], after)
+    return cost + head, after
+
+
+def route_cost(model: Supernet, choices: tuple[int, ...], image: Shape) -> Cost:
+    """A whole route on an image of this shape."""
+    total, shape = prefix_cost(model, image)
+    for stage in range(len(choices)):
+        cost, shape = segment_cost(model, choices[: stage + 1], shape)
+        total += cost
+    return total

@@ -1,0 +1,125 @@
+"""A batch in which every image takes its own route: decide, group, run each group truly sliced, put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+from dsnet.slicing import Mode
+
+if TYPE_CHECKING:
+    from dsnet.models.supernet import State, Supernet
+
+__all__ = ["Decide", "GatedOutput", "greedy", "run_gated"]
+
+Decide = Callable[[Tensor, int, int | None], Tensor]
+"""(scores [B, choices], gate, the previous gate's choice or None) → positions [B] of the choices taken."""
+
+
+def greedy(scores: Tensor, stage: int, previous: int | None) -> Tensor:
+    """The gate's own decision: the best score, the cheaper one of equals."""
+    return scores.argmax(1)
+
+
+class GatedOutput(NamedTuple):
+    """Logits and decisions, in the order of the batch."""
+
+    logits: Tensor  # [B, classes]; empty where only the decisions were asked for
+    choices: Tensor  # [B, gates]
+
+
+class _Group(NamedTuple):
+    """Images that stand at the same gate with the same features' shape and norm keys."""
+
+    rows: Tensor  # their places in the batch
+    choices: tuple[int, ...]
+    state: State
+
+
+def run_gated(
+    model: Supernet, x: Tensor, decide: Decide = greedy, *, mode: Mode | None = None, answer: bool = True
+) -> GatedOutput:
+    """Runs every image at the route that ``decide`` takes for it; regroups at every gate.
+
+    Without ``answer`` the last segment is left out and the logits are empty.
+    """
+    if model.training:
+        raise DsnetError("a gated pass needs the network in eval mode: call .eval(), or give a route")
+    batch, gates = x.shape[0], len(model.gates)
+    choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
+    if batch == 0:  # nothing to decide, but the logits still have their shape
+        return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
+    groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, mode))]
+    for _ in range(gates - 1):
+        moved = []
+        for group in _split(model, groups, decide, choices):
+            model.check_statistics(group.choices, mode)
+            moved.append(group._replace(state=model.advance(group.state, group.choices, mode)))
+        groups = _merge(model, moved)
+    groups = _split(model, groups, decide, choices)
+    logits = []
+    for group in groups if answer else ():
+        model.check_statistics(group.choices, mode)
+        logits.append(model.finish(group.state, group.choices, mode))
+    if not logits:
+        return GatedOutput(x.new_empty(0), choices)
+    order, joined = torch.cat([group.rows for group in groups]), torch.cat(logits)
+    return GatedOutput(torch.empty_like(joined).index_copy(0, order, joined), choices)
+
+
+def _split(model: Supernet, groups: list[_Group], decide: Decide, choices: Tensor) -> list[_Group]:
+    """Asks the gate at which the groups stand, notes its decisions and divides the groups by them."""
+    stage = len(groups[0].choices)
+    gate = model.gate(stage)
+    assert gate.routing is not None
+    options = torch.tensor(gate.routing.choices, device=choices.device)
+    taken = []
+    for group in groups:
+        previous = group.choices[-1] if group.choices else None
+        taken.append(options[decide(model.score(group.state, stage), stage, previous)])
+        choices[group.rows, stage] = taken[-1]
+    decisions = torch.cat(taken).tolist()  # the one time per gate that the host waits
+
+    parts, start = [], 0
+    for group in groups:
+        count = len(group.rows)
+        own = decisions[start : start + count]
+        start += count
+        for choice in sorted(set(own)):
+            part = group._replace(choices=(*group.choices, choice))
+            if own.count(choice) < count:
+                part = _take(part, [i for i, c in enumerate(own) if c == choice])
+            parts.append(part)
+    return parts
+
+
+def _take(group: _Group, positions: list[int]) -> _Group:
+    index = torch.tensor(positions, device=group.rows.device)
+    x, code = group.state
+    code = code._replace(pooled=code.pooled[index], hidden=code.hidden[index])
+    return group._replace(rows=group.rows[index], state=group.state._replace(x=x[index], code=code))
+
+
+def _merge(model: Supernet, groups: list[_Group]) -> list[_Group]:
+    """Joins groups for which all that follows is the same.
+
+    With norm keys by stage only the last choice matters, so one history may stand for all of them.
+    """
+    alike: dict[tuple[int, ...], list[_Group]] = {}
+    for group in groups:
+        alike.setdefault(group.choices if model.bn_key == "prefix" else group.choices[-1:], []).append(group)
+    return [members[0] if len(members) == 1 else _join(members) for members in alike.values()]
+
+
+def _join(groups: list[_Group]) -> _Group:
+    first = groups[0]
+    code = first.state.code._replace(
+        pooled=torch.cat([g.state.code.pooled for g in groups]),
+        hidden=torch.cat([g.state.code.hidden for g in groups]),
+    )
+    state = first.state._replace(x=torch.cat([g.state.x for g in groups]), code=code)
+    return _Group(torch.cat([g.rows for g in groups]), first.choices, state)

@@ -1,0 +1,251 @@
+"""DS-MBNet and DS-MBNet++: MobileNetV1 behind whose fifth block every width (kernel, padding) is sliced.
+
+The tables are the paper's (Table 4, "Routing space of DS-MBNet and DS-MBNet++"), with the padding that
+lets its cheapest routes exist: p belongs to the strided depthwise convolution of each dynamic stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+from dsnet.gate import Gate
+from dsnet.models.blocks import ConvNormAct, Factory, NormSpec, PoolHead, Step, make_activation
+from dsnet.models.options import ConvOptions
+from dsnet.models.registry import register_supernet
+from dsnet.models.separable import SeparableBlock
+from dsnet.models.supernet import Geometry, Supernet, norm_keys
+from dsnet.routes import RouteSpace, Slice, thirds
+from dsnet.slicing import SlicedConv2d
+
+__all__ = ["MBNet", "MBNetTable", "StageRow"]
+
+
+class StageRow(NamedTuple):
+    """A row of the table: so many blocks of this width, the first of them strided."""
+
+    width: int
+    layers: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MBNetTable:
+    """A DS-MBNet as data."""
+
+    geometry: Geometry
+    num_classes: int
+    stem: StageRow
+    early: tuple[StageRow, ...]
+    early_kernel: int
+    dynamic: tuple[StageRow, ...]  # at full width
+    routes: tuple[tuple[Slice, ...], ...]  # cheapest first, one slice per dynamic stage
+    gate: Literal["inside", "entrance"]  # inside: behind the depthwise half of the first dynamic block
+    channels_per_group: int = 16
+
+
+class MBNet(Supernet):
+    """A DS-MBNet from its table."""
+
+    def __init__(self, name: str, table: MBNetTable, options: ConvOptions, factory: Factory) -> None:
+        space = RouteSpace.of_table(name, table.routes, thirds(len(table.routes)))
+        channels = table.early[-1].width
+        gate = Gate(
+            channels,
+            choices=space.choices[0],
+            head=options.gate_head,
+            separate=options.gate_first_layer == "separate",
+            **factory,
+        )
+        classes = table.num_classes if options.num_classes is None else options.num_classes
+        head = PoolHead(table.dynamic[-1].width, classes, factory)
+        geometry = replace(table.geometry, channels=options.in_channels)
+        super().__init__(
+            name, slices=(table.routes,), geometry=geometry, gates=[gate], head=head, bn_key=options.bn_key
+        )
+        self.table = table
+
+        norm = NormSpec(kind=options.norm, channels_per_group=table.channels_per_group)
+        activation = options.activation or "silu"
+        (keys,) = norm_keys([len(space)], options.bn_key)
+        stem = SlicedConv2d(
+            options.in_channels, table.stem.width, kernel=3, stride=table.stem.stride, **factory
+        )
+        self.stem = ConvNormAct(stem, norm.make(table.stem.width, 1, factory), make_activation(activation))
+        self.blocks = nn.ModuleList()
+        width = table.stem.width
+        for stage, row in enumerate((*table.early, *table.dynamic)):
+            dynamic = stage >= len(table.early)
+            kernel = max(r[0].kernel or 3 for r in table.routes) if dynamic else table.early_kernel
+            for layer in range(row.layers):
+                # The routing gate inside a block is that block's attention too.
+                gated = table.gate == "inside" and stage == len(table.early) and layer == 0
+                block = SeparableBlock(
+                    width,
+                    row.width,
+                    kernel=kernel,
+                    stride=row.stride if layer == 0 else 1,
+                    keys=(keys if dynamic and not gated else 1, keys if dynamic else 1),
+                    attention=not gated,
+                    norm=norm,
+                    activation=activation,
+                    factory=factory,
+                )
+                self.blocks.append(block)
+                width = row.width
+        self.seal(space)
+
+    def _block(self, index: int) -> tuple[str, SeparableBlock]:
+        block = self.blocks[index]
+        assert isinstance(block, SeparableBlock)
+        return f"block{index + 1}", block
+
+    def prefix_steps(self) -> list[Step]:
+        """Stem and early blocks, and the depthwise half of the block with the gate inside."""
+        table = self.table
+        size = Slice(width=table.stem.width, kernel=3, padding=1)
+        steps = [Step("stem", self.stem, size, 0)]
+        index = 0
+        for row in table.early:
+            kernel = table.early_kernel
+            size = Slice(width=row.width, depth=row.layers, kernel=kernel, padding=kernel // 2)
+            for _ in range(row.layers):
+                name, block = self._block(index)
+                steps += block.steps(name, size, 0)
+                index += 1
+        if table.gate == "inside":
+            name, block = self._block(index)
+            steps += block.spatial_steps(name, replace(size, kernel=3, padding=1), 0)
+        return steps
+
+    def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
+        """The dynamic blocks at the route's sizes."""
+        steps: list[Step] = []
+        key = self.key(choices)
+        index = sum(row.layers for row in self.table.early)
+        for row, size in zip(self.table.dynamic, self.slices(choices), strict=True):
+            for _ in range(row.layers):
+                name, block = self._block(index)
+                if steps or self.table.gate == "entrance":
+                    steps += block.steps(name, size, key)
+                else:
+                    steps.append(block.pointwise_step(name, size, key))
+                index += 1
+        return steps
+
+
+# --- the families -------------------------------------------------------------------------------------
+def _routes(
+    stages: tuple[tuple[int, ...], ...], layers: tuple[int, ...], kernels: tuple[tuple[int, int], ...]
+) -> tuple[tuple[Slice, ...], ...]:
+    """Rows of the space from the stages' widths and the routes' (kernel, padding)."""
+    return tuple(
+        tuple(
+            Slice(width=width, depth=depth, kernel=kernel, padding=padding)
+            for width, depth in zip(widths, layers, strict=True)
+        )
+        for widths, (kernel, padding) in zip(zip(*stages, strict=True), kernels, strict=True)
+    )
+
+
+DS_MBNET = MBNetTable(
+    geometry=Geometry(image_size=224, stride=32),
+    num_classes=1000,
+    stem=StageRow(16, 1, 2),
+    early=(StageRow(32, 1, 1), StageRow(48, 2, 2), StageRow(96, 2, 2)),
+    early_kernel=3,
+    dynamic=(StageRow(640, 6, 2), StageRow(1152, 2, 2)),
+    routes=_routes((tuple(range(224, 641, 32)), tuple(range(736, 1153, 32))), (6, 2), kernels=((3, 1),) * 14),
+    gate="inside",
+)
+
+DS_MBNET_PLUS = MBNetTable(
+    geometry=Geometry(image_size=224, stride=32, smallest=64),
+    num_classes=1000,
+    stem=StageRow(16, 1, 2),
+    early=(StageRow(32, 1, 1), StageRow(48, 2, 2), StageRow(96, 2, 2)),
+    early_kernel=5,
+    dynamic=(StageRow(640, 6, 2), StageRow(1152, 2, 2)),
+    routes=_routes(
+        (tuple(range(288, 641, 32)), tuple(range(800, 1153, 32))),
+        (6, 2),
+        kernels=((3, 0),) * 2 + ((3, 1),) * 2 + ((5, 2),) * 4 + ((7, 3),) * 4,
+    ),
+    gate="entrance",
+)
+
+DS_MBNET_CIFAR = replace(
+    DS_MBNET,
+    geometry=Geometry(image_size=32, stride=8),
+    num_classes=10,
+    stem=StageRow(16, 1, 1),
+    early=(StageRow(32, 1, 1), StageRow(48, 2, 1), StageRow(96, 2, 2)),
+)
+
+DS_MBNET_PLUS_CIFAR = replace(
+    DS_MBNET_PLUS,
+    geometry=Geometry(image_size=32, stride=8, smallest=16),
+    num_classes=10,
+    stem=StageRow(16, 1, 1),
+    early=(StageRow(32, 1, 1), StageRow(48, 2, 1), StageRow(96, 2, 2)),
+)
+
+DS_MBNET_TINY = MBNetTable(
+    geometry=Geometry(image_size=16, stride=8),
+    num_classes=10,
+    stem=StageRow(4, 1, 1),
+    early=(StageRow(8, 1, 2), StageRow(12, 1, 1)),
+    early_kernel=3,
+    dynamic=(StageRow(96, 2, 2), StageRow(192, 1, 2)),
+    routes=_routes(((8, 24, 48, 96), (16, 48, 96, 192)), (2, 1), kernels=((3, 1),) * 4),
+    gate="inside",
+    channels_per_group=4,
+)
+
+DS_MBNET_PLUS_TINY = replace(
+    DS_MBNET_TINY,
+    geometry=Geometry(image_size=16, stride=8, smallest=16),
+    early_kernel=5,
+    routes=_routes(((8, 24, 48, 96), (16, 48, 96, 192)), (2, 1), kernels=((3, 0), (3, 1), (5, 2), (7, 3))),
+    gate="entrance",
+)
+
+
+@register_supernet("DS-MBNet: MobileNetV1, 14 widths, one gate (paper, Table 4)", ConvOptions)
+def ds_mbnet(options: ConvOptions, factory: Factory) -> MBNet:
+    """DS-MBNet at 224 × 224."""
+    return MBNet("ds_mbnet", DS_MBNET, options, factory)
+
+
+@register_supernet("DS-MBNet for 32 × 32 images", ConvOptions)
+def ds_mbnet_cifar(options: ConvOptions, factory: Factory) -> MBNet:
+    """DS-MBNet at 32 × 32."""
+    return MBNet("ds_mbnet_cifar", DS_MBNET_CIFAR, options, factory)
+
+
+@register_supernet("DS-MBNet for 16 × 16 images, trains on a CPU in seconds", ConvOptions)
+def ds_mbnet_tiny(options: ConvOptions, factory: Factory) -> MBNet:
+    """A small DS-MBNet at 16 × 16."""
+    return MBNet("ds_mbnet_tiny", DS_MBNET_TINY, options, factory)
+
+
+@register_supernet(
+    "DS-MBNet++: 12 routes in width, kernel and padding, one gate (paper, Table 4)", ConvOptions
+)
+def ds_mbnet_plus(options: ConvOptions, factory: Factory) -> MBNet:
+    """DS-MBNet++ at 224 × 224."""
+    return MBNet("ds_mbnet_plus", DS_MBNET_PLUS, options, factory)
+
+
+@register_supernet("DS-MBNet++ for 32 × 32 images", ConvOptions)
+def ds_mbnet_plus_cifar(options: ConvOptions, factory: Factory) -> MBNet:
+    """DS-MBNet++ at 32 × 32."""
+    return MBNet("ds_mbnet_plus_cifar", DS_MBNET_PLUS_CIFAR, options, factory)
+
+
+@register_supernet("DS-MBNet++ for 16 × 16 images, trains on a CPU in seconds", ConvOptions)
+def ds_mbnet_plus_tiny(options: ConvOptions, factory: Factory) -> MBNet:
+    """A small DS-MBNet++ at 16 × 16."""
+    return MBNet("ds_mbnet_plus_tiny", DS_MBNET_PLUS_TINY, options, factory)

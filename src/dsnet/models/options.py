@@ -1,0 +1,55 @@
+"""Options that `create_model` takes, as frozen values that check themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dsnet.errors import DsnetError
+from dsnet.models.blocks import ACTIVATIONS
+
+__all__ = ["ConvOptions", "GateOptions", "ViTOptions"]
+
+
+def _check(name: str, value: str, possible: tuple[str, ...]) -> None:
+    if value not in possible:
+        raise DsnetError(f"{name}={value!r} is not possible; choose from {', '.join(possible)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """The gate's ablations of the paper; the defaults are its final design."""
+
+    gate_head: Literal["onehot", "scalar"] = "onehot"  # scalar: one number in [0, 1] instead of scores
+    gate_first_layer: Literal["shared", "separate"] = "shared"  # separate: routing has a layer of its own
+    num_classes: int | None = None  # None: the model's default
+    in_channels: int = 3
+
+    def __post_init__(self) -> None:
+        _check("gate_head", self.gate_head, ("onehot", "scalar"))
+        _check("gate_first_layer", self.gate_first_layer, ("shared", "separate"))
+        for name in ("num_classes", "in_channels"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise DsnetError(f"{name} must be a positive integer, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViTOptions(GateOptions):
+    """Options of the transformer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvOptions(GateOptions):
+    """Options of the convolutional families."""
+
+    norm: Literal["batch", "group"] = "batch"
+    activation: Literal["silu", "relu", "hard_swish"] | None = None  # None: the family's own
+    bn_key: Literal["stage", "prefix"] = "stage"  # prefix: exact statistics for every history of choices
+
+    def __post_init__(self) -> None:
+        GateOptions.__post_init__(self)
+        _check("norm", self.norm, ("batch", "group"))
+        _check("bn_key", self.bn_key, ("stage", "prefix"))
+        if self.activation is not None:
+            _check("activation", self.activation, tuple(ACTIVATIONS))

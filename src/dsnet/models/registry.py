@@ -1,0 +1,134 @@
+"""Models by name: `create_model`, `list_models`, and the decorators that a family file uses.
+
+>>> model = create_model("ds_mbnet_tiny", num_classes=10)
+>>> model.space
+RouteSpace('ds_mbnet_tiny', 4 routes, 1 gate)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from dsnet.errors import DsnetError
+from dsnet.models.blocks import Factory
+from dsnet.models.supernet import ModelSpec, Supernet
+from dsnet.models.twin import Twin
+
+__all__ = [
+    "ModelEntry",
+    "create_model",
+    "initialise",
+    "list_models",
+    "model_entry",
+    "register_supernet",
+    "register_twin",
+]
+
+O = TypeVar("O")  # noqa: E741  (an options class)
+Kind = Literal["supernet", "twin"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A registered model."""
+
+    name: str
+    kind: Kind
+    summary: str
+    options: type[Any]
+    build: Callable[[Any, Factory], nn.Module]
+
+    def option_names(self) -> tuple[str, ...]:
+        """What `create_model` takes for it, beside device, dtype and generator."""
+        return tuple(sorted(f.name for f in fields(self.options)))
+
+
+_REGISTRY: dict[str, ModelEntry] = {}
+
+
+def _register(
+    kind: Kind, summary: str, options: type[O]
+) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
+    def add(build: Callable[[O, Factory], nn.Module]) -> Callable[[O, Factory], nn.Module]:
+        name = build.__name__
+        if name in _REGISTRY:
+            raise DsnetError(f"a model named {name!r} is registered already")
+        _REGISTRY[name] = ModelEntry(name=name, kind=kind, summary=summary, options=options, build=build)
+        return build
+
+    return add
+
+
+def register_supernet(
+    summary: str, options: type[O]
+) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
+    """Registers a function that builds a `Supernet`, under the function's name."""
+    return _register("supernet", summary, options)
+
+
+def register_twin(
+    summary: str, options: type[O]
+) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
+    """Registers a function that builds a plain static network, under the function's name."""
+    return _register("twin", summary, options)
+
+
+def list_models(kind: Kind | None = None) -> list[str]:
+    """Names of all models, or of the supernets, or of the static twins."""
+    entries = sorted(_REGISTRY.values(), key=lambda entry: entry.kind)  # stable: supernets, then twins
+    return [entry.name for entry in entries if kind in (None, entry.kind)]
+
+
+def model_entry(name: str) -> ModelEntry:
+    """The registered model of that name."""
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    close = difflib.get_close_matches(name, _REGISTRY, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(_REGISTRY)}"
+    raise DsnetError(f"there is no model {name!r}; {hint}")
+
+
+def create_model(
+    name: str,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+    **options: Any,  # noqa: ANN401  (checked against the model's own options)
+) -> Any:  # noqa: ANN401  (a Supernet or, for a twin, an nn.Module)
+    """Builds a model by name, in eval mode, with weights drawn from ``generator`` (else torch's own).
+
+    Every model takes ``num_classes``; ``dsnet models`` lists the other options of each. A supernet comes
+    with gates, untrained.
+    """
+    entry = model_entry(name)
+    unknown = sorted(set(options) - set(entry.option_names()))
+    if unknown:
+        raise DsnetError(
+            f"{name} has no option {', '.join(unknown)}; possible: {', '.join(entry.option_names())}"
+        )
+    model = entry.build(entry.options(**options), Factory(device=device, dtype=dtype)).eval()
+    if isinstance(model, Supernet):
+        model.spec = ModelSpec(name=name, options=tuple(sorted(options.items())))
+    if generator is not None:
+        initialise(model, generator)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Draws all weights anew, and makes all norm statistics fresh."""
+    if isinstance(model, Twin):
+        model.reset_parameters(generator)
+        return
+    # A module may finish what its children begin, so children come first.
+    for module in reversed(list(model.modules())):
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset(generator)

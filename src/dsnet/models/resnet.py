@@ -1,0 +1,357 @@
+"""DS-ResNet and DS-ResNet++: ResNet-50, sliced in width by four gates, or in width and depth by one.
+
+The tables are the paper's (Table 5, "Routing space of DS-ResNet and DS-ResNet++"); DS-ResNet++'s first
+stage takes nine widths, one for each of its nine routes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.gate import Gate
+from dsnet.models.blocks import (
+    Block,
+    ChannelAttention,
+    ConvNormAct,
+    Factory,
+    MaxPool,
+    NormSpec,
+    PoolHead,
+    Step,
+    count_steps,
+    make_activation,
+)
+from dsnet.models.counting import route_cost
+from dsnet.models.options import ConvOptions
+from dsnet.models.registry import register_supernet
+from dsnet.models.supernet import Geometry, SliceTable, Supernet, norm_keys
+from dsnet.routes import Route, RouteSpace, Slice, thirds
+from dsnet.slicing import Mode, SlicedConv2d
+from dsnet.slicing.plain import traced
+
+__all__ = ["Bottleneck", "ResNet", "ResNetTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResNetTable:
+    """A DS-ResNet as data."""
+
+    geometry: Geometry
+    num_classes: int
+    stem_width: int
+    stem_stride: int
+    max_pool: bool
+    strides: tuple[int, ...]  # of the stages
+    slices: SliceTable  # [gate][choice] → sizes; one gate decides all stages, several one stage each
+    channels_per_group: int
+
+    @property
+    def full(self) -> tuple[Slice, ...]:
+        """The stages at full size."""
+        return tuple(itertools.chain.from_iterable(choices[-1] for choices in self.slices))
+
+
+class Bottleneck(Block):
+    """1 × 1, 3 × 3 with the stride, attention, 1 × 1, and the shortcut; the last norm starts at zero."""
+
+    def __init__(
+        self,
+        width_in: int,
+        size: Slice,
+        *,
+        stride: int,
+        project: bool,
+        keys: int,
+        norm: NormSpec,
+        activation: str,
+        factory: Factory,
+    ) -> None:
+        super().__init__()
+        width, hidden = size.width, cast(int, size.hidden)
+
+        def layer(conv: SlicedConv2d, *, filters: str, act: bool, init_weight: float = 1.0) -> ConvNormAct:
+            made = norm.make(conv.out_channels, keys, factory, init_weight=init_weight)
+            activate = make_activation(activation) if act else None
+            return ConvNormAct(conv, made, activate, filters="hidden" if filters == "hidden" else "width")
+
+        self.reduce = layer(SlicedConv2d(width_in, hidden, kernel=1, **factory), filters="hidden", act=True)
+        self.spatial = layer(
+            SlicedConv2d(hidden, hidden, kernel=3, stride=stride, **factory), filters="hidden", act=True
+        )
+        self.attention = ChannelAttention(hidden, factory)
+        self.expand = layer(
+            SlicedConv2d(hidden, width, kernel=1, **factory), filters="width", act=False, init_weight=0.0
+        )
+        self.shortcut = (
+            layer(
+                SlicedConv2d(width_in, width, kernel=1, stride=stride, **factory), filters="width", act=False
+            )
+            if project
+            else None
+        )
+        self.act = make_activation(activation)
+
+    def _branch(self) -> tuple[Block, ...]:
+        return (self.reduce, self.spatial, self.attention, self.expand)
+
+    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
+        """Runs at this size."""
+        y = x
+        for block in self._branch():
+            y = block(y, size, key, mode)
+        shortcut = x if self.shortcut is None else self.shortcut(x, size, key, mode)
+        return cast(Tensor, self.act(y + shortcut))
+
+    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
+        """Both branches."""
+        cost, after = count_steps((Step("", block, size, 0) for block in self._branch()), shape)
+        return cost if self.shortcut is None else cost + self.shortcut.cost(shape, size)[0], after
+
+    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
+        """Stand-alone block."""
+        parts, inner = [], shape
+        for block in self._branch():
+            parts.append(block.extract(inner, size, key, fold_bn=fold_bn))
+            _, inner = block.cost(inner, size)
+        shortcut = (
+            nn.Identity()
+            if self.shortcut is None
+            else self.shortcut.extract(shape, size, key, fold_bn=fold_bn)
+        )
+        return traced(_Residual(nn.Sequential(*parts), shortcut, type(self.act)()))
+
+
+class _Residual(nn.Module):
+    def __init__(self, branch: nn.Module, shortcut: nn.Module, act: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut, self.act = branch, shortcut, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.act(self.branch(x) + self.shortcut(x)))
+
+
+class ResNet(Supernet):
+    """A DS-ResNet from its table."""
+
+    def __init__(
+        self,
+        name: str,
+        table: ResNetTable,
+        options: ConvOptions,
+        factory: Factory,
+        *,
+        order: tuple[tuple[int, ...], ...] | None = None,
+    ) -> None:
+        full, gates = table.full, len(table.slices)
+        widths_in = (table.stem_width, *(size.width for size in full[:-1]))
+        classes = table.num_classes if options.num_classes is None else options.num_classes
+        super().__init__(
+            name,
+            slices=table.slices,
+            geometry=replace(table.geometry, channels=options.in_channels),
+            gates=[
+                Gate(
+                    width,
+                    choices=tuple(range(len(choices))),
+                    head=options.gate_head,
+                    separate=options.gate_first_layer == "separate",
+                    **factory,
+                )
+                for width, choices in zip(widths_in, table.slices, strict=False)
+            ],
+            head=PoolHead(full[-1].width, classes, factory),
+            bn_key=options.bn_key,
+        )
+        self.table = table
+        norm = NormSpec(kind=options.norm, channels_per_group=table.channels_per_group)
+        activation = options.activation or "relu"
+        stem = SlicedConv2d(
+            options.in_channels, table.stem_width, kernel=3, stride=table.stem_stride, **factory
+        )
+        self.stem = ConvNormAct(stem, norm.make(table.stem_width, 1, factory), make_activation(activation))
+        self.max_pool = MaxPool() if table.max_pool else None
+        keys = norm_keys([len(choices) for choices in table.slices], options.bn_key)
+        self.stages = nn.ModuleList(
+            nn.ModuleList(
+                Bottleneck(
+                    width_in if layer == 0 else size.width,
+                    size,
+                    stride=stride if layer == 0 else 1,
+                    project=layer == 0,
+                    keys=keys[stage if gates > 1 else 0],
+                    norm=norm,
+                    activation=activation,
+                    factory=factory,
+                )
+                for layer in range(size.depth)
+            )
+            for stage, (width_in, size, stride) in enumerate(zip(widths_in, full, table.strides, strict=True))
+        )
+        if gates == 1:
+            self.seal(RouteSpace.of_table(name, table.slices[0], thirds(len(table.slices[0]))))
+        else:
+            self.seal(_product_space(name, table, _order(name, table) if order is None else order))
+
+    def prefix_steps(self) -> list[Step]:
+        """Stem and max-pool."""
+        size = Slice(width=self.table.stem_width, kernel=3, padding=1)
+        steps = [Step("stem", self.stem, size, 0)]
+        if self.max_pool is not None:
+            steps.append(Step("max_pool", self.max_pool, size, 0))
+        return steps
+
+    def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
+        """The first blocks of the stages that the last choice decides."""
+        key, sizes = self.key(choices), self.slices(choices)
+        first = 0 if len(self.gates) == 1 else len(choices) - 1
+        steps = []
+        for stage, size in enumerate(sizes, start=first):
+            blocks = cast(nn.ModuleList, self.stages[stage])
+            for layer, block in itertools.islice(enumerate(blocks), size.depth):
+                steps.append(Step(f"stage{stage + 1}_{layer + 1}", cast(Block, block), size, key))
+        return steps
+
+
+def _product_space(name: str, table: ResNetTable, order: tuple[tuple[int, ...], ...]) -> RouteSpace:
+    """Every combination of the gates' choices, in this order; S, M and L keep all of them."""
+    routes = tuple(
+        Route(
+            space=name,
+            number=number,
+            choices=choices,
+            stages=tuple(table.slices[gate][choice][0] for gate, choice in enumerate(choices)),
+        )
+        for number, choices in enumerate(order)
+    )
+    everything = tuple(range(len(routes)))
+    return RouteSpace(name=name, routes=routes, narrowings=tuple((n, everything) for n in ("S", "M", "L")))
+
+
+@functools.cache
+def _order(name: str, table: ResNetTable) -> tuple[tuple[int, ...], ...]:
+    """Combinations by their cost at the family's own image size, classes and options: never changes."""
+    combinations = tuple(itertools.product(*(range(len(choices)) for choices in table.slices)))
+    model = ResNet(name, table, ConvOptions(), {"device": torch.device("meta")}, order=combinations)
+    image = table.geometry.shape()
+    return tuple(sorted(combinations, key=lambda c: (route_cost(model, c, image).madds(), c)))
+
+
+# --- the families -------------------------------------------------------------------------------------
+def _size(width: int, depth: int) -> Slice:
+    return Slice(width=width, depth=depth, hidden=width // 4, kernel=3, padding=1)
+
+
+def _by_ratio(widths: tuple[int, ...], layers: tuple[int, ...]) -> SliceTable:
+    """One gate a stage, four equispaced ratios each."""
+    return tuple(
+        tuple((_size(width * quarter // 4, depth),) for quarter in (1, 2, 3, 4))
+        for width, depth in zip(widths, layers, strict=True)
+    )
+
+
+def _compound(
+    widths: tuple[int, ...], multiples: tuple[int, ...], layers: tuple[tuple[int, ...], ...]
+) -> SliceTable:
+    """One gate for width and depth of all stages."""
+
+    def rows() -> Iterator[tuple[Slice, ...]]:
+        for width, depths in zip(widths, layers, strict=True):
+            yield tuple(_size(width * m, depth) for m, depth in zip(multiples, depths, strict=True))
+
+    return (tuple(rows()),)
+
+
+DS_RESNET = ResNetTable(
+    geometry=Geometry(image_size=224, stride=32),
+    num_classes=1000,
+    stem_width=64,
+    stem_stride=2,
+    max_pool=True,
+    strides=(1, 2, 2, 2),
+    slices=_by_ratio((256, 512, 1024, 2048), (3, 4, 6, 3)),
+    channels_per_group=16,
+)
+
+DS_RESNET_PLUS = replace(
+    DS_RESNET,
+    slices=_compound(
+        tuple(range(128, 257, 16)),
+        (1, 2, 4, 8),
+        (
+            (2, 2, 5, 2),
+            (2, 2, 5, 2),
+            (2, 3, 6, 2),
+            (2, 3, 6, 2),
+            (3, 3, 6, 2),
+            (3, 3, 7, 2),
+            (3, 4, 7, 3),
+            (3, 4, 8, 3),
+            (3, 4, 8, 3),
+        ),
+    ),
+    channels_per_group=4,
+)
+
+_CIFAR = Geometry(image_size=32, stride=8)
+DS_RESNET_CIFAR = replace(DS_RESNET, geometry=_CIFAR, num_classes=10, stem_stride=1, max_pool=False)
+DS_RESNET_PLUS_CIFAR = replace(DS_RESNET_PLUS, geometry=_CIFAR, num_classes=10, stem_stride=1, max_pool=False)
+
+DS_RESNET_TINY = ResNetTable(
+    geometry=Geometry(image_size=16, stride=2),
+    num_classes=10,
+    stem_width=16,
+    stem_stride=1,
+    max_pool=False,
+    strides=(1, 2),
+    slices=_by_ratio((64, 128), (2, 2)),
+    channels_per_group=2,
+)
+
+DS_RESNET_PLUS_TINY = replace(
+    DS_RESNET_TINY,
+    slices=_compound((32, 40, 48, 64), (1, 2), ((1, 1), (1, 2), (2, 2), (2, 2))),
+)
+
+
+@register_supernet("DS-ResNet: ResNet-50, 4 gates × 4 widths = 256 routes (paper, Table 5)", ConvOptions)
+def ds_resnet(options: ConvOptions, factory: Factory) -> ResNet:
+    """DS-ResNet at 224 × 224."""
+    return ResNet("ds_resnet", DS_RESNET, options, factory)
+
+
+@register_supernet("DS-ResNet for 32 × 32 images", ConvOptions)
+def ds_resnet_cifar(options: ConvOptions, factory: Factory) -> ResNet:
+    """DS-ResNet at 32 × 32."""
+    return ResNet("ds_resnet_cifar", DS_RESNET_CIFAR, options, factory)
+
+
+@register_supernet("DS-ResNet for 16 × 16 images: 2 gates × 4 widths", ConvOptions)
+def ds_resnet_tiny(options: ConvOptions, factory: Factory) -> ResNet:
+    """A small DS-ResNet at 16 × 16."""
+    return ResNet("ds_resnet_tiny", DS_RESNET_TINY, options, factory)
+
+
+@register_supernet("DS-ResNet++: 9 routes in width and depth, one gate (paper, Table 5)", ConvOptions)
+def ds_resnet_plus(options: ConvOptions, factory: Factory) -> ResNet:
+    """DS-ResNet++ at 224 × 224."""
+    return ResNet("ds_resnet_plus", DS_RESNET_PLUS, options, factory)
+
+
+@register_supernet("DS-ResNet++ for 32 × 32 images", ConvOptions)
+def ds_resnet_plus_cifar(options: ConvOptions, factory: Factory) -> ResNet:
+    """DS-ResNet++ at 32 × 32."""
+    return ResNet("ds_resnet_plus_cifar", DS_RESNET_PLUS_CIFAR, options, factory)
+
+
+@register_supernet("DS-ResNet++ for 16 × 16 images", ConvOptions)
+def ds_resnet_plus_tiny(options: ConvOptions, factory: Factory) -> ResNet:
+    """A small DS-ResNet++ at 16 × 16."""
+    return ResNet("ds_resnet_plus_tiny", DS_RESNET_PLUS_TINY, options, factory)

@@ -1,0 +1,54 @@
+"""The depthwise separable block of MobileNetV1, with attention between its halves."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dsnet.models.blocks import ChannelAttention, ConvNormAct, Factory, NormSpec, Step, make_activation
+from dsnet.routes import Slice
+from dsnet.slicing import SlicedConv2d
+
+__all__ = ["SeparableBlock"]
+
+
+class SeparableBlock(nn.Module):
+    """Depthwise convolution, attention, pointwise convolution; its parts are links of the chain."""
+
+    def __init__(
+        self,
+        width_in: int,
+        width: int,
+        *,
+        kernel: int,
+        stride: int,
+        keys: tuple[int, int],  # of the depthwise and of the pointwise half
+        attention: bool,
+        norm: NormSpec,
+        activation: str,
+        factory: Factory,
+    ) -> None:
+        super().__init__()
+        depthwise = SlicedConv2d(width_in, width_in, kernel=kernel, stride=stride, groups=width_in, **factory)
+        self.depthwise = ConvNormAct(
+            depthwise, norm.make(width_in, keys[0], factory), make_activation(activation), filters="input"
+        )
+        self.attention = ChannelAttention(width_in, factory) if attention else None
+        pointwise = SlicedConv2d(width_in, width, kernel=1, **factory)
+        self.pointwise = ConvNormAct(
+            pointwise, norm.make(width, keys[1], factory), make_activation(activation)
+        )
+
+    def spatial_steps(self, name: str, size: Slice, key: int) -> list[Step]:
+        """The depthwise half."""
+        steps = [Step(f"{name}_depthwise", self.depthwise, size, key)]
+        if self.attention is not None:
+            steps.append(Step(f"{name}_attention", self.attention, size, key))
+        return steps
+
+    def pointwise_step(self, name: str, size: Slice, key: int) -> Step:
+        """The pointwise half."""
+        return Step(f"{name}_pointwise", self.pointwise, size, key)
+
+    def steps(self, name: str, size: Slice, key: int) -> list[Step]:
+        """Both halves."""
+        return [*self.spatial_steps(name, size, key), self.pointwise_step(name, size, key)]

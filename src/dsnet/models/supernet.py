@@ -1,0 +1,260 @@
+"""What every supernet is: a prefix, gates, segments between them, and a head.
+
+    image ─ prefix ─ gate 0 ─ segment 0 ─ gate 1 ─ segment 1 ─ … ─ segment n ─ head ─ logits
+                       │                    │
+                    choice 0             choice 1
+
+The prefix is the same for all images. A gate scales the features for everyone and, when asked, scores
+its choices; a segment runs with the slice that was chosen. A family says which blocks stand where
+(`prefix_steps`, `segment_steps`); running, grouping, counting and extracting are the same for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.counts import Shape
+from dsnet.errors import DsnetError
+from dsnet.gate import Code, Gate
+from dsnet.models.blocks import Block, Step, run_steps
+from dsnet.models.gated import Decide, greedy, run_gated
+from dsnet.routes import Route, RouteSpace, Slice
+from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d
+
+__all__ = ["BnKey", "BoundRoute", "Geometry", "ModelSpec", "SliceTable", "State", "Supernet", "norm_keys"]
+
+BnKey = Literal["stage", "prefix"]
+
+SliceTable = tuple[tuple[tuple[Slice, ...], ...], ...]
+"""[gate][choice] → sizes of the stages that this choice decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """What `create_model` needs to build this network again; plain data."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """Which images a network takes."""
+
+    image_size: int  # the size it is made for
+    stride: int  # both sides must be multiples of this
+    smallest: int = 0  # and at least this long; 0: one stride
+    channels: int = 3
+
+    def check(self, height: int, width: int) -> None:
+        """Raises an error that names the nearest size that runs."""
+        near = tuple(self._nearest(side) for side in (height, width))
+        if near != (height, width):
+            least = max(self.smallest, self.stride)
+            raise DsnetError(
+                f"image size {height} × {width} does not run: both sides must be multiples of {self.stride}, "
+                f"at least {least}; the nearest that runs is {near[0]} × {near[1]}"
+            )
+
+    def _nearest(self, side: int) -> int:
+        least = max(self.smallest, self.stride)
+        return max(least, round(side / self.stride) * self.stride)
+
+    def shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
+        """Shape of an image of this size (by default the one the network is made for), checked."""
+        size = self.image_size if image_size is None else image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        self.check(height, width)
+        return Shape(self.channels, height, width)
+
+
+class State(NamedTuple):
+    """What stands at a gate: features already scaled by its attention, and what its routing head reads."""
+
+    x: Tensor
+    code: Code
+
+
+class Supernet(nn.Module):
+    """One set of weights that runs as any route of its space.
+
+    ``model(x, route)`` runs one route; ``model(x)`` lets the gates decide for every image. A pass takes
+    everything it depends on as arguments and, in eval mode, changes nothing.
+    """
+
+    space: RouteSpace
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        slices: SliceTable,
+        geometry: Geometry,
+        gates: Sequence[Gate],
+        head: Block,
+        bn_key: BnKey = "stage",
+    ) -> None:
+        super().__init__()
+        self.spec = ModelSpec(name=name)
+        self.slice_table, self.geometry, self.bn_key = slices, geometry, bn_key
+        self.gates, self.head = nn.ModuleList(gates), head
+
+    # --- what a family says ------------------------------------------------------------------------
+    @abstractmethod
+    def prefix_steps(self) -> list[Step]:
+        """The blocks in front of the first gate."""
+
+    @abstractmethod
+    def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
+        """The blocks behind the gate that made the last of ``choices``, up to the next gate or the head."""
+
+    def seal(self, space: RouteSpace) -> None:
+        """Ends construction: a family calls it once all its blocks are in place."""
+        self.space = space
+        self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
+        self.eval()
+
+    # --- running -----------------------------------------------------------------------------------
+    def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Tensor:
+        """Images [B, C, H, W] → logits [B, classes], at one route or, without one, gated."""
+        self.check_images(x)
+        if route is None:
+            return run_gated(self, x, mode=mode).logits
+        return self.run_route(x, self.space.resolve(route), mode)
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """`forward` at a route that is known to be one of this network's, on images known to fit."""
+        self.check_statistics(route.choices, mode)
+        state = self.enter(x, mode)
+        for stage in range(1, len(self.gates)):
+            state = self.advance(state, route.choices[:stage], mode)
+        return self.finish(state, route.choices, mode)
+
+    def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
+        """Decisions [B, gates]: the route's number (one gate) or each gate's choice (several)."""
+        self.check_images(x)
+        return run_gated(self, x, decide, answer=False).choices
+
+    def enter(self, x: Tensor, mode: Mode | None = None) -> State:
+        """Prefix and first gate: all that runs before the first decision."""
+        return State(*self.gates[0](run_steps(self.prefix_steps(), x, mode)))
+
+    def score(self, state: State, stage: int) -> Tensor:
+        """Scores [B, choices] of gate ``stage`` for what stands at it."""
+        return self.gate(stage).score(state.code)
+
+    def advance(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> State:
+        """From the gate that made the last of ``choices`` to the next one."""
+        return State(*self.gates[len(choices)](run_steps(self.segment_steps(choices), state.x, mode)))
+
+    def finish(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+        """From the last gate to the logits."""
+        return run_steps([*self.segment_steps(choices), self.head_step(choices)], state.x, mode)
+
+    def head_step(self, choices: tuple[int, ...]) -> Step:
+        """The head as the last link of a route's chain."""
+        return Step("head", self.head, self.slices(choices)[-1], 0)
+
+    def slices(self, choices: tuple[int, ...]) -> tuple[Slice, ...]:
+        """Sizes of the stages that the last of ``choices`` decides."""
+        return self.slice_table[len(choices) - 1][choices[-1]]
+
+    def bind(self, route: Route | int) -> BoundRoute:
+        """The network at one route as a module of one argument, sharing these weights."""
+        return BoundRoute(self, self.space.resolve(route))
+
+    def gate(self, stage: int) -> Gate:
+        """The gate in front of a stage."""
+        return cast(Gate, self.gates[stage])
+
+    def check_images(self, x: Tensor) -> None:
+        """Raises an error that says what images this network takes."""
+        if x.ndim != 4 or x.shape[1] != self.geometry.channels:
+            raise DsnetError(
+                f"{self.spec.name} takes images [batch, {self.geometry.channels}, height, width], "
+                f"not a tensor of shape {list(x.shape)}"
+            )
+        self.geometry.check(x.shape[2], x.shape[3])
+
+    # --- norm keys ---------------------------------------------------------------------------------
+    def key(self, choices: tuple[int, ...]) -> int:
+        """Norm key of the layers behind the gate that made the last of ``choices``."""
+        if self.bn_key == "stage":
+            return choices[-1]
+        key = 0
+        for choice, options in zip(choices, self.slice_table, strict=False):
+            key = key * len(options) + choice
+        return key
+
+    def norms(self, choices: tuple[int, ...]) -> Iterator[tuple[SplitBatchNorm2d, int]]:
+        """Every split batch norm between the image and the end of the segment, with the key it uses."""
+        steps = self.prefix_steps()
+        for stage in range(len(choices)):
+            steps += self.segment_steps(choices[: stage + 1])
+        for step in steps:
+            for module in step.block.modules():
+                if isinstance(module, SplitBatchNorm2d):
+                    yield module, step.key
+
+    def key_states(self, route: Route | int) -> set[KeyState]:
+        """Where the norm statistics that a route uses come from."""
+        return {norm.states[key] for norm, key in self.norms(self.space.resolve(route).choices)}
+
+    def check_statistics(self, choices: tuple[int, ...], mode: Mode | None = None) -> None:
+        """Raises where a pass in eval mode would use statistics that were never made.
+
+        A network just built has none at all, and runs; one that has some must have those it uses.
+        Compiled code skips this: `bind` has checked.
+        """
+        if (
+            self.training
+            or torch.compiler.is_compiling()
+            or (mode is not None and mode.statistics is not None)
+        ):
+            return
+        if all(KeyState.FRESH not in n.states for n in self._norms) or not any(map(_updated, self._norms)):
+            return
+        fresh = sum(norm.states[key] is KeyState.FRESH for norm, key in self.norms(choices))
+        if fresh:
+            raise DsnetError(
+                f"{self.spec.name} has batch-norm statistics for some routes but not for the choices "
+                f"{list(choices)} ({fresh} norms are as built); make them with `dsnet recalibrate`"
+            )
+
+
+def _updated(norm: SplitBatchNorm2d) -> bool:
+    return any(norm.states)
+
+
+def norm_keys(choices: Sequence[int], bn_key: BnKey) -> tuple[int, ...]:
+    """How many norm keys each stage has when its gates have so many choices."""
+    if bn_key not in ("stage", "prefix"):
+        raise DsnetError(f"unknown bn_key {bn_key!r}; possible: stage, prefix")
+    return tuple(choices) if bn_key == "stage" else tuple(itertools.accumulate(choices, operator.mul))
+
+
+class BoundRoute(nn.Module):
+    """A supernet at one route: a module of one argument, for compilers and for timing."""
+
+    def __init__(self, network: Supernet, route: Route) -> None:
+        super().__init__()
+        network.check_statistics(route.choices)
+        self.network, self.bound_route = network, route
+        self.training = network.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] → logits [B, classes]."""
+        self.network.check_images(x)
+        return self.network.run_route(x, self.bound_route)
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return str(self.bound_route)

@@ -1,0 +1,290 @@
+"""DS-ViT++: a vision transformer sliced in embedding, heads, MLP and depth by one gate.
+
+The routes walk through the paper's Table 6 ("Routing space of DS-ViT++") from its smallest to its largest
+corner. The gate sits behind a light convolutional stem, before the patch projection, so that it can
+decide on the embedding itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import cast
+
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.gate import Gate
+from dsnet.models.blocks import Block, ConvNormAct, Factory, NormSpec, Step, make_activation
+from dsnet.models.options import ViTOptions
+from dsnet.models.registry import register_supernet
+from dsnet.models.separable import SeparableBlock
+from dsnet.models.supernet import Geometry, Supernet
+from dsnet.routes import RouteSpace, Slice
+from dsnet.slicing import (
+    Mode,
+    SlicedAttention,
+    SlicedConv2d,
+    SlicedLayerNorm,
+    SlicedLinear,
+    SlicedMLP,
+    SlicedPatchEmbed,
+)
+from dsnet.slicing.plain import traced
+
+__all__ = ["TransformerBlock", "ViT", "ViTTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViTTable:
+    """A DS-ViT++ as data."""
+
+    geometry: Geometry
+    num_classes: int
+    stem_width: int
+    stem_kernel: int
+    stem_stride: int
+    patch: int  # of the stem's features
+    routes: tuple[tuple[Slice, ...], ...]  # cheapest first, one slice each
+    narrowings: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+class Embedding(Block):
+    """Patch projection, class token and positions."""
+
+    def __init__(self, channels: int, width: int, patch: int, grid: int, factory: Factory) -> None:
+        super().__init__()
+        self.tokens = SlicedPatchEmbed(channels, width, patch=patch, grid=grid, **factory)
+
+    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
+        """Features [B, C, H, W] → tokens [B, N, E]."""
+        return cast(Tensor, self.tokens(x, size.width))
+
+    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
+        """Cost and the shape of the tokens."""
+        return self.tokens.cost(shape, size.width)
+
+    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
+        """Stand-alone embedding, its positions resized for this shape."""
+        return self.tokens.extract(shape, size.width)
+
+
+class TransformerBlock(Block):
+    """Pre-norm attention and MLP, each with a shortcut."""
+
+    def __init__(self, size: Slice, factory: Factory) -> None:
+        super().__init__()
+        heads, head_dim, hidden = _inner(size)
+        self.norm1 = SlicedLayerNorm(size.width, **factory)
+        self.attention = SlicedAttention(size.width, heads, head_dim, **factory)
+        self.norm2 = SlicedLayerNorm(size.width, **factory)
+        self.mlp = SlicedMLP(size.width, hidden, **factory)
+
+    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
+        """Runs at this size."""
+        heads, head_dim, hidden = _inner(size)
+        x = x + self.attention(self.norm1(x), heads, head_dim)
+        return cast(Tensor, x + self.mlp(self.norm2(x), hidden))
+
+    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
+        """Cost; the shape stays."""
+        heads, head_dim, hidden = _inner(size)
+        cost = self.attention.cost(size.width, heads, head_dim, shape.area)
+        cost += self.mlp.cost(size.width, hidden, shape.area)
+        return cost + self.norm1.cost(size.width) + self.norm2.cost(size.width), shape
+
+    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
+        """Stand-alone block."""
+        heads, head_dim, hidden = _inner(size)
+        attention = self.attention.extract(size.width, heads, head_dim)
+        return traced(
+            _PreNorm(
+                nn.Sequential(self.norm1.extract(size.width), attention),
+                nn.Sequential(self.norm2.extract(size.width), self.mlp.extract(size.width, hidden)),
+            )
+        )
+
+
+class _PreNorm(nn.Module):
+    def __init__(self, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return cast(Tensor, x + self.mlp(x))
+
+
+class TokenHead(Block):
+    """Norm and classifier on the class token."""
+
+    def __init__(self, width: int, num_classes: int, factory: Factory) -> None:
+        super().__init__()
+        self.norm = SlicedLayerNorm(width, **factory)
+        self.classifier = SlicedLinear(width, num_classes, init_std=0.01, **factory)
+
+    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
+        """Tokens [B, N, E] → logits [B, classes]."""
+        return cast(Tensor, self.classifier(self.norm(x[:, 0])))
+
+    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
+        """Cost and the shape of the logits."""
+        classes = self.classifier.out_features
+        cost = self.classifier.cost(shape.channels, classes) + self.norm.cost(shape.channels)
+        return cost, Shape(classes, 1, 1)
+
+    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
+        """Stand-alone norm and classifier."""
+        classifier = self.classifier.extract(shape.channels, self.classifier.out_features)
+        return traced(_TokenHead(self.norm.extract(shape.channels), classifier))
+
+
+class _TokenHead(nn.Module):
+    def __init__(self, norm: nn.LayerNorm, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.norm, self.classifier = norm, classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.classifier(self.norm(x[:, 0])))
+
+
+def _inner(size: Slice) -> tuple[int, int, int]:
+    assert size.heads is not None
+    assert size.head_dim is not None
+    assert size.hidden is not None
+    return size.heads, size.head_dim, size.hidden
+
+
+class ViT(Supernet):
+    """A DS-ViT++ from its table."""
+
+    def __init__(self, name: str, table: ViTTable, options: ViTOptions, factory: Factory) -> None:
+        space = RouteSpace.of_table(name, table.routes, dict(table.narrowings))
+        full = table.routes[-1][0]
+        gate = Gate(
+            table.stem_width,
+            choices=space.choices[0],
+            head=options.gate_head,
+            separate=options.gate_first_layer == "separate",
+            **factory,
+        )
+        classes = table.num_classes if options.num_classes is None else options.num_classes
+        head = TokenHead(full.width, classes, factory)
+        geometry = replace(table.geometry, channels=options.in_channels)
+        super().__init__(name, slices=(table.routes,), geometry=geometry, gates=[gate], head=head)
+        self.table = table
+        norm = NormSpec()
+        stem = SlicedConv2d(
+            options.in_channels,
+            table.stem_width,
+            kernel=table.stem_kernel,
+            stride=table.stem_stride,
+            **factory,
+        )
+        self.stem = ConvNormAct(stem, norm.make(table.stem_width, 1, factory), make_activation("silu"))
+        self.stem_blocks = nn.ModuleList(
+            SeparableBlock(
+                table.stem_width,
+                table.stem_width,
+                kernel=3,
+                stride=1,
+                keys=(1, 1),
+                attention=False,
+                norm=norm,
+                activation="silu",
+                factory=factory,
+            )
+            for _ in range(2)
+        )
+        grid = table.geometry.image_size // table.geometry.stride
+        self.embedding = Embedding(table.stem_width, full.width, table.patch, grid, factory)
+        self.blocks = nn.ModuleList(TransformerBlock(full, factory) for _ in range(full.depth))
+        self.seal(space)
+
+    def prefix_steps(self) -> list[Step]:
+        """The convolutional stem."""
+        kernel = self.table.stem_kernel
+        size = Slice(width=self.table.stem_width, kernel=kernel, padding=kernel // 2)
+        steps = [Step("stem", self.stem, size, 0)]
+        size = replace(size, kernel=3, padding=1)
+        for index, block in enumerate(self.stem_blocks):
+            steps += cast(SeparableBlock, block).steps(f"stem_block{index + 1}", size, 0)
+        return steps
+
+    def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
+        """Embedding and the first blocks."""
+        (size,) = self.slices(choices)
+        steps = [Step("embedding", cast(Block, self.embedding), size, 0)]
+        for index, block in itertools.islice(enumerate(self.blocks), size.depth):
+            steps.append(Step(f"block{index + 1}", cast(Block, block), size, 0))
+        return steps
+
+
+# --- the family ---------------------------------------------------------------------------------------
+def _routes(head_dim: int, *rows: tuple[int, int, float, int]) -> tuple[tuple[Slice, ...], ...]:
+    """Rows of the space: embedding, heads, MLP ratio, depth."""
+    return tuple(
+        (Slice(width=e, depth=depth, heads=heads, head_dim=head_dim, hidden=int(e * ratio)),)
+        for e, heads, ratio, depth in rows
+    )
+
+
+DS_VIT_PLUS = ViTTable(
+    geometry=Geometry(image_size=224, stride=16),
+    num_classes=1000,
+    stem_width=24,
+    stem_kernel=7,
+    stem_stride=2,
+    patch=8,
+    routes=_routes(
+        48,
+        (192, 4, 3, 12),
+        (224, 5, 3, 12),
+        (256, 5, 3.5, 13),
+        (288, 6, 3.5, 13),
+        (320, 6, 3.5, 13),
+        (352, 7, 3.5, 13),
+        (384, 7, 4, 14),
+        (416, 8, 4, 14),
+    ),
+    narrowings=(("Ti", (0, 1)), ("S", (2, 3)), ("M", (5, 6)), ("L", (6, 7))),
+)
+
+DS_VIT_PLUS_CIFAR = replace(
+    DS_VIT_PLUS,
+    geometry=Geometry(image_size=32, stride=4),
+    num_classes=10,
+    stem_kernel=3,
+    stem_stride=1,
+    patch=4,
+)
+
+DS_VIT_PLUS_TINY = ViTTable(
+    geometry=Geometry(image_size=16, stride=4),
+    num_classes=10,
+    stem_width=8,
+    stem_kernel=3,
+    stem_stride=1,
+    patch=4,
+    routes=_routes(16, (32, 2, 2, 2), (48, 3, 2, 2), (64, 4, 3, 3)),
+)
+
+
+@register_supernet(
+    "DS-ViT++: 8 routes in embedding, heads, MLP and depth, one gate (paper, Table 6)", ViTOptions
+)
+def ds_vit_plus(options: ViTOptions, factory: Factory) -> ViT:
+    """DS-ViT++ at 224 × 224."""
+    return ViT("ds_vit_plus", DS_VIT_PLUS, options, factory)
+
+
+@register_supernet("DS-ViT++ for 32 × 32 images", ViTOptions)
+def ds_vit_plus_cifar(options: ViTOptions, factory: Factory) -> ViT:
+    """DS-ViT++ at 32 × 32."""
+    return ViT("ds_vit_plus_cifar", DS_VIT_PLUS_CIFAR, options, factory)
+
+
+@register_supernet("DS-ViT++ for 16 × 16 images, 3 routes", ViTOptions)
+def ds_vit_plus_tiny(options: ViTOptions, factory: Factory) -> ViT:
+    """A small DS-ViT++ at 16 × 16."""
+    return ViT("ds_vit_plus_tiny", DS_VIT_PLUS_TINY, options, factory)

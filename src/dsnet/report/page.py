@@ -1,0 +1,83 @@
+"""Self-contained HTML pages: styles, pictures and charts inline, so that one file is the whole report."""
+
+from __future__ import annotations
+
+import base64
+import html
+import struct
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["bar_chart", "escape", "image_tag", "page"]
+
+_STYLE = """
+:root { color-scheme: light dark;
+  --ink: #1b1f24; --soft: #59636e; --line: #d1d9e0; --bar: #2f6fdb; --back: #fff }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --bar: #5b93f0; --back: #0d1117 } }
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 4rem; color: var(--ink);
+  background: var(--back); font: 16px/1.55 system-ui, sans-serif }
+h1 { font-size: 1.6rem; line-height: 1.2 } h2 { font-size: 1.15rem; margin-top: 2.5rem }
+p, figcaption { color: var(--soft) } p strong { color: var(--ink) }
+figure { margin: 1rem 0 } svg { width: 100%; height: auto; display: block }
+svg text { fill: var(--soft); font: 12px system-ui, sans-serif } svg rect { fill: var(--bar) }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); gap: .75rem }
+.grid figure { margin: 0 } .grid img { width: 100%; image-rendering: pixelated; border-radius: 4px }
+.grid figcaption { font-size: .8rem; text-align: center }
+table { border-collapse: collapse; width: 100% }
+td, th { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line) }
+td:first-child, th:first-child { text-align: left }
+"""
+
+
+def escape(text: str) -> str:
+    """Text as HTML."""
+    return html.escape(text)
+
+
+def page(title: str, body: str) -> str:
+    """A whole page."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def bar_chart(labels: Sequence[str], values: Sequence[float], captions: Sequence[str]) -> str:
+    """Horizontal bars as SVG: a label to the left of each, a caption to its right."""
+    row, left, width = 22, 90, 640
+    largest = max(max(values), 1e-12)
+    space = width - left - 110
+    parts = [f'<svg viewBox="0 0 {width} {row * len(values) + 4}" role="img">']
+    for i, (label, value, caption) in enumerate(zip(labels, values, captions, strict=True)):
+        y, length = i * row + 4, space * value / largest
+        parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row - 6}" rx="2"/>')
+        parts.append(f'<text x="{left + length + 8:.1f}" y="{y + 13}">{escape(caption)}</text>')
+    return "".join([*parts, "</svg>"])
+
+
+def image_tag(image: Tensor, alt: str) -> str:
+    """An image [3, H, W] with values in [0, 1] as an inline PNG."""
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    png = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+    source = base64.b64encode(png).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{source}">'

@@ -1,0 +1,258 @@
+"""Routes and route spaces: frozen values that say how much of a supernet runs.
+
+A `Route` is one sub-network: every sliced size of every dynamic stage. A `RouteSpace` is the ordered
+set of a supernet's routes, cheapest first. A narrowed space keeps each route's number of the full
+space, so a number means the same thing in norm keys, decisions, histograms and files.
+
+>>> space = RouteSpace.of_table("toy", [(Slice(width=8),), (Slice(width=16),), (Slice(width=32),)])
+>>> space.smallest.number, space.largest.number, space.narrow([1, 2]).smallest.number
+(0, 2, 1)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from dsnet.errors import DsnetError
+
+__all__ = ["Route", "RouteSpace", "Slice", "thirds"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """The sizes of one stage. A size that the stage does not have is None."""
+
+    width: int  # output channels, or embedding features
+    depth: int = 1  # how many of the stage's blocks run
+    kernel: int | None = None
+    padding: int | None = None  # of the stage's strided convolution; the others keep their resolution
+    hidden: int | None = None  # channels inside a bottleneck, features inside an MLP
+    heads: int | None = None
+    head_dim: int | None = None
+
+    def __str__(self) -> str:
+        sizes = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return " ".join(f"{name}={size}" for name, size in sizes if size is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One sub-network of a supernet."""
+
+    space: str  # name of the space it belongs to
+    number: int  # position in the full space, cheapest first
+    choices: tuple[int, ...]  # what each gate decides to arrive here
+    stages: tuple[Slice, ...]  # the dynamic stages
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types); sizes that a stage does not have are left out."""
+        stages = [{k: v for k, v in asdict(s).items() if v is not None} for s in self.stages]
+        return {"space": self.space, "number": self.number, "choices": list(self.choices), "stages": stages}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Route:
+        """The route that `to_dict` wrote."""
+        _require_keys("a route", data, {f.name for f in fields(cls)})
+        for stage in data["stages"]:
+            _reject_unknown("a stage of a route", stage, {f.name for f in fields(Slice)})
+        return cls(
+            space=data["space"],
+            number=data["number"],
+            choices=tuple(data["choices"]),
+            stages=tuple(Slice(**stage) for stage in data["stages"]),
+        )
+
+    def __str__(self) -> str:
+        return f"route {self.number} of {self.space} ({' | '.join(map(str, self.stages))})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteSpace(Sequence[Route]):
+    """The routes of a supernet, cheapest first; behaves as a sequence of `Route`."""
+
+    name: str
+    routes: tuple[Route, ...]
+    narrowings: tuple[tuple[str, tuple[int, ...]], ...] = field(default=())  # name → route numbers
+
+    def __post_init__(self) -> None:
+        if not self.routes:
+            raise DsnetError(f"route space {self.name!r} needs at least one route")
+        numbers = [route.number for route in self.routes]
+        if numbers != sorted(set(numbers)):
+            raise DsnetError(f"routes of {self.name!r} must be in order and distinct, not numbered {numbers}")
+        strangers = sorted({r.space for r in self.routes} - {self.name})
+        if strangers:
+            raise DsnetError(f"route space {self.name!r} cannot hold routes of {', '.join(strangers)}")
+        if {len(route.choices) for route in self.routes} != {self.gates}:
+            raise DsnetError(f"all routes of {self.name!r} must have one choice per gate")
+        # Gates decide one by one, so every combination of their choices can come up.
+        if len(self.routes) != len(set(itertools.product(*self.choices))):
+            raise DsnetError(
+                f"routes {numbers} of {self.name!r} are not every combination of the gates' choices "
+                f"{[list(c) for c in self.choices]}; gates that decide one by one could leave the space"
+            )
+
+    @classmethod
+    def of_table(
+        cls,
+        name: str,
+        table: Iterable[tuple[Slice, ...]],
+        narrowings: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> RouteSpace:
+        """Space of one gate from its rows of stage sizes, cheapest first."""
+        routes = tuple(Route(space=name, number=i, choices=(i,), stages=row) for i, row in enumerate(table))
+        return cls(name=name, routes=routes, narrowings=tuple((narrowings or {}).items()))
+
+    # --- as a sequence -----------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self.routes)
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401  (a slice gives a tuple, as Sequence has it)
+        return self.routes[index]
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self.routes)
+
+    def __repr__(self) -> str:
+        return f"RouteSpace({self.name!r}, {len(self)} routes, {self.gates} gate{'s' * (self.gates != 1)})"
+
+    # --- what there is -----------------------------------------------------------------------------
+    @property
+    def smallest(self) -> Route:
+        """The cheapest route of this space."""
+        return self.routes[0]
+
+    @property
+    def largest(self) -> Route:
+        """The dearest route of this space."""
+        return self.routes[-1]
+
+    @property
+    def gates(self) -> int:
+        """How many decisions make a route."""
+        return len(self.routes[0].choices)
+
+    @cached_property
+    def choices(self) -> tuple[tuple[int, ...], ...]:
+        """For every gate, what it can decide here, in order."""
+        return tuple(tuple(sorted(set(column))) for column in zip(*(r.choices for r in self), strict=True))
+
+    @cached_property
+    def _by_number(self) -> dict[int, Route]:
+        return {route.number: route for route in self.routes}
+
+    @cached_property
+    def _by_choices(self) -> dict[tuple[int, ...], Route]:
+        return {route.choices: route for route in self.routes}
+
+    # --- looking up --------------------------------------------------------------------------------
+    def resolve(self, route: Route | int) -> Route:
+        """The route itself, checked, or the route of that number."""
+        if isinstance(route, Route):
+            if route.space != self.name:
+                raise DsnetError(f"{route} is not a route of {self.name}; take one from its `space`")
+            known = self._by_number.get(route.number)
+            if known is None:
+                raise DsnetError(f"{route} is not in this space, which has the routes {self._numbers_text()}")
+            if known != route:
+                raise DsnetError(
+                    f"{self.name} has no such route: given {route}, but number {route.number} is {known}"
+                )
+            return known
+        if isinstance(route, bool) or not isinstance(route, int):
+            raise DsnetError(f"a route is a Route or its number, not {type(route).__name__} {route!r}")
+        if route not in self._by_number:
+            raise DsnetError(f"{self.name} has no route {route}; possible: {self._numbers_text()}")
+        return self._by_number[route]
+
+    def of_choices(self, choices: Sequence[int]) -> Route:
+        """The route that these decisions, one per gate, lead to."""
+        key = tuple(int(c) for c in choices)
+        if key not in self._by_choices:
+            possible = " × ".join(str(list(c)) for c in self.choices)
+            raise DsnetError(f"{self.name} has no route for the choices {list(key)}; possible: {possible}")
+        return self._by_choices[key]
+
+    def _numbers_text(self) -> str:
+        numbers = [route.number for route in self.routes]
+        if numbers == list(range(numbers[0], numbers[-1] + 1)):
+            return f"{numbers[0]} to {numbers[-1]}"
+        return ", ".join(map(str, numbers))
+
+    # --- making others -----------------------------------------------------------------------------
+    def narrow(self, to: str | Iterable[Route | int]) -> RouteSpace:
+        """A smaller space, by the paper's name for it ("S", "M", "L", …) or by its routes.
+
+        Every route keeps its number. Where several gates decide, the routes must be every combination
+        of what is left to each of them.
+        """
+        if isinstance(to, str):
+            named = dict(self.narrowings)
+            if to not in named:
+                has = f"it has {', '.join(named)}" if named else "it has none (give route numbers instead)"
+                raise DsnetError(f"{self!r} has no narrowing {to!r}; {has}")
+            kept = [self.resolve(number) for number in named[to]]
+        else:
+            kept = sorted({self.resolve(r) for r in to}, key=lambda r: r.number)
+            if not kept:
+                raise DsnetError(f"narrowing {self!r} to no route at all; name at least one")
+        return RouteSpace(name=self.name, routes=tuple(kept))
+
+    def sample(
+        self, count: int, *, generator: torch.Generator | None = None, interior: bool = False
+    ) -> tuple[Route, ...]:
+        """Draws routes uniformly with replacement; with ``interior``, never the smallest or the largest.
+
+        A space without an interior gives none then, as the sandwich rule wants it.
+        """
+        pool = self.routes[1:-1] if interior else self.routes
+        if not pool:
+            return ()
+        picks = torch.randint(len(pool), (count,), generator=generator, device="cpu").tolist()
+        return tuple(pool[i] for i in picks)
+
+    # --- plain data --------------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types)."""
+        return {
+            "name": self.name,
+            "routes": [route.to_dict() for route in self.routes],
+            "narrowings": {name: list(numbers) for name, numbers in self.narrowings},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RouteSpace:
+        """The space that `to_dict` wrote."""
+        _require_keys("a route space", data, {"name", "routes", "narrowings"})
+        return cls(
+            name=data["name"],
+            routes=tuple(Route.from_dict(route) for route in data["routes"]),
+            narrowings=tuple((name, tuple(numbers)) for name, numbers in data["narrowings"].items()),
+        )
+
+
+def thirds(routes: int) -> dict[str, tuple[int, ...]]:
+    """The paper's S, M and L of a space with one gate: four routes at the start, middle and end."""
+    if routes < 8:
+        return {}
+    starts = {"S": 0, "M": (routes - 4) // 2, "L": routes - 4}
+    return {name: tuple(range(start, start + 4)) for name, start in starts.items()}
+
+
+def _reject_unknown(what: str, data: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(data) - known)
+    if unknown:
+        raise DsnetError(f"{what} has no field {', '.join(unknown)}; possible: {', '.join(sorted(known))}")
+
+
+def _require_keys(what: str, data: Mapping[str, Any], keys: set[str]) -> None:
+    _reject_unknown(what, data, keys)
+    missing = sorted(keys - set(data))
+    if missing:
+        raise DsnetError(f"{what} lacks the field {', '.join(missing)}")

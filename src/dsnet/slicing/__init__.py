@@ -1,0 +1,29 @@
+"""Layers that run with a slice of their weights: pure functions first, thin modules on top."""
+
+from dsnet.slicing.attention import SlicedAttention
+from dsnet.slicing.conv import SlicedConv2d
+from dsnet.slicing.embed import SlicedPatchEmbed
+from dsnet.slicing.linear import SlicedLinear
+from dsnet.slicing.mlp import SlicedMLP
+from dsnet.slicing.norm import (
+    KeyState,
+    Mode,
+    SlicedGroupNorm,
+    SlicedLayerNorm,
+    SplitBatchNorm2d,
+    batch_statistics,
+)
+
+__all__ = [
+    "KeyState",
+    "Mode",
+    "SlicedAttention",
+    "SlicedConv2d",
+    "SlicedGroupNorm",
+    "SlicedLayerNorm",
+    "SlicedLinear",
+    "SlicedMLP",
+    "SlicedPatchEmbed",
+    "SplitBatchNorm2d",
+    "batch_statistics",
+]

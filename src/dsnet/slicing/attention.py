@@ -1,0 +1,85 @@
+"""Multi-head self-attention, sliced in embedding, heads and features per head."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.counts import Cost
+from dsnet.slicing import functional as SF
+from dsnet.slicing.linear import SlicedLinear
+from dsnet.slicing.plain import plain_linear, traced
+
+__all__ = ["SlicedAttention"]
+
+
+class SlicedAttention(nn.Module):
+    """The first ``heads`` heads, of each the first ``head_dim`` features (Eq. 16 to 18).
+
+    Q, K and V are three layers, each sliced for itself. The scale is 1/√(features per head).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.width, self.heads, self.head_dim = width, heads, head_dim
+        self.q = SlicedLinear(width, heads * head_dim, device=device, dtype=dtype)
+        self.k = SlicedLinear(width, heads * head_dim, device=device, dtype=dtype)
+        self.v = SlicedLinear(width, heads * head_dim, device=device, dtype=dtype)
+        self.proj = SlicedLinear(heads * head_dim, width, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, heads: int, head_dim: int | None = None) -> Tensor:
+        """Runs on ``x`` [B, N, E]; all features of each head by default."""
+        head_dim = self.head_dim if head_dim is None else head_dim
+        layers = (self.q, self.k, self.v)
+        if head_dim == self.head_dim:  # the slices are leading rows: no gathering
+            q, k, v = (layer(x, heads * head_dim) for layer in layers)
+            return cast(Tensor, self.proj(SF.attention(q, k, v, heads), x.shape[-1]))
+        q, k, v = (F.linear(x, *self._rows(layer, x.shape[-1], heads, head_dim)) for layer in layers)
+        weight, bias = self._columns(x.shape[-1], heads, head_dim)
+        return F.linear(SF.attention(q, k, v, heads), weight, bias)
+
+    def _rows(self, layer: SlicedLinear, width: int, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        assert layer.bias is not None
+        weight = SF.slice_head_features(layer.weight, heads, head_dim, self.head_dim)
+        return weight[:, :width], SF.slice_head_features(layer.bias, heads, head_dim, self.head_dim)
+
+    def _columns(self, width: int, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+        assert self.proj.bias is not None
+        columns = SF.slice_head_features(self.proj.weight.t(), heads, head_dim, self.head_dim)
+        return columns.t()[:width], self.proj.bias[:width]
+
+    def cost(self, width: int, heads: int, head_dim: int, tokens: int) -> Cost:
+        """Cost at these sizes on so many tokens."""
+        inner = heads * head_dim
+        project = self.q.cost(width, inner, tokens)
+        products = Cost(attention=2 * tokens * tokens * inner)
+        return project + project + project + products + self.proj.cost(inner, width, tokens)
+
+    def extract(self, width: int, heads: int, head_dim: int) -> nn.Module:
+        """The stand-alone layer of these sizes, with Q, K and V as one matrix."""
+        parts = [self._rows(layer, width, heads, head_dim) for layer in (self.q, self.k, self.v)]
+        qkv = plain_linear(torch.cat([w for w, _ in parts]), torch.cat([b for _, b in parts]))
+        return traced(_Attention(qkv, plain_linear(*self._columns(width, heads, head_dim)), heads, head_dim))
+
+
+class _Attention(nn.Module):
+    def __init__(self, qkv: nn.Linear, proj: nn.Linear, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.heads, self.head_dim = qkv, proj, heads, head_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return cast(Tensor, self.proj(y.transpose(1, 2).flatten(2)))

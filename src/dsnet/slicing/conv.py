@@ -1,0 +1,134 @@
+"""2-D convolution, sliced in filters, input channels, groups, kernel, dilation and padding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.errors import DsnetError
+from dsnet.slicing import functional as SF
+from dsnet.slicing.plain import plain_conv2d
+
+__all__ = ["SlicedConv2d"]
+
+
+class SlicedConv2d(nn.Module):
+    """Square convolution of which a slice runs.
+
+    With several groups it is sliced by group number, so the output width follows from the input; with
+    ``per_group`` it is sliced by the filters in every group. A depthwise convolution has
+    ``groups == in_channels``.
+
+    >>> layer = SlicedConv2d(8, 16, kernel=5)
+    >>> layer(torch.zeros(1, 4, 9, 9), out=6, kernel=3, padding=1).shape
+    torch.Size([1, 6, 9, 9])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        per_group: bool = False,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if in_channels % groups or out_channels % groups:
+            raise DsnetError(f"{in_channels} → {out_channels} channels cannot be shared by {groups} groups")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel, self.stride, self.groups, self.per_group = kernel, stride, groups, per_group
+        shape = (out_channels, in_channels // groups, kernel, kernel)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """He initialisation by fan-out (of one group, where there are several), bias zero."""
+        fan_out = self.kernel**2 * self.out_channels / self.groups
+        nn.init.normal_(self.weight, std=(2 / fan_out) ** 0.5, generator=generator)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        out: int | None = None,
+        *,
+        kernel: int | None = None,
+        padding: int | None = None,
+        dilation: int = 1,
+    ) -> Tensor:
+        """Runs with ``out`` filters and the centred ``kernel``; padding keeps the size by default."""
+        return SF.conv2d(
+            x,
+            self.weight,
+            self.bias,
+            out=out,
+            kernel=kernel,
+            stride=self.stride,
+            padding=self.padding(kernel, padding),
+            dilation=dilation,
+            groups=self.groups,
+            per_group=self.per_group,
+        )
+
+    def padding(self, kernel: int | None, padding: int | None) -> int:
+        """The padding that runs: the one given, else the one that keeps the resolution (at stride 1)."""
+        return (self.kernel if kernel is None else kernel) // 2 if padding is None else padding
+
+    def cost(
+        self,
+        shape: Shape,
+        out: int | None = None,
+        *,
+        kernel: int | None = None,
+        padding: int | None = None,
+        dilation: int = 1,
+    ) -> tuple[Cost, Shape]:
+        """Cost on an input of this shape, and the shape of the output."""
+        filters, group_in = self.weight.shape[:2]
+        size = SF.filter_sizes(
+            filters, group_in, shape.channels, out, groups=self.groups, per_group=self.per_group
+        )
+        taps = SF.window_taps(self.kernel, kernel, dilation)
+        side = len(range(*taps.indices(self.kernel)))
+        weights = size.out * size.group_in * side * side
+        extent, pad = taps.stop - taps.start, self.padding(kernel, padding)
+        after = Shape(
+            size.out, *(SF.conv_output_size(s, extent, self.stride, pad) for s in (shape.height, shape.width))
+        )
+        params = weights + (0 if self.bias is None else size.out)
+        return Cost(params=params, layers=weights * after.area), after
+
+    def extract(
+        self,
+        in_channels: int,
+        out: int | None = None,
+        *,
+        kernel: int | None = None,
+        padding: int | None = None,
+        dilation: int = 1,
+    ) -> nn.Conv2d:
+        """The stand-alone layer of this size."""
+        weight, bias, groups = SF.slice_filters(
+            self.weight, self.bias, in_channels, out, groups=self.groups, per_group=self.per_group
+        )
+        return plain_conv2d(
+            SF.slice_window(weight, kernel, dilation),
+            bias,
+            stride=self.stride,
+            padding=self.padding(kernel, padding),
+            dilation=dilation,
+            groups=groups,
+        )
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        text = f"{self.in_channels}, {self.out_channels}, kernel={self.kernel}, stride={self.stride}"
+        return text + (f", groups={self.groups}" if self.groups > 1 else "")

@@ -1,0 +1,212 @@
+"""Pure functions that run a layer with a slice of its weights.
+
+Every slice starts at index 0 and is contiguous (Eq. 8 of the paper), so a smaller layer is nested in
+every larger one. How much of the input side is used follows from the input itself; how much of the
+output side, the kernel and the padding are arguments. Nothing is clipped: a size that the weights do
+not have is an error.
+
+Letters: B batch, C channels, H and W height and width, N tokens, E embedding, O and I a weight's output
+and input side, K its kernel.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+
+__all__ = [
+    "at_least_float32",
+    "attention",
+    "conv2d",
+    "conv_output_size",
+    "filter_sizes",
+    "group_norm",
+    "layer_norm",
+    "linear",
+    "slice_filters",
+    "slice_head_features",
+    "slice_window",
+    "window_taps",
+]
+
+
+def _check_size(what: str, size: int, full: int) -> None:
+    if not 1 <= size <= full:
+        raise DsnetError(f"{what} {size} is not in this layer; possible: 1 to {full}")
+
+
+# --- linear ----------------------------------------------------------------------------------------
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    """``W[:out, :in] x + b[:out]``; ``in`` is the last size of ``x``."""
+    features = x.shape[-1]
+    _check_size("input width", features, weight.shape[1])
+    _check_size("output width", out, weight.shape[0])
+    return F.linear(x, weight[:out, :features], None if bias is None else bias[:out])
+
+
+# --- convolution -----------------------------------------------------------------------------------
+class FilterSizes(NamedTuple):
+    """Sizes of a slice of a convolution's filters: ``[out, group_in, K, K]`` in so many groups."""
+
+    out: int
+    group_in: int
+    groups: int
+
+
+def filter_sizes(
+    filters: int, group_in: int, channels: int, out: int | None, *, groups: int = 1, per_group: bool = False
+) -> FilterSizes:
+    """What `slice_filters` will take from a weight ``[filters, group_in, K, K]``, checked."""
+    group_out = filters // groups
+    _check_size("number of input channels", channels, groups * group_in)
+    if groups > 1 and not per_group:
+        if channels % group_in:
+            raise DsnetError(f"{channels} input channels are no multiple of the {group_in} in a group")
+        used = channels // group_in
+        if out is not None and out != used * group_out:
+            raise DsnetError(
+                f"{channels} input channels fill {used} groups, which give {used * group_out} channels, "
+                f"not {out}; the output of a convolution sliced by group number follows from its input"
+            )
+        return FilterSizes(used * group_out, group_in, used)
+    out = filters if out is None else out
+    _check_size("number of filters", out, filters)
+    for what, size in (("input channels", channels), ("filters", out)):
+        if size % groups:
+            raise DsnetError(f"{size} {what} cannot be shared evenly by {groups} groups")
+    return FilterSizes(out, channels // groups, groups)
+
+
+class Filters(NamedTuple):
+    """A slice of a convolution's filters, ready to run."""
+
+    weight: Tensor
+    bias: Tensor | None
+    groups: int
+
+
+def slice_filters(
+    weight: Tensor,
+    bias: Tensor | None,
+    channels: int,
+    out: int | None,
+    *,
+    groups: int = 1,
+    per_group: bool = False,
+) -> Filters:
+    """The filters that take ``channels`` input channels and give ``out`` (Eq. 9 and 10).
+
+    One group: ``W[:out, :channels]``. Several groups, seen as ``[N, G_out, G_in, K, K]``: by default the
+    first n groups, where n follows from the input; with ``per_group`` the first filters of every group.
+    A depthwise convolution is the first kind with groups of one channel.
+    """
+    filters, group_in = weight.shape[:2]
+    size = filter_sizes(filters, group_in, channels, out, groups=groups, per_group=per_group)
+    if groups == 1 or not per_group:
+        sliced = weight[: size.out, : size.group_in]
+        return Filters(sliced, None if bias is None else bias[: size.out], size.groups)
+    by_group, kept = (groups, filters // groups), size.out // groups
+    sliced = torch.unflatten(weight, 0, by_group)[:, :kept, : size.group_in].flatten(0, 1)
+    sliced_bias = None if bias is None else torch.unflatten(bias, 0, by_group)[:, :kept].flatten()
+    return Filters(sliced, sliced_bias, size.groups)
+
+
+def window_taps(full: int, kernel: int | None = None, dilation: int = 1) -> slice:
+    """Which taps of a kernel of ``full`` the centred window of ``kernel`` keeps, every ``dilation``-th."""
+    kernel = full if kernel is None else kernel
+    _check_size("kernel", kernel, full)
+    if (full - kernel) % 2:
+        parity = "odd" if full % 2 else "even"
+        raise DsnetError(
+            f"kernel {kernel} has no centred window in a kernel of {full}; possible: {parity} ones"
+        )
+    if dilation < 1 or (kernel - 1) % dilation:
+        fit = [d for d in range(1, max(kernel, 2)) if (kernel - 1) % d == 0]
+        raise DsnetError(
+            f"dilation {dilation} does not divide kernel {kernel} − 1; possible: {', '.join(map(str, fit))}"
+        )
+    start = (full - kernel) // 2
+    return slice(start, start + kernel, dilation)
+
+
+def slice_window(weight: Tensor, kernel: int | None = None, dilation: int = 1) -> Tensor:
+    """The centred window of ``kernel`` taps, of which every ``dilation``-th is kept (Eq. 11 and 12)."""
+    taps = window_taps(weight.shape[-1], kernel, dilation)
+    return weight[..., taps, taps]
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: int | None = None,
+    kernel: int | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    groups: int = 1,
+    per_group: bool = False,
+) -> Tensor:
+    """Convolution with a slice of ``weight`` [O, I / groups, K, K] on ``x`` [B, C, H, W], C ≤ I.
+
+    ``dilation`` keeps every so-manieth tap where it was, so the window's extent stays ``kernel``.
+    ``padding`` is the route's own; the paper's form (pad by the largest, slice the padded input, Eq. 13)
+    gives the same and reads more.
+    """
+    filters = slice_filters(weight, bias, x.shape[1], out, groups=groups, per_group=per_group)
+    window = slice_window(filters.weight, kernel, dilation)
+    return F.conv2d(x, window, filters.bias, stride, padding, dilation, filters.groups)
+
+
+def conv_output_size(size: int, kernel: int, stride: int, padding: int) -> int:
+    """Height or width behind a convolution whose window spans ``kernel`` positions."""
+    out = (size + 2 * padding - kernel) // stride + 1
+    if out < 1:
+        raise DsnetError(f"a kernel of {kernel} with padding {padding} does not fit on a map of size {size}")
+    return out
+
+
+# --- norms -----------------------------------------------------------------------------------------
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm over the features that ``x`` has, with γ and β sliced to them."""
+    features = x.shape[-1]
+    _check_size("width", features, weight.shape[0])
+    return F.layer_norm(x, (features,), weight[:features], bias[:features], eps)
+
+
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor, channels_per_group: int, eps: float) -> Tensor:
+    """Group norm over the channels that ``x`` has; a group is always ``channels_per_group`` wide."""
+    channels = x.shape[1]
+    _check_size("width", channels, weight.shape[0])
+    if channels % channels_per_group:
+        raise DsnetError(f"width {channels} is off the grid: not a multiple of {channels_per_group} channels")
+    return F.group_norm(x, channels // channels_per_group, weight[:channels], bias[:channels], eps)
+
+
+# --- attention -------------------------------------------------------------------------------------
+def slice_head_features(weight: Tensor, heads: int, head_dim: int, full_head_dim: int) -> Tensor:
+    """The first ``head_dim`` of each of the first ``heads`` heads' rows; a row is a feature."""
+    full_heads = weight.shape[0] // full_head_dim
+    _check_size("number of heads", heads, full_heads)
+    _check_size("features per head", head_dim, full_head_dim)
+    if head_dim == full_head_dim:  # contiguous rows: a view, no copy
+        return weight[: heads * head_dim]
+    return torch.unflatten(weight, 0, (full_heads, full_head_dim))[:heads, :head_dim].flatten(0, 1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """Softmax(QKᵀ / √(features per head)) V for ``[B, N, heads × features]``, heads side by side."""
+    q, k, v = (torch.unflatten(t, -1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
+    y: Tensor = F.scaled_dot_product_attention(q, k, v)
+    return y.transpose(1, 2).flatten(2)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """float32 for the half precisions, the same dtype otherwise."""
+    return torch.promote_types(dtype, torch.float32)

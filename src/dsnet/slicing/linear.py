@@ -1,0 +1,65 @@
+"""Linear layer whose input and output widths can be sliced."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.counts import Cost
+from dsnet.slicing import functional as SF
+from dsnet.slicing.plain import plain_linear
+
+__all__ = ["SlicedLinear"]
+
+
+class SlicedLinear(nn.Module):
+    """``y = W[:out, :in] x + b[:out]``, with ``in`` taken from the input.
+
+    >>> layer = SlicedLinear(8, 16)
+    >>> layer(torch.zeros(2, 4), out=6).shape
+    torch.Size([2, 6])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        init_std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.init_std = in_features, out_features, init_std
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Truncated normal of ``init_std`` (zero where that is 0), bias zero."""
+        if self.init_std:
+            nn.init.trunc_normal_(
+                self.weight, std=self.init_std, a=-2 * self.init_std, b=2 * self.init_std, generator=generator
+            )
+        else:
+            nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, out: int | None = None) -> Tensor:
+        """Runs with ``out`` output features; all of them by default."""
+        return SF.linear(x, self.weight, self.bias, self.out_features if out is None else out)
+
+    def cost(self, in_features: int, out: int, positions: int = 1) -> Cost:
+        """Cost of running at this size on so many positions."""
+        madds = in_features * out
+        return Cost(params=madds + out * (self.bias is not None), layers=madds * positions)
+
+    def extract(self, in_features: int, out: int) -> nn.Linear:
+        """The stand-alone layer of this size."""
+        return plain_linear(self.weight[:out, :in_features], None if self.bias is None else self.bias[:out])
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

@@ -1,0 +1,55 @@
+"""Ordinary torch layers from weights that are there already; copies, never views."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx, nn
+
+__all__ = ["copy_parameter", "fuse", "plain_batch_norm", "plain_conv2d", "plain_linear", "traced"]
+
+
+def copy_parameter(values: Tensor) -> nn.Parameter:
+    """A parameter with a contiguous copy of ``values``, trainable where they are."""
+    return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format), values.requires_grad)
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """``nn.Linear`` with copies of these."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = copy_parameter(weight)
+    if bias is not None:
+        layer.bias = copy_parameter(bias)
+    return layer
+
+
+def plain_conv2d(
+    weight: Tensor, bias: Tensor | None, *, stride: int, padding: int, dilation: int, groups: int
+) -> nn.Conv2d:
+    """``nn.Conv2d`` with copies of these."""
+    out, group_in, kernel, _ = weight.shape
+    layer = nn.Conv2d(
+        group_in * groups, out, kernel, stride, padding, dilation, groups, bias is not None, device="meta"
+    )
+    layer.weight = copy_parameter(weight)
+    if bias is not None:
+        layer.bias = copy_parameter(bias)
+    return layer
+
+
+def plain_batch_norm(weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> nn.BatchNorm2d:
+    """``nn.BatchNorm2d`` in eval mode with copies of these."""
+    layer = nn.BatchNorm2d(weight.shape[0], eps=eps, device=weight.device, dtype=weight.dtype)
+    layer.weight, layer.bias = copy_parameter(weight), copy_parameter(bias)
+    layer.running_mean, layer.running_var = mean.detach().clone(), var.detach().clone()
+    return layer.eval()
+
+
+def fuse(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
+    """One convolution that does what the two do in eval mode."""
+    fused: nn.Conv2d = nn.utils.fusion.fuse_conv_bn_eval(conv.eval(), norm.eval())
+    return fused
+
+
+def traced(module: nn.Module) -> fx.GraphModule:
+    """The same computation as a graph of torch's own layers, without ``module``'s class."""
+    return fx.symbolic_trace(module)
