@@ -30,7 +30,7 @@ def extract(
     >>> from dsnet import create_model
     >>> model = create_model("ds_mbnet_tiny")
     >>> sum(p.numel() for p in extract(model, model.space.smallest, fold_bn=False).parameters())
-    1714
+    2606
     """
     if not isinstance(model, Supernet):
         raise DsnetError(f"only a supernet has routes to extract, not a {type(model).__name__}")

@@ -52,4 +52,8 @@ def fuse(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
 
 def traced(module: nn.Module) -> fx.GraphModule:
     """The same computation as a graph of torch's own layers, without ``module``'s class."""
-    return fx.symbolic_trace(module)
+    graph = fx.symbolic_trace(module)
+    for node in graph.graph.nodes:
+        node.type = None  # annotations are strings here, which a graph cannot pickle
+    graph.recompile()
+    return graph

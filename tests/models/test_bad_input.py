@@ -1,0 +1,105 @@
+"""What cannot run says what was given and what is possible."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dsnet
+from dsnet.routes import Route
+from tests.support import SUPERNETS, error_of, images, random_model
+
+
+def test_a_route_of_another_model_is_an_error() -> None:
+    model, other = random_model("ds_mbnet_tiny"), random_model("ds_mbnet_plus_tiny")
+    for call in (
+        lambda: model(images(model, 1), other.space[0]),
+        lambda: dsnet.madds(model, other.space[0]),
+        lambda: dsnet.extract(model, other.space[0]),
+        lambda: model.bind(other.space[0]),
+    ):
+        assert "ds_mbnet_plus_tiny" in error_of(call)
+        assert "ds_mbnet_tiny" in error_of(call)
+
+
+def test_a_width_off_the_grid_is_an_error() -> None:
+    model = random_model("ds_mbnet_tiny")
+    data = model.space[1].to_dict()
+    data["stages"][0]["width"] = 25
+    message = error_of(lambda: model(images(model, 1), Route.from_dict(data)))
+    assert "width=25" in message
+    assert "width=24" in message
+
+
+@pytest.mark.parametrize("route", [-1, 4, True, 1.0, "largest"])
+def test_a_route_that_is_none_is_an_error(route: object) -> None:
+    model = random_model("ds_mbnet_tiny")
+    message = error_of(lambda: model(images(model, 1), route))
+    assert "0 to 3" in message or "not" in message
+
+
+def test_wrong_channels_and_ranks_are_errors() -> None:
+    model = random_model("ds_mbnet_tiny")
+    assert "[2, 1, 16, 16]" in error_of(lambda: model(torch.zeros(2, 1, 16, 16), 0))
+    assert "[batch, 3, height, width]" in error_of(lambda: model(torch.zeros(3, 16, 16), 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "nearest"),
+    [
+        ("ds_mbnet", (225, 224), "224 × 224"),
+        ("ds_mbnet", (40, 250), "32 × 256"),
+        ("ds_mbnet_plus", (32, 32), "64 × 64"),
+        ("ds_mbnet_plus_cifar", (8, 32), "16 × 32"),
+        ("ds_vit_plus", (232, 224), "224 × 224"),
+        ("ds_resnet_tiny", (15, 1), "16 × 2"),
+        ("ds_mbnet", (1, 1), "32 × 32"),
+    ],
+)
+def test_an_image_size_that_does_not_run_names_the_nearest(
+    name: str, size: tuple[int, int], nearest: str
+) -> None:
+    model = dsnet.create_model(name, device="meta")
+    for call in (
+        lambda: model(torch.empty(1, 3, *size, device="meta"), 0),
+        lambda: dsnet.madds(model, 0, size),
+    ):
+        message = error_of(call)
+        assert f"{size[0]} × {size[1]}" in message
+        assert nearest in message
+
+
+@pytest.mark.parametrize("name", SUPERNETS)
+def test_the_smallest_image_runs_at_every_end_of_the_space(name: str) -> None:
+    model = dsnet.create_model(name, device="meta")
+    least = max(model.geometry.smallest, model.geometry.stride)
+    for route in (model.space.smallest, model.space.largest):
+        x = torch.empty(1, 3, least, 2 * least, device="meta")
+        assert model(x, route).shape[0] == 1
+        assert dsnet.madds(model, route, (least, 2 * least)) > 0
+
+
+def test_a_gated_pass_in_training_mode_is_an_error() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny").train()
+    assert "eval" in error_of(lambda: model(images(model, 2)))
+
+
+def test_unknown_models_and_options_are_errors() -> None:
+    assert "did you mean ds_mbnet" in error_of(lambda: dsnet.create_model("ds_mbnett"))
+    assert "ds_resnet_plus" in error_of(lambda: dsnet.create_model("zzz"))
+    assert "num_classes" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", classes=3))
+    assert "batch, group" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", norm="layer"))
+    assert "hard_swish" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", activation="tanh"))
+    assert "stage, prefix" in error_of(lambda: dsnet.create_model("ds_resnet_tiny", bn_key="all"))
+    assert "onehot, scalar" in error_of(lambda: dsnet.create_model("ds_vit_plus_tiny", gate_head="x"))
+    assert "positive" in error_of(lambda: dsnet.create_model("ds_vit_plus_tiny", num_classes=0))
+    assert "has no option norm" in error_of(lambda: dsnet.create_model("ds_vit_plus_tiny", norm="group"))
+    assert "above 0" in error_of(lambda: dsnet.create_model("resnet50", width=0))
+
+
+def test_narrowings_that_a_space_does_not_have_are_errors() -> None:
+    assert "has none" in error_of(lambda: random_model("ds_mbnet_tiny").space.narrow("S"))
+    space = dsnet.create_model("ds_vit_plus", device="meta").space
+    assert "Ti, S, M, L" in error_of(lambda: space.narrow("XL"))
+    space = random_model("ds_resnet_tiny").space
+    assert "every combination" in error_of(lambda: space.narrow([0, 1, 2]))

@@ -1,0 +1,89 @@
+"""Precision, devices, options and seeds; and that depth nests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dsnet
+from dsnet.slicing import SplitBatchNorm2d
+from tests.support import FAMILIES, SUPERNETS, TINY, assert_close, images, randomise
+
+
+@pytest.mark.parametrize("name", ["ds_resnet_plus_tiny", "ds_vit_plus_tiny"])
+def test_depth_nests_a_further_block_of_zero_weight_changes_nothing(name: str) -> None:
+    model = randomise(dsnet.create_model(name, dtype=torch.float64))
+    x = images(model, 2)
+    steps = model.segment_steps(model.space.largest.choices)
+    last = steps[-1].block
+    with torch.no_grad():
+        for parameter in (
+            (last.expand.norm.weight, last.expand.norm.bias)
+            if "resnet" in name
+            else (
+                last.attention.proj.weight,
+                last.attention.proj.bias,
+                last.mlp.fc2.weight,
+                last.mlp.fc2.bias,
+            )
+        ):
+            parameter.zero_()
+        y = model.enter(x).x
+        for _, block, size, key in steps[:-1]:
+            y = block(y, size, key)
+        assert y.std() > 0
+        assert torch.equal(last(y, steps[-1].size, steps[-1].key), y)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_bfloat16_runs_at_a_route_and_gated_and_stays_near_float32(name: str) -> None:
+    model = randomise(dsnet.create_model(name))
+    x = images(model, 8)
+    low = randomise(dsnet.create_model(name, dtype=torch.bfloat16))
+    with torch.no_grad():
+        for route in (model.space.smallest, model.space.largest):
+            expected, actual = model(x, route), low(x.bfloat16(), route)
+            assert actual.dtype is torch.bfloat16
+            assert ((actual.float() - expected).norm() / expected.norm()) < 0.05
+        assert low(x.bfloat16()).dtype is torch.bfloat16
+        assert low.score(low.enter(x.bfloat16()), 0).dtype is torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model.score(model.enter(x), 0).dtype is torch.float32
+            logits = model(x, model.space.largest)
+            assert ((logits.float() - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.parametrize("name", SUPERNETS)
+def test_on_the_meta_device_networks_are_built_and_run_without_memory(name: str) -> None:
+    model = dsnet.create_model(name, device="meta", num_classes=7)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    size = model.geometry.image_size
+    x = torch.empty(2, 3, size, size, device="meta")
+    for route in (model.space.smallest, model.space.largest):
+        assert model(x, route).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", [n for n in SUPERNETS if "vit" not in n and not n.endswith("_cifar")])
+def test_group_norm_and_activations_are_options(name: str) -> None:
+    for activation in ("silu", "relu", "hard_swish"):
+        model = dsnet.create_model(name, norm="group", activation=activation, dtype=torch.float64)
+        randomise(model)
+        assert not any(isinstance(m, SplitBatchNorm2d) for m in model.modules())
+        x = images(model, 2)
+        with torch.no_grad():
+            for route in (model.space.smallest, model.space.largest):
+                logits = model(x, route)
+                assert_close(dsnet.extract(model, route, image_size=x.shape[-1])(x), logits, 1e-10)
+
+
+def test_the_same_generator_gives_the_same_network() -> None:
+    for name in dsnet.list_models():
+        if name in FAMILIES or name.endswith("_cifar"):
+            continue
+        states = []
+        for seed in (3, 3, 4):
+            generator = torch.Generator().manual_seed(seed)
+            states.append(dsnet.create_model(name, generator=generator).state_dict())
+        first, again, other = states
+        assert all(torch.equal(first[key], again[key]) for key in first)
+        assert any(not torch.equal(first[key], other[key]) for key in first)

@@ -1,0 +1,126 @@
+"""Sliced norms against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dsnet.slicing import (
+    KeyState,
+    Mode,
+    SlicedGroupNorm,
+    SlicedLayerNorm,
+    SplitBatchNorm2d,
+    batch_statistics,
+)
+from tests.support import assert_close, error_of, randomise
+
+
+def features(channels: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 2 + 3 * torch.randn(4, channels, 5, 5, generator=generator, dtype=torch.float64)
+
+
+def plain_norm(norm: SplitBatchNorm2d, channels: int, key: int) -> nn.BatchNorm2d:
+    plain = nn.BatchNorm2d(channels, dtype=torch.float64)
+    with torch.no_grad():
+        plain.weight.copy_(norm.weight[:channels])
+        plain.bias.copy_(norm.bias[:channels])
+        plain.running_mean.copy_(norm.mean[key, :channels])
+        plain.running_var.copy_(norm.var[key, :channels])
+    return plain
+
+
+@pytest.mark.parametrize("channels", [1, 5, 8])
+@pytest.mark.parametrize("key", [0, 2])
+def test_every_key_has_statistics_of_its_own(channels: int, key: int) -> None:
+    norm = randomise(SplitBatchNorm2d(8, keys=3, dtype=torch.float64)).eval()
+    x = features(channels)
+    expected = plain_norm(norm, channels, key).eval()(x)
+    assert_close(norm(x, key), expected, 1e-12)
+    assert_close(norm.extract(channels, key)(x), expected, 1e-12)
+
+
+def test_training_updates_one_key_as_an_ordinary_batch_norm_would() -> None:
+    norm = randomise(SplitBatchNorm2d(8, keys=3, dtype=torch.float64))
+    norm.reset_parameters()
+    plain = plain_norm(norm, 6, 1)
+    before = norm.mean.clone()
+    for seed in range(3):
+        x = features(6, seed)
+        assert_close(norm.train()(x, 1), plain.train()(x), 1e-12)
+    assert_close(norm.mean[1, :6], plain.running_mean, 1e-12)
+    assert_close(norm.var[1, :6], plain.running_var, 1e-12)
+    assert norm.count.tolist() == [0, 3 * 4 * 25, 0]
+    assert torch.equal(norm.mean[[0, 2]], before[[0, 2]])
+    assert torch.equal(norm.mean[1, 6:], before[1, 6:])
+    assert norm.states == [KeyState.FRESH, KeyState.RUNNING, KeyState.FRESH]
+
+
+def test_statistics_can_come_from_the_pass_itself() -> None:
+    norm = randomise(SplitBatchNorm2d(8, keys=2, dtype=torch.float64))
+    x = features(5).requires_grad_()
+    expected = plain_norm(norm, 5, 0).train()(x)
+    for training in (False, True):
+        before = {k: v.clone() for k, v in norm.state_dict().items()}
+        actual = norm.train(training)(x, 0, Mode(statistics=batch_statistics))
+        assert_close(actual, expected, 1e-12)
+        assert all(torch.equal(v, before[k]) for k, v in norm.state_dict().items())
+    weights = torch.randn(actual.shape, dtype=torch.float64)
+    (grad,) = torch.autograd.grad((actual * weights).sum(), x)
+    (wanted,) = torch.autograd.grad((expected * weights).sum(), x)
+    assert_close(grad, wanted, 1e-10)
+
+
+def test_exact_statistics_make_a_key_calibrated() -> None:
+    norm = SplitBatchNorm2d(8, keys=2, dtype=torch.float64).eval()
+    x = features(6)
+    norm.set_statistics(1, x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0), 100)
+    assert norm.states == [KeyState.FRESH, KeyState.CALIBRATED]
+    y = norm(x, 1)
+    assert y.mean((0, 2, 3)).abs().max() < 1e-10
+    assert (y.var((0, 2, 3), correction=0) - 1).abs().max() < 1e-4
+    copy = SplitBatchNorm2d(8, keys=2, dtype=torch.float64).eval()
+    copy.load_state_dict(norm.state_dict())
+    assert copy.states == norm.states
+    assert torch.equal(copy(x, 1), y)
+
+
+@pytest.mark.parametrize("width", [1, 5, 8])
+def test_layer_norm_normalises_the_features_that_there_are(width: int) -> None:
+    norm = randomise(SlicedLayerNorm(8, dtype=torch.float64))
+    plain = nn.LayerNorm(width, eps=1e-6, dtype=torch.float64)
+    with torch.no_grad():
+        plain.weight.copy_(norm.weight[:width])
+        plain.bias.copy_(norm.bias[:width])
+        x = torch.randn(2, 3, width, dtype=torch.float64)
+        assert_close(norm(x), plain(x), 1e-12)
+        assert_close(norm.extract(width)(x), plain(x), 1e-12)
+
+
+@pytest.mark.parametrize("channels", [2, 6, 8])
+def test_group_norm_keeps_the_width_of_its_groups(channels: int) -> None:
+    norm = randomise(SlicedGroupNorm(8, channels_per_group=2, dtype=torch.float64))
+    plain = nn.GroupNorm(channels // 2, channels, dtype=torch.float64)
+    with torch.no_grad():
+        plain.weight.copy_(norm.weight[:channels])
+        plain.bias.copy_(norm.bias[:channels])
+        x = features(channels)
+        assert_close(norm(x), plain(x), 1e-12)
+        assert_close(norm.extract(channels, 0)(x), plain(x), 1e-12)
+
+
+def test_widths_and_keys_that_a_norm_does_not_have_are_errors() -> None:
+    norm = SplitBatchNorm2d(8, keys=3)
+    assert "key 3" in error_of(lambda: norm(torch.zeros(1, 8, 2, 2), 3))
+    assert "0 to 2" in error_of(lambda: norm(torch.zeros(1, 8, 2, 2), -1))
+    assert "width 9" in error_of(lambda: norm(torch.zeros(1, 9, 2, 2), 0))
+    assert "3 norm keys" in error_of(
+        lambda: SplitBatchNorm2d(8, keys=2).set_extra_state(norm.get_extra_state())
+    )
+    group = SlicedGroupNorm(8, channels_per_group=4)
+    assert "off the grid" in error_of(lambda: group(torch.zeros(1, 6, 2, 2)))
+    assert "width 12" in error_of(lambda: group(torch.zeros(1, 12, 2, 2)))
+    assert "multiple of 3" in error_of(lambda: SlicedGroupNorm(8, channels_per_group=3))
+    assert "width 9" in error_of(lambda: SlicedLayerNorm(8)(torch.zeros(1, 9)))

@@ -1,0 +1,141 @@
+"""The command line: what it prints, what it refuses, what it teaches."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dsnet
+from dsnet.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(args) == 0
+    return capsys.readouterr().out
+
+
+def test_models_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "models")
+    for name in dsnet.list_models():
+        assert re.search(rf"^{name} ", text, re.M), name
+    assert "132.9M – 565.4M" in text
+    twins = run(capsys, "models", "--kind", "twin")
+    assert "resnet50" in twins
+    assert "ds_mbnet" not in twins.split("what it is")[0] + "".join(
+        line[:12] for line in twins.splitlines()[2:]
+    )
+
+
+def test_models_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["name"]: row for row in json.loads(run(capsys, "models", "--json"))}
+    assert rows["ds_mbnet"]["madds"] == [132867296, 565422848]
+    assert "activation" in rows["ds_mbnet"]["options"]
+    assert rows["resnet50"]["routes"] is None
+
+
+def test_describe_shows_sizes_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "describe", "ds_mbnet_plus")
+    assert "12 routes, one gate" in text
+    assert "S = routes 0 to 3" in text
+    assert re.search(r"^ +11 +640 1152 +7 7 +3 3 +603\.9M +7\.54M", text, re.M)
+
+
+def test_describe_shows_a_sample_of_many_routes(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "describe", "ds_resnet")
+    assert "32 of 256 routes" in text
+    assert re.search(r"^ +255 +3 3 3 3 +256 512 1024 2048", text, re.M)
+    everything = run(capsys, "describe", "ds_resnet", "--all")
+    assert len(everything.splitlines()) == len(text.splitlines()) - 1 + (256 - 32)
+
+
+def test_describe_as_json_is_the_route_space_with_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(
+        run(capsys, "describe", "ds_vit_plus", "--image-size", "384", "--convention", "all", "--json")
+    )
+    model = dsnet.create_model("ds_vit_plus", device="meta")
+    assert [row["madds"] for row in data["routes"]] == [
+        dsnet.madds(model, r, 384, "all") for r in model.space
+    ]
+    assert data["routes"][0]["stages"] == [
+        {"width": 192, "depth": 12, "hidden": 576, "heads": 4, "head_dim": 48}
+    ]
+
+
+def test_describe_takes_model_options_and_twins(capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(run(capsys, "describe", "ds_mbnet_cifar", "--set", "num_classes=100", "--json"))
+    model = dsnet.create_model("ds_mbnet_cifar", num_classes=100, device="meta")
+    assert data["routes"][3]["madds"] == dsnet.madds(model, 3)
+    assert "2.32B MAdds" in run(capsys, "describe", "resnet50", "--set", "width=0.75")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["describe", "ds_mbnt"], ["ds_mbnt", "did you mean ds_mbnet"]),
+        (["describe", "ds_mbnet", "--image-size", "225"], ["225 × 225", "224 × 224"]),
+        (["describe", "ds_mbnet", "--set", "norm"], ["key=value", "norm"]),
+        (["describe", "ds_mbnet", "--set", "color=red"], ["color", "activation"]),
+        (["describe", "ds_mbnet", "--set", "norm=layer"], ["layer", "batch, group"]),
+    ],
+)
+def test_errors_name_what_was_given_and_what_is_possible(
+    args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dsnet: ")
+    assert len(error.splitlines()) == 1
+    for word in words:
+        assert word in error
+
+
+@pytest.mark.parametrize("args", [["describe"], ["describe", "x", "--image-size", "0"], ["nothing"], []])
+def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    assert stopped.value.code == 2
+    assert "usage: dsnet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--help"], ["dsnet describe ds_mbnet", "dsnet demo", "COMMAND --help"]),
+        (["models", "--help"], ["create_model", "--kind"]),
+        (["describe", "--help"], ["Examples:", "--convention", "--image-size", "--json"]),
+        (["demo", "--help"], ["random", "--out"]),
+    ],
+)
+def test_help_teaches(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for word in words:
+        assert word in text
+
+
+def test_demo_writes_a_self_contained_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = run(capsys, "demo", "--out", str(tmp_path / "new" / "folder"), "--images", "12")
+    report = (tmp_path / "new" / "folder" / "report.html").read_text(encoding="utf-8")
+    assert str(tmp_path / "new" / "folder" / "report.html") in text
+    assert report.count("<img") == 12
+    assert "http" not in report.replace("http-equiv", "")
+    taken = [int(n) for n in re.findall(r"^  route +\d+ +\S+  █+ (\d+)$", text, re.M)]
+    assert sum(taken) == 12
+    assert len(taken) > 2
+    again = run(capsys, "demo", "--out", str(tmp_path / "new" / "folder"), "--images", "12")
+    timing = re.compile(r"It took .* s\.")
+    assert timing.sub("", again) == timing.sub("", text)
+
+
+def test_python_dash_m_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dsnet", "--version"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == f"dsnet {dsnet.__version__}"
