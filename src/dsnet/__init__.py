@@ -7,8 +7,6 @@
 torch.Size([2, 10])
 """
 
-from importlib.metadata import version as _version
-
 from dsnet.cost import cost, madds, params
 from dsnet.counts import Cost
 from dsnet.errors import DsnetError
@@ -16,7 +14,7 @@ from dsnet.extract import extract
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.routes import Route, RouteSpace, Slice
 
-__version__ = _version("dsnet")
+__version__ = "0.1.0"
 
 __all__ = [
     "create_model",

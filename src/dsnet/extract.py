@@ -36,21 +36,20 @@ def extract(
         raise DsnetError(f"only a supernet has routes to extract, not a {type(model).__name__}")
     route = model.space.resolve(route)
     model.check_statistics(route.choices)
+    names = {module: name.replace(".", "_") for name, module in model.named_modules()}
+
+    def chain(steps: list[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:
+        made: OrderedDict[str, nn.Module] = OrderedDict()
+        for block, size, key in steps:
+            made[names[block]] = block.extract(shape, size, key, fold_bn=fold_bn)
+            _, shape = block.cost(shape, size)
+        return nn.Sequential(made), shape
+
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    shape = model.geometry.shape(image_size)
-    parts["prefix"], shape = _chain(model.prefix_steps(), shape, fold_bn)
+    parts["prefix"], shape = chain(model.prefix_steps(), model.geometry.shape(image_size))
     for stage in range(len(model.gates)):
         parts[f"gate{stage}"] = model.gate(stage).extract(shape.channels)
-        steps = model.segment_steps(route.choices[: stage + 1])
-        parts[f"segment{stage}"], shape = _chain(steps, shape, fold_bn)
-    _, block, size, key = model.head_step(route.choices)
+        parts[f"segment{stage}"], shape = chain(model.segment_steps(route.choices[: stage + 1]), shape)
+    block, size, key = model.head_step(route.choices)
     parts["head"] = block.extract(shape, size, key, fold_bn=fold_bn)
     return nn.Sequential(parts).eval()
-
-
-def _chain(steps: list[Step], shape: Shape, fold_bn: bool) -> tuple[nn.Sequential, Shape]:
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    for name, block, size, key in steps:
-        parts[name] = block.extract(shape, size, key, fold_bn=fold_bn)
-        _, shape = block.cost(shape, size)
-    return nn.Sequential(parts), shape

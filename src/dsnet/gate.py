@@ -137,8 +137,11 @@ class Gate(nn.Module):
 def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:
     """Runs in the precision of ``x``, whatever the weights' own or an autocast around it."""
     assert layer.bias is not None
-    out = layer.out_features if out is None else out
-    weight, bias = layer.weight[:out, : x.shape[-1]].to(x.dtype), layer.bias[:out].to(x.dtype)
+    weight: Tensor = layer.weight
+    bias: Tensor = layer.bias
+    out = weight.shape[0] if out is None else out
+    if weight.dtype != x.dtype:
+        weight, bias = weight[:out, : x.shape[-1]].to(x.dtype), bias[:out].to(x.dtype)
     if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
             return SF.linear(x, weight, bias, out)

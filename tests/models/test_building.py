@@ -29,7 +29,7 @@ def test_depth_nests_a_further_block_of_zero_weight_changes_nothing(name: str) -
         ):
             parameter.zero_()
         y = model.enter(x).x
-        for _, block, size, key in steps[:-1]:
+        for block, size, key in steps[:-1]:
             y = block(y, size, key)
         assert y.std() > 0
         assert torch.equal(last(y, steps[-1].size, steps[-1].key), y)

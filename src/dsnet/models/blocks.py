@@ -64,15 +64,14 @@ class Block(nn.Module, ABC):
 class Step(NamedTuple):
     """A block, with what it needs to run on one route."""
 
-    name: str
     block: Block
     size: Slice
-    key: int
+    key: int = 0  # of the block's norms
 
 
 def run_steps(steps: Iterable[Step], x: Tensor, mode: Mode | None = None) -> Tensor:
     """Runs the chain."""
-    for _, block, size, key in steps:
+    for block, size, key in steps:
         x = block(x, size, key, mode)
     return x
 
@@ -80,7 +79,7 @@ def run_steps(steps: Iterable[Step], x: Tensor, mode: Mode | None = None) -> Ten
 def count_steps(steps: Iterable[Step], shape: Shape) -> tuple[Cost, Shape]:
     """Cost of the chain on an input of this shape, and the shape of its output."""
     total = Cost()
-    for _, block, size, _ in steps:
+    for block, size, _ in steps:
         cost, shape = block.cost(shape, size)
         total += cost
     return total, shape

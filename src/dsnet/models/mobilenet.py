@@ -6,8 +6,10 @@ lets its cheapest routes exist: p belongs to the strided depthwise convolution o
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from torch import nn
 
@@ -97,43 +99,37 @@ class MBNet(Supernet):
                 width = row.width
         self.seal(space)
 
-    def _block(self, index: int) -> tuple[str, SeparableBlock]:
-        block = self.blocks[index]
-        assert isinstance(block, SeparableBlock)
-        return f"block{index + 1}", block
-
     def prefix_steps(self) -> list[Step]:
         """Stem and early blocks, and the depthwise half of the block with the gate inside."""
         table = self.table
-        size = Slice(width=table.stem.width, kernel=3, padding=1)
-        steps = [Step("stem", self.stem, size, 0)]
-        index = 0
+        steps = [Step(self.stem, Slice(width=table.stem.width, kernel=3, padding=1))]
+        blocks = self._blocks()
         for row in table.early:
             kernel = table.early_kernel
             size = Slice(width=row.width, depth=row.layers, kernel=kernel, padding=kernel // 2)
-            for _ in range(row.layers):
-                name, block = self._block(index)
-                steps += block.steps(name, size, 0)
-                index += 1
+            for block in itertools.islice(blocks, row.layers):
+                steps += block.steps(size, 0)
         if table.gate == "inside":
-            name, block = self._block(index)
-            steps += block.spatial_steps(name, replace(size, kernel=3, padding=1), 0)
+            size = Slice(width=table.early[-1].width, kernel=3, padding=1)
+            steps += next(blocks).spatial_steps(size, 0)
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """The dynamic blocks at the route's sizes."""
         steps: list[Step] = []
         key = self.key(choices)
-        index = sum(row.layers for row in self.table.early)
+        early = sum(row.layers for row in self.table.early)
+        blocks = itertools.islice(self._blocks(), early, None)
         for row, size in zip(self.table.dynamic, self.slices(choices), strict=True):
-            for _ in range(row.layers):
-                name, block = self._block(index)
+            for block in itertools.islice(blocks, row.layers):
                 if steps or self.table.gate == "entrance":
-                    steps += block.steps(name, size, key)
+                    steps += block.steps(size, key)
                 else:
-                    steps.append(block.pointwise_step(name, size, key))
-                index += 1
+                    steps.append(block.pointwise_step(size, key))
         return steps
+
+    def _blocks(self) -> Iterator[SeparableBlock]:
+        return iter(cast(Iterable[SeparableBlock], self.blocks))
 
 
 # --- the families -------------------------------------------------------------------------------------

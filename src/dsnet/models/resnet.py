@@ -112,7 +112,7 @@ class Bottleneck(Block):
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Both branches."""
-        cost, after = count_steps((Step("", block, size, 0) for block in self._branch()), shape)
+        cost, after = count_steps((Step(block, size) for block in self._branch()), shape)
         return cost if self.shortcut is None else cost + self.shortcut.cost(shape, size)[0], after
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
@@ -203,21 +203,20 @@ class ResNet(Supernet):
     def prefix_steps(self) -> list[Step]:
         """Stem and max-pool."""
         size = Slice(width=self.table.stem_width, kernel=3, padding=1)
-        steps = [Step("stem", self.stem, size, 0)]
+        steps = [Step(self.stem, size)]
         if self.max_pool is not None:
-            steps.append(Step("max_pool", self.max_pool, size, 0))
+            steps.append(Step(self.max_pool, size))
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """The first blocks of the stages that the last choice decides."""
         key, sizes = self.key(choices), self.slices(choices)
         first = 0 if len(self.gates) == 1 else len(choices) - 1
-        steps = []
-        for stage, size in enumerate(sizes, start=first):
-            blocks = cast(nn.ModuleList, self.stages[stage])
-            for layer, block in itertools.islice(enumerate(blocks), size.depth):
-                steps.append(Step(f"stage{stage + 1}_{layer + 1}", cast(Block, block), size, key))
-        return steps
+        return [
+            Step(cast(Block, block), size, key)
+            for stage, size in enumerate(sizes, start=first)
+            for block in itertools.islice(cast(nn.ModuleList, self.stages[stage]), size.depth)
+        ]
 
 
 def _product_space(name: str, table: ResNetTable, order: tuple[tuple[int, ...], ...]) -> RouteSpace:

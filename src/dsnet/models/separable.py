@@ -38,17 +38,17 @@ class SeparableBlock(nn.Module):
             pointwise, norm.make(width, keys[1], factory), make_activation(activation)
         )
 
-    def spatial_steps(self, name: str, size: Slice, key: int) -> list[Step]:
+    def spatial_steps(self, size: Slice, key: int) -> list[Step]:
         """The depthwise half."""
-        steps = [Step(f"{name}_depthwise", self.depthwise, size, key)]
+        steps = [Step(self.depthwise, size, key)]
         if self.attention is not None:
-            steps.append(Step(f"{name}_attention", self.attention, size, key))
+            steps.append(Step(self.attention, size, key))
         return steps
 
-    def pointwise_step(self, name: str, size: Slice, key: int) -> Step:
+    def pointwise_step(self, size: Slice, key: int) -> Step:
         """The pointwise half."""
-        return Step(f"{name}_pointwise", self.pointwise, size, key)
+        return Step(self.pointwise, size, key)
 
-    def steps(self, name: str, size: Slice, key: int) -> list[Step]:
+    def steps(self, size: Slice, key: int) -> list[Step]:
         """Both halves."""
-        return [*self.spatial_steps(name, size, key), self.pointwise_step(name, size, key)]
+        return [*self.spatial_steps(size, key), Step(self.pointwise, size, key)]

@@ -161,7 +161,7 @@ class Supernet(nn.Module):
 
     def head_step(self, choices: tuple[int, ...]) -> Step:
         """The head as the last link of a route's chain."""
-        return Step("head", self.head, self.slices(choices)[-1], 0)
+        return Step(self.head, self.slices(choices)[-1])
 
     def slices(self, choices: tuple[int, ...]) -> tuple[Slice, ...]:
         """Sizes of the stages that the last of ``choices`` decides."""

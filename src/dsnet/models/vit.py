@@ -205,19 +205,17 @@ class ViT(Supernet):
         """The convolutional stem."""
         kernel = self.table.stem_kernel
         size = Slice(width=self.table.stem_width, kernel=kernel, padding=kernel // 2)
-        steps = [Step("stem", self.stem, size, 0)]
+        steps = [Step(self.stem, size)]
         size = replace(size, kernel=3, padding=1)
-        for index, block in enumerate(self.stem_blocks):
-            steps += cast(SeparableBlock, block).steps(f"stem_block{index + 1}", size, 0)
+        for block in self.stem_blocks:
+            steps += cast(SeparableBlock, block).steps(size, 0)
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """Embedding and the first blocks."""
         (size,) = self.slices(choices)
-        steps = [Step("embedding", cast(Block, self.embedding), size, 0)]
-        for index, block in itertools.islice(enumerate(self.blocks), size.depth):
-            steps.append(Step(f"block{index + 1}", cast(Block, block), size, 0))
-        return steps
+        blocks = itertools.islice(self.blocks, size.depth)
+        return [Step(self.embedding, size), *(Step(cast(Block, block), size) for block in blocks)]
 
 
 # --- the family ---------------------------------------------------------------------------------------

@@ -44,9 +44,12 @@ def _check_size(what: str, size: int, full: int) -> None:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Tensor:
     """``W[:out, :in] x + b[:out]``; ``in`` is the last size of ``x``."""
     features = x.shape[-1]
-    _check_size("input width", features, weight.shape[1])
-    _check_size("output width", out, weight.shape[0])
-    return F.linear(x, weight[:out, :features], None if bias is None else bias[:out])
+    full_out, full_in = weight.shape
+    _check_size("input width", features, full_in)
+    _check_size("output width", out, full_out)
+    if out < full_out:
+        weight, bias = weight[:out], None if bias is None else bias[:out]
+    return F.linear(x, weight[:, :features] if features < full_in else weight, bias)
 
 
 # --- convolution -----------------------------------------------------------------------------------
@@ -108,8 +111,12 @@ def slice_filters(
     filters, group_in = weight.shape[:2]
     size = filter_sizes(filters, group_in, channels, out, groups=groups, per_group=per_group)
     if groups == 1 or not per_group:
-        sliced = weight[: size.out, : size.group_in]
-        return Filters(sliced, None if bias is None else bias[: size.out], size.groups)
+        # A view costs a few microseconds, so a side that is full is left alone.
+        if size.out < filters:
+            weight, bias = weight[: size.out], None if bias is None else bias[: size.out]
+        if size.group_in < group_in:
+            weight = weight[:, : size.group_in]
+        return Filters(weight, bias, size.groups)
     by_group, kept = (groups, filters // groups), size.out // groups
     sliced = torch.unflatten(weight, 0, by_group)[:, :kept, : size.group_in].flatten(0, 1)
     sliced_bias = None if bias is None else torch.unflatten(bias, 0, by_group)[:, :kept].flatten()
@@ -136,6 +143,8 @@ def window_taps(full: int, kernel: int | None = None, dilation: int = 1) -> slic
 
 def slice_window(weight: Tensor, kernel: int | None = None, dilation: int = 1) -> Tensor:
     """The centred window of ``kernel`` taps, of which every ``dilation``-th is kept (Eq. 11 and 12)."""
+    if dilation == 1 and (kernel is None or kernel == weight.shape[-1]):
+        return weight
     taps = window_taps(weight.shape[-1], kernel, dilation)
     return weight[..., taps, taps]
 

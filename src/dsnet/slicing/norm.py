@@ -105,13 +105,18 @@ class SplitBatchNorm2d(nn.Module):
         """Normalises ``x`` [B, C, H, W] as an input that belongs to ``key``."""
         channels = x.shape[1]
         self._check(channels, key)
-        weight, bias = self.weight[:channels], self.bias[:channels]
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if channels < self.channels:
+            weight, bias = weight[:channels], bias[:channels]
         if mode is not None and mode.statistics is not None:
             mean, var = mode.statistics(self, x, key)
             scale = weight * torch.rsqrt(var + self.eps)
             shift = bias - mean * scale
             return (x * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
-        mean, var = self.mean[key, :channels], self.var[key, :channels]
+        mean, var = self.mean[key], self.var[key]
+        if channels < self.channels:
+            mean, var = mean[:channels], var[:channels]
         if self.training:
             self.states[key] = KeyState.RUNNING
             self.count[key] += x.shape[0] * x.shape[2] * x.shape[3]

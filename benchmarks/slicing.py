@@ -1,0 +1,120 @@
+"""How near slicing comes to a stand-alone small network, beside masking and indexing (the paper's Table 2).
+
+    python -m benchmarks.slicing [--device cpu] [--batch 1 16] [--json FILE]
+
+Columns, all in milliseconds and all in one interleaved run:
+full      the supernet at its largest route
+masking   everything at full width, channels outside the route zeroed
+indexing  the route's filters gathered by number at every call
+slicing   the supernet at its smallest route, shared weights sliced at every call
+ideal     the stand-alone network of that route, layer for layer the same
+packed    the same with batch norms folded, as `dsnet.extract` gives it
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dsnet
+from benchmarks.alternatives import indexing, masking
+from benchmarks.timing import environment, interleaved, write_json
+from dsnet.report.text import table
+
+CASES = {
+    "ResNet-50 at 0.25": "ds_resnet",
+    "DS-MBNet smallest": "ds_mbnet",
+    "DS-ViT++ smallest": "ds_vit_plus",
+}
+METHODS = ("full", "masking", "indexing", "slicing", "ideal", "packed")
+
+
+def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Every way of running the smallest route, and the largest; checked against each other."""
+    route = model.space.smallest
+    size = x.shape[-1]
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "full": lambda images: model(images, model.space.largest),
+        "masking": masking(model, route, x),
+        "indexing": indexing(model, route),
+        "slicing": lambda images: model(images, route),
+        "ideal": dsnet.extract(model, route, fold_bn=False, image_size=size),
+        "packed": dsnet.extract(model, route, image_size=size),
+    }
+    for name in ("ideal", "packed"):
+        ways[name].to(memory_format=torch.channels_last)
+    reference = ways["ideal"](x).float()
+    for name in ("indexing", "slicing", "packed"):
+        error = (ways[name](x).float() - reference).norm() / reference.norm()
+        assert error < 0.03, f"{name} does not compute the same: relative error {error:.1e}"
+    return ways
+
+
+def measure(
+    model: dsnet.Supernet, batch: int, device: torch.device, dtype: torch.dtype, repeats: int
+) -> dict[str, Any]:
+    size = model.geometry.image_size
+    x = torch.randn(batch, 3, size, size, device=device, dtype=dtype).to(memory_format=torch.channels_last)
+    ways = methods(model, x)
+    times = interleaved(
+        {name: lambda way=ways[name]: way(x) for name in METHODS}, repeats=repeats, device=device
+    )
+    return {
+        name: {"ms": round(t.median, 4), "quartiles": [round(t.low, 4), round(t.high, 4)]}
+        for name, t in times.items()
+    }
+
+
+def report(results: list[dict[str, Any]]) -> str:
+    header = ["network", "batch", *METHODS, "slicing / ideal"]
+    rows = [
+        [
+            row["network"],
+            str(row["batch"]),
+            *(f"{row['times'][name]['ms']:.2f}" for name in METHODS),
+            f"{row['times']['slicing']['ms'] / row['times']['ideal']['ms']:.3f}",
+        ]
+        for row in results
+    ]
+    return table(header, rows, left=("network",))
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, nargs="+", help="default: 1 16 on a CPU, 1 64 256 on a GPU")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    args = parser.parse_args()
+    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    batches = args.batch or ([1, 16] if device.type == "cpu" else [1, 64, 256])
+    results = []
+    for network, name in CASES.items():
+        model = dsnet.create_model(
+            name, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0)
+        )
+        model.to(memory_format=torch.channels_last)
+        for batch in batches:
+            print(f"{network}, batch {batch} …", flush=True)
+            times = measure(model, batch, device, dtype, args.repeats)
+            results.append({"network": network, "model": name, "batch": batch, "times": times})
+    about = {**environment(device), "dtype": args.dtype, "repeats": args.repeats}
+    print(
+        f"\n{about['machine']}, torch {about['torch']}, {args.dtype}, channels-last, {args.repeats} rounds\n"
+    )
+    print(report(results))
+    if args.json:
+        write_json(args.json, {"benchmark": "slicing", **about, "results": results})
+
+
+if __name__ == "__main__":
+    main()
