@@ -1,6 +1,9 @@
 """How near slicing comes to a stand-alone small network, beside masking and indexing (the paper's Table 2).
 
-    python -m benchmarks.slicing [--device cpu] [--batch 1 16] [--json FILE]
+    python -m benchmarks.slicing [--device cpu] [--batch 1 16] [--graphs] [--json FILE]
+
+In eager mode a GPU waits for the host at small batches, whatever the method; `--graphs` captures every
+method in a CUDA graph first, so that the times are those of the kernels.
 
 Columns, all in milliseconds and all in one interleaved run:
 full      the supernet at its largest route
@@ -14,6 +17,7 @@ packed    the same with batch norms folded, as `dsnet.extract` gives it
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,15 +59,27 @@ def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Te
     return ways
 
 
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as a CUDA graph."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def measure(
-    model: dsnet.Supernet, batch: int, device: torch.device, dtype: torch.dtype, repeats: int
+    model: dsnet.Supernet, batch: int, device: torch.device, dtype: torch.dtype, repeats: int, graphs: bool
 ) -> dict[str, Any]:
     size = model.geometry.image_size
     x = torch.randn(batch, 3, size, size, device=device, dtype=dtype).to(memory_format=torch.channels_last)
-    ways = methods(model, x)
-    times = interleaved(
-        {name: lambda way=ways[name]: way(x) for name in METHODS}, repeats=repeats, device=device
-    )
+    calls = {name: functools.partial(way, x) for name, way in methods(model, x).items()}
+    if graphs:
+        calls = {name: captured(call) for name, call in calls.items()}
+    times = interleaved({name: calls[name] for name in METHODS}, repeats=repeats, device=device)
     return {
         name: {"ms": round(t.median, 4), "quartiles": [round(t.low, 4), round(t.high, 4)]}
         for name, t in times.items()
@@ -92,10 +108,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, nargs="+", help="default: 1 16 on a CPU, 1 64 256 on a GPU")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--graphs", action="store_true", help="time CUDA graphs instead of eager calls")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    if args.graphs and device.type != "cuda":
+        parser.error("--graphs needs a CUDA device")
     batches = args.batch or ([1, 16] if device.type == "cpu" else [1, 64, 256])
     results = []
     for network, name in CASES.items():
@@ -105,11 +124,12 @@ def main() -> None:
         model.to(memory_format=torch.channels_last)
         for batch in batches:
             print(f"{network}, batch {batch} …", flush=True)
-            times = measure(model, batch, device, dtype, args.repeats)
+            times = measure(model, batch, device, dtype, args.repeats, args.graphs)
             results.append({"network": network, "model": name, "batch": batch, "times": times})
-    about = {**environment(device), "dtype": args.dtype, "repeats": args.repeats}
+    about = {**environment(device), "dtype": args.dtype, "repeats": args.repeats, "graphs": args.graphs}
     print(
-        f"\n{about['machine']}, torch {about['torch']}, {args.dtype}, channels-last, {args.repeats} rounds\n"
+        f"\n{about['machine']}, torch {about['torch']}, {args.dtype}, channels-last, "
+        f"{'CUDA graphs' if args.graphs else 'eager'}, {args.repeats} rounds\n"
     )
     print(report(results))
     if args.json:

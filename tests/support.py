@@ -33,7 +33,7 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
             values = 0.5 + torch.rand(like.shape, generator=generator, dtype=torch.float64)
         else:
             values = torch.randn(like.shape, generator=generator, dtype=torch.float64)
-        return values.to(like)
+        return values.to(like.device, like.dtype)
 
     for name, parameter in model.named_parameters():
         norm_scale = parameter.dim() == 1 and name.endswith("norm.weight")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -38,7 +39,7 @@ def extract(
     model.check_statistics(route.choices)
     names = {module: name.replace(".", "_") for name, module in model.named_modules()}
 
-    def chain(steps: list[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:
+    def chain(steps: Iterable[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:
         made: OrderedDict[str, nn.Module] = OrderedDict()
         for block, size, key in steps:
             made[names[block]] = block.extract(shape, size, key, fold_bn=fold_bn)
@@ -46,10 +47,10 @@ def extract(
         return nn.Sequential(made), shape
 
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["prefix"], shape = chain(model.prefix_steps(), model.geometry.shape(image_size))
+    parts["prefix"], shape = chain(model.chain(()), model.geometry.shape(image_size))
     for stage in range(len(model.gates)):
         parts[f"gate{stage}"] = model.gate(stage).extract(shape.channels)
-        parts[f"segment{stage}"], shape = chain(model.segment_steps(route.choices[: stage + 1]), shape)
+        parts[f"segment{stage}"], shape = chain(model.chain(route.choices[: stage + 1]), shape)
     block, size, key = model.head_step(route.choices)
     parts["head"] = block.extract(shape, size, key, fold_bn=fold_bn)
     return nn.Sequential(parts).eval()

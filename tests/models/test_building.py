@@ -14,7 +14,7 @@ from tests.support import FAMILIES, SUPERNETS, TINY, assert_close, images, rando
 def test_depth_nests_a_further_block_of_zero_weight_changes_nothing(name: str) -> None:
     model = randomise(dsnet.create_model(name, dtype=torch.float64))
     x = images(model, 2)
-    steps = model.segment_steps(model.space.largest.choices)
+    steps = model.chain(model.space.largest.choices)
     last = steps[-1].block
     with torch.no_grad():
         for parameter in (

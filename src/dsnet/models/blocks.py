@@ -136,12 +136,13 @@ class ConvNormAct(Block):
     ) -> None:
         super().__init__()
         self.conv, self.norm, self.act, self.filters = conv, norm, act, filters
+        self.spatial, self.strided = conv.kernel > 1, conv.stride > 1
 
     def _conv_sizes(self, size: Slice) -> tuple[int | None, int | None, int | None]:
         out = None if self.filters == "input" else cast(int, getattr(size, self.filters))
-        if self.conv.kernel == 1:
+        if not self.spatial:
             return out, None, None
-        return out, size.kernel, size.padding if self.conv.stride > 1 else None
+        return out, size.kernel, size.padding if self.strided else None
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Runs at this size."""

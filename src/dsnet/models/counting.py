@@ -11,13 +11,13 @@ __all__ = ["prefix_cost", "route_cost", "segment_cost"]
 
 def prefix_cost(model: Supernet, image: Shape) -> tuple[Cost, Shape]:
     """What runs before the first decision, the first gate included, and the shape that stands there."""
-    cost, shape = count_steps(model.prefix_steps(), image)
+    cost, shape = count_steps(model.chain(()), image)
     return cost + model.gate(0).cost(shape), shape
 
 
 def segment_cost(model: Supernet, choices: tuple[int, ...], shape: Shape) -> tuple[Cost, Shape]:
     """What runs behind the gate that made the last of ``choices``: its segment, then next gate or head."""
-    cost, after = count_steps(model.segment_steps(choices), shape)
+    cost, after = count_steps(model.chain(choices), shape)
     if len(choices) < len(model.gates):
         return cost + model.gate(len(choices)).cost(after), after
     head, after = count_steps([model.head_step(choices)], after)

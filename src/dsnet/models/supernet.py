@@ -117,10 +117,31 @@ class Supernet(nn.Module):
         """The blocks behind the gate that made the last of ``choices``, up to the next gate or the head."""
 
     def seal(self, space: RouteSpace) -> None:
-        """Ends construction: a family calls it once all its blocks are in place."""
+        """Ends construction: a family calls it once all its blocks are in place.
+
+        Lays out the chain of every segment once, so that a pass does not build it again. Whoever puts
+        another block in a block's place afterwards calls this again.
+        """
         self.space = space
         self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
+        self._chains: dict[tuple[int, ...], tuple[Step, ...]] = {(): tuple(self.prefix_steps())}
+        for gates in range(1, len(self.gates) + 1):
+            for choices in itertools.product(*(range(len(row)) for row in self.slice_table[:gates])):
+                self._chains[choices] = tuple(self.segment_steps(choices))
+        self._chain_norms = {
+            choices: tuple(
+                (module, step.key)
+                for step in chain
+                for module in step.block.modules()
+                if isinstance(module, SplitBatchNorm2d)
+            )
+            for choices, chain in self._chains.items()
+        }
         self.eval()
+
+    def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
+        """`segment_steps` as laid out; the prefix for no choices."""
+        return self._chains[choices]
 
     # --- running -----------------------------------------------------------------------------------
     def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Tensor:
@@ -145,7 +166,7 @@ class Supernet(nn.Module):
 
     def enter(self, x: Tensor, mode: Mode | None = None) -> State:
         """Prefix and first gate: all that runs before the first decision."""
-        return State(*self.gates[0](run_steps(self.prefix_steps(), x, mode)))
+        return State(*self.gates[0](run_steps(self.chain(()), x, mode)))
 
     def score(self, state: State, stage: int) -> Tensor:
         """Scores [B, choices] of gate ``stage`` for what stands at it."""
@@ -153,11 +174,11 @@ class Supernet(nn.Module):
 
     def advance(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> State:
         """From the gate that made the last of ``choices`` to the next one."""
-        return State(*self.gates[len(choices)](run_steps(self.segment_steps(choices), state.x, mode)))
+        return State(*self.gates[len(choices)](run_steps(self.chain(choices), state.x, mode)))
 
     def finish(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
-        return run_steps([*self.segment_steps(choices), self.head_step(choices)], state.x, mode)
+        return run_steps((*self.chain(choices), self.head_step(choices)), state.x, mode)
 
     def head_step(self, choices: tuple[int, ...]) -> Step:
         """The head as the last link of a route's chain."""
@@ -196,13 +217,8 @@ class Supernet(nn.Module):
 
     def norms(self, choices: tuple[int, ...]) -> Iterator[tuple[SplitBatchNorm2d, int]]:
         """Every split batch norm between the image and the end of the segment, with the key it uses."""
-        steps = self.prefix_steps()
-        for stage in range(len(choices)):
-            steps += self.segment_steps(choices[: stage + 1])
-        for step in steps:
-            for module in step.block.modules():
-                if isinstance(module, SplitBatchNorm2d):
-                    yield module, step.key
+        for gates in range(len(choices) + 1):
+            yield from self._chain_norms[choices[:gates]]
 
     def key_states(self, route: Route | int) -> set[KeyState]:
         """Where the norm statistics that a route uses come from."""
@@ -220,18 +236,12 @@ class Supernet(nn.Module):
             or (mode is not None and mode.statistics is not None)
         ):
             return
-        if all(KeyState.FRESH not in n.states for n in self._norms) or not any(map(_updated, self._norms)):
-            return
         fresh = sum(norm.states[key] is KeyState.FRESH for norm, key in self.norms(choices))
-        if fresh:
+        if fresh and any(any(norm.states) for norm in self._norms):
             raise DsnetError(
                 f"{self.spec.name} has batch-norm statistics for some routes but not for the choices "
                 f"{list(choices)} ({fresh} norms are as built); make them with `dsnet recalibrate`"
             )
-
-
-def _updated(norm: SplitBatchNorm2d) -> bool:
-    return any(norm.states)
 
 
 def norm_keys(choices: Sequence[int], bn_key: BnKey) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ __all__ = [
     "group_norm",
     "layer_norm",
     "linear",
+    "pointwise",
     "slice_filters",
     "slice_head_features",
     "slice_window",
@@ -170,7 +171,29 @@ def conv2d(
     """
     filters = slice_filters(weight, bias, x.shape[1], out, groups=groups, per_group=per_group)
     window = slice_window(filters.weight, kernel, dilation)
+    if window.shape[-1] == 1 and stride == 1 and padding == 0 and groups == 1 and _prefers_product(x):
+        return pointwise(x, window, filters.bias)
     return F.conv2d(x, window, filters.bias, stride, padding, dilation, filters.groups)
+
+
+def _prefers_product(x: Tensor) -> bool:
+    """Whether a 1 × 1 convolution of ``x`` is quicker as a matrix product.
+
+    Convolution kernels copy a weight that is not contiguous at every call, matrix products take it as it
+    is. Measured: worth it on a CPU for one image, and on a GPU in half precision, channels-last.
+    """
+    if x.device.type == "cpu":
+        return x.shape[0] == 1
+    return x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """1 × 1 convolution with ``weight`` [O, C, 1, 1] as a matrix product; keeps the memory layout."""
+    matrix = weight[:, :, 0, 0]
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return F.linear(x.permute(0, 2, 3, 1), matrix, bias).permute(0, 3, 1, 2)
+    y = torch.matmul(matrix, x.flatten(2)).view(x.shape[0], -1, *x.shape[2:])
+    return y if bias is None else y + bias[:, None, None]
 
 
 def conv_output_size(size: int, kernel: int, stride: int, padding: int) -> int:

@@ -104,7 +104,8 @@ class SplitBatchNorm2d(nn.Module):
     def forward(self, x: Tensor, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Normalises ``x`` [B, C, H, W] as an input that belongs to ``key``."""
         channels = x.shape[1]
-        self._check(channels, key)
+        if not (0 < channels <= self.channels and 0 <= key < self.keys):
+            self._check(channels, key)
         weight: Tensor = self.weight
         bias: Tensor = self.bias
         if channels < self.channels:
@@ -114,9 +115,7 @@ class SplitBatchNorm2d(nn.Module):
             scale = weight * torch.rsqrt(var + self.eps)
             shift = bias - mean * scale
             return (x * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
-        mean, var = self.mean[key], self.var[key]
-        if channels < self.channels:
-            mean, var = mean[:channels], var[:channels]
+        mean, var = self.mean[key, :channels], self.var[key, :channels]
         if self.training:
             self.states[key] = KeyState.RUNNING
             self.count[key] += x.shape[0] * x.shape[2] * x.shape[3]
