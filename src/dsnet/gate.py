@@ -3,6 +3,7 @@
 An average pool and one shared layer encode the features; on them sit the attention head, which scales
 the channels by 1 + tanh, and, where the gate decides, a routing head. Attention belongs to the
 supernet's weights, the routing head to the router: a pass at a given route never runs the latter.
+A gate that decides computes in float32 or better, whatever the precision around it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def scalar_scores(s: Tensor, routes: int) -> Tensor:
 
 
 class Code(NamedTuple):
-    """What a routing head may read, in float32 or better: pooled features and the shared hidden layer."""
+    """What a routing head reads, in float32 or better: pooled features and the shared hidden layer."""
 
     pooled: Tensor  # [B, C]
     hidden: Tensor  # [B, hidden]
@@ -108,9 +109,14 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Code]:
         """Scales ``x`` [B, C, H, W] by its attention; also gives what a routing head would read."""
-        pooled = x.mean((2, 3), dtype=SF.at_least_float32(x.dtype))
-        hidden = F.relu(_precise_linear(self.first, pooled))
-        scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1]))
+        if self.routing is None:  # decides nothing: the precision around it will do
+            pooled = x.mean((2, 3))
+            hidden = F.relu(self.first(pooled))
+            scale = 1 + torch.tanh(self.attention(hidden, x.shape[1]))
+        else:
+            pooled = x.mean((2, 3), dtype=SF.at_least_float32(x.dtype))
+            hidden = F.relu(_precise_linear(self.first, pooled))
+            scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1]))
         return x * scale.to(x.dtype)[:, :, None, None], Code(pooled, hidden)
 
     def score(self, code: Code) -> Tensor:

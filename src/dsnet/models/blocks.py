@@ -6,6 +6,7 @@ gives its stand-alone twin. Three methods, side by side, so that the three canno
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -86,14 +87,14 @@ def count_steps(steps: Iterable[Step], shape: Shape) -> tuple[Cost, Shape]:
 
 
 # --- pieces that families choose from ----------------------------------------------------------------
-ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "relu": nn.ReLU, "hard_swish": nn.Hardswish}
+ACTIVATIONS = {"silu": nn.SiLU, "relu": nn.ReLU, "hard_swish": nn.Hardswish}
 
 
 def make_activation(name: str) -> nn.Module:
-    """Activation by name."""
+    """Activation by name; in place, since it gets a norm's or a sum's output that nobody else needs."""
     if name not in ACTIVATIONS:
         raise DsnetError(f"unknown activation {name!r}; possible: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]()
+    return ACTIVATIONS[name](inplace=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ class ConvNormAct(Block):
         if fold_bn and isinstance(norm, nn.BatchNorm2d):
             parts = [fuse(conv, norm)]
         if self.act is not None:
-            parts.append(type(self.act)())
+            parts.append(copy.deepcopy(self.act))
         return nn.Sequential(*parts)
 
 

@@ -6,6 +6,7 @@ stage takes nine widths, one for each of its nine routes.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Iterator
@@ -126,7 +127,7 @@ class Bottleneck(Block):
             if self.shortcut is None
             else self.shortcut.extract(shape, size, key, fold_bn=fold_bn)
         )
-        return traced(_Residual(nn.Sequential(*parts), shortcut, type(self.act)()))
+        return traced(_Residual(nn.Sequential(*parts), shortcut, copy.deepcopy(self.act)))
 
 
 class _Residual(nn.Module):

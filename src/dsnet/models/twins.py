@@ -51,16 +51,16 @@ class MobileNetV1(Twin):
     def __init__(self, options: WidthOptions, factory: Factory) -> None:
         super().__init__()
         width = options.scale(32)
-        self.stem = nn.Sequential(*_conv_norm(3, width, 3, 2, factory), nn.ReLU())
+        self.stem = nn.Sequential(*_conv_norm(3, width, 3, 2, factory), nn.ReLU(inplace=True))
         blocks = []
         for channels, stride in self.rows:
             out = options.scale(channels)
             blocks.append(
                 nn.Sequential(
                     *_conv_norm(width, width, 3, stride, factory, groups=width),
-                    nn.ReLU(),
+                    nn.ReLU(inplace=True),
                     *_conv_norm(width, out, 1, 1, factory),
-                    nn.ReLU(),
+                    nn.ReLU(inplace=True),
                 )
             )
             width = out
@@ -85,9 +85,9 @@ class _Bottleneck(nn.Module):
         hidden = channels // 4
         self.branch = nn.Sequential(
             *_conv_norm(channels_in, hidden, 1, 1, factory),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             *_conv_norm(hidden, hidden, 3, stride, factory),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             *_conv_norm(hidden, channels, 1, 1, factory),
         )
         project = stride > 1 or channels_in != channels
@@ -98,7 +98,7 @@ class _Bottleneck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x) + self.shortcut(x))
+        return F.relu(self.branch(x) + self.shortcut(x), inplace=True)
 
     def cost(self, shape: Shape) -> tuple[Cost, Shape]:
         branch, after = plain_cost(self.branch, shape)
@@ -114,7 +114,9 @@ class ResNet50(Twin):
     def __init__(self, options: WidthOptions, factory: Factory) -> None:
         super().__init__()
         width = options.scale(64)
-        self.stem = nn.Sequential(*_conv_norm(3, width, 7, 2, factory), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(
+            *_conv_norm(3, width, 7, 2, factory), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
         self.blocks = nn.ModuleList()
         for channels, layers, stride in self.rows:
             out = options.scale(channels)

@@ -1,0 +1,65 @@
+"""What README and docs say is what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.tables import PAGES, filled
+
+import dsnet
+from dsnet.report.text import human
+
+ROOT = Path(__file__).parent.parent
+
+
+def code_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+
+
+def test_the_readmes_ten_lines_run_and_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = code_blocks("README.md")
+    statements = [line for line in block.splitlines() if line.strip()]
+    assert len(statements) <= 10
+    names: dict[str, object] = {}
+    with torch.no_grad():
+        exec(block, names)
+    assert names["logits"].shape == (8, 1000)
+    assert names["routes"].shape == (8, 1)
+    printed = capsys.readouterr().out.splitlines()
+    promised = re.findall(r"print\(.*?# (.*)$", block, re.M)
+    assert [line == said.split(", by")[0] for line, said in zip(printed, promised, strict=True)] == [
+        True,
+        True,
+    ]
+
+
+def test_the_design_pages_code_runs() -> None:
+    model = dsnet.create_model("ds_mbnet_cifar")
+    names = {"model": model, "images": torch.randn(2, 3, 32, 32), "route": 3, "Supernet": dsnet.Supernet}
+    for block in code_blocks("docs/design.md"):
+        with torch.no_grad():
+            exec(block, names)
+    assert names["first"].shape == names["second"].shape == (2, 10)
+
+
+def test_the_readmes_models_are_the_models() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("ds_mbnet", "ds_mbnet_plus", "ds_resnet", "ds_resnet_plus", "ds_vit_plus"):
+        model = dsnet.create_model(name, device="meta")
+        ends = [human(dsnet.madds(model, r)) for r in (model.space.smallest, model.space.largest)]
+        (row,) = re.findall(rf"^\| `{name}` \| (\d+).*\| (.*) – (.*) \|$", text, re.M)
+        assert row == (str(len(model.space)), *ends)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_match_the_committed_figures(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert filled(text) == text, "run `python -m benchmarks.tables`"
+
+
+def test_readme_names_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.index("make demo") < text.index("make test") < text.index("## Ten lines")
