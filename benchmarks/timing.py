@@ -62,8 +62,15 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": _commit(),
-        "command": "python -m " + " ".join([_module_name(), *sys.argv[1:]]),
+        "command": " ".join(["python -m", _module_name(), *_arguments()]),
     }
+
+
+def _arguments() -> list[str]:
+    """The command's arguments, without where its figures go."""
+    given = sys.argv[1:]
+    at = given.index("--json") if "--json" in given else len(given)
+    return given[:at] + given[at + 2 :]
 
 
 def _module_name() -> str:
