@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dsnet
+from dsnet.models.gated import Decide, run_gated
 from dsnet.routes import Route
 from tests.support import SUPERNETS, error_of, images, random_model
 
@@ -103,3 +104,27 @@ def test_narrowings_that_a_space_does_not_have_are_errors() -> None:
     assert "Ti, S, M, L" in error_of(lambda: space.narrow("XL"))
     space = random_model("ds_resnet_tiny").space
     assert "every combination" in error_of(lambda: space.narrow([0, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("decide", "words"),
+    [
+        (lambda scores, stage, previous: torch.full((4,), 9), ["position 9", "0 to 3"]),
+        (lambda scores, stage, previous: torch.full((4,), -1), ["position -1", "0 to 3"]),
+        (lambda scores, stage, previous: scores, ["each of 4 images", "[4, 4]"]),
+        (lambda scores, stage, previous: scores[:, 0], ["each of 4 images", "float"]),
+    ],
+)
+def test_decisions_that_no_gate_can_make_are_errors(decide: Decide, words: list[str]) -> None:
+    model = random_model("ds_mbnet_tiny")
+    message = error_of(lambda: run_gated(model, images(model, 4), decide))
+    for word in words:
+        assert word in message
+
+
+def test_choices_and_sizes_that_are_none_are_errors() -> None:
+    model = random_model("ds_resnet_tiny")
+    state = model.enter(images(model, 2))
+    assert "0 to 3 × 0 to 3" in error_of(lambda: model.finish(state, (0, 4)))
+    assert "(height, width)" in error_of(lambda: dsnet.madds(model, 0, (16, 16, 16)))
+    assert "16.0" in error_of(lambda: dsnet.madds(model, 0, (16.0, 16)))

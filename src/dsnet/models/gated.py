@@ -53,6 +53,7 @@ def run_gated(
     choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
     if batch == 0:  # nothing to decide, but the logits still have their shape
         return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
+    model.check_statistics((), mode)
     groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, mode))]
     for _ in range(gates - 1):
         moved = []
@@ -76,13 +77,23 @@ def _split(model: Supernet, groups: list[_Group], decide: Decide, choices: Tenso
     stage = len(groups[0].choices)
     gate = model.gate(stage)
     assert gate.routing is not None
-    options = torch.tensor(gate.routing.choices, device=choices.device)
+    options = gate.routing.choices
     taken = []
     for group in groups:
-        previous = group.choices[-1] if group.choices else None
-        taken.append(options[decide(model.score(group.state, stage), stage, previous)])
-        choices[group.rows, stage] = taken[-1]
-    decisions = torch.cat(taken).tolist()  # the one time per gate that the host waits
+        scores = model.score(group.state, stage)
+        taken.append(decide(scores, stage, group.choices[-1] if group.choices else None))
+        if taken[-1].shape != scores.shape[:1] or taken[-1].is_floating_point():
+            raise DsnetError(
+                f"decide must give one position for each of {len(scores)} images, "
+                f"not a {taken[-1].dtype} tensor of shape {list(taken[-1].shape)}"
+            )
+    positions = torch.cat(taken).tolist()  # the one time per gate that the host waits
+    if min(positions) < 0 or max(positions) >= len(options):
+        strange = next(p for p in positions if not 0 <= p < len(options))
+        raise DsnetError(f"decide gave position {strange}; gate {stage} has 0 to {len(options) - 1}")
+    decisions = [options[p] for p in positions]
+    rows = torch.cat([group.rows for group in groups])
+    choices[rows, stage] = torch.tensor(decisions, device=choices.device)
 
     parts, start = [], 0
     for group in groups:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -71,9 +71,11 @@ class Geometry:
     def shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
         """Shape of an image of this size (by default the one the network is made for), checked."""
         size = self.image_size if image_size is None else image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        self.check(height, width)
-        return Shape(self.channels, height, width)
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
+            raise DsnetError(f"an image size is one number or (height, width), not {image_size!r}")
+        self.check(*sides)
+        return Shape(self.channels, *sides)
 
 
 class State(NamedTuple):
@@ -83,7 +85,7 @@ class State(NamedTuple):
     code: Code
 
 
-class Supernet(nn.Module):
+class Supernet(nn.Module, ABC):
     """One set of weights that runs as any route of its space.
 
     ``model(x, route)`` runs one route; ``model(x)`` lets the gates decide for every image. A pass takes
@@ -137,11 +139,14 @@ class Supernet(nn.Module):
             )
             for choices, chain in self._chains.items()
         }
-        self.eval()
 
     def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
         """`segment_steps` as laid out; the prefix for no choices."""
-        return self._chains[choices]
+        try:
+            return self._chains[choices]
+        except KeyError:
+            possible = " × ".join(f"0 to {len(row) - 1}" for row in self.slice_table)
+            raise DsnetError(f"{self.spec.name} has no choices {choices!r}; possible: {possible}") from None
 
     # --- running -----------------------------------------------------------------------------------
     def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Tensor:
