@@ -23,6 +23,7 @@ LAYERS = [
     ["dsnet.gate"],
     ["dsnet.models"],
     ["dsnet.cost", "dsnet.extract"],
+    ["dsnet.training"],
     ["dsnet.report"],
     ["dsnet.cli"],
 ]

@@ -29,6 +29,7 @@ __all__ = [
     "ChannelAttention",
     "ConvNormAct",
     "Factory",
+    "Head",
     "MaxPool",
     "NormSpec",
     "PoolHead",
@@ -212,7 +213,17 @@ class MaxPool(Block):
         return nn.MaxPool2d(3, 2, 1)
 
 
-class PoolHead(Block):
+class Head(Block):
+    """The last link: features → logits, by way of one vector an image."""
+
+    classifier: SlicedLinear
+
+    @abstractmethod
+    def pool(self, x: Tensor) -> Tensor:
+        """What a stage says of an image: its features [B, …] → [B, C]."""
+
+
+class PoolHead(Head):
     """Global average pool and classifier, which reads the channels that there are."""
 
     def __init__(self, channels: int, num_classes: int, factory: Factory) -> None:
@@ -221,7 +232,11 @@ class PoolHead(Block):
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Features [B, C, H, W] → logits [B, classes]."""
-        return cast(Tensor, self.classifier(x.mean((2, 3))))
+        return cast(Tensor, self.classifier(self.pool(x)))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Mean over all positions."""
+        return x.mean((2, 3))
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Cost and the shape of the logits."""

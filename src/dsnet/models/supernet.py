@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import Code, Gate
-from dsnet.models.blocks import Block, Step, run_steps
+from dsnet.models.blocks import Head, Step, run_steps
 from dsnet.models.gated import Decide, greedy, run_gated
 from dsnet.routes import Route, RouteSpace, Slice
 from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d
@@ -101,13 +101,14 @@ class Supernet(nn.Module, ABC):
         slices: SliceTable,
         geometry: Geometry,
         gates: Sequence[Gate],
-        head: Block,
+        head: Head,
         bn_key: BnKey = "stage",
     ) -> None:
         super().__init__()
         self.spec = ModelSpec(name=name)
         self.slice_table, self.geometry, self.bn_key = slices, geometry, bn_key
-        self.gates, self.head = nn.ModuleList(gates), head
+        self.gates: nn.ModuleList = nn.ModuleList(gates)
+        self.head: Head = head
 
     # --- what a family says ------------------------------------------------------------------------
     @abstractmethod
@@ -163,6 +164,25 @@ class Supernet(nn.Module, ABC):
         for stage in range(1, len(self.gates)):
             state = self.advance(state, route.choices[:stage], mode)
         return self.finish(state, route.choices, mode)
+
+    def run_stages(
+        self, x: Tensor, route: Route | int, mode: Mode | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Logits, and what every dynamic stage of the route says of the images: [B, width] each."""
+        self.check_images(x)
+        choices = self.space.resolve(route).choices
+        self.check_statistics(choices, mode)
+        state = self.enter(x, mode)
+        stages: list[Tensor] = []
+        for gates in range(1, len(choices) + 1):
+            made = choices[:gates]
+            y = state.x
+            for size in self.slices(made):
+                y = run_steps((step for step in self.chain(made) if step.size is size), y, mode)
+                stages.append(self.head.pool(y))
+            if gates < len(choices):
+                state = State(*self.gates[gates](y))
+        return run_steps([self.head_step(choices)], y, mode), tuple(stages)
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
         """Decisions [B, gates]: the route's number (one gate) or each gate's choice (several)."""

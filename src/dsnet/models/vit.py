@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.gate import Gate
-from dsnet.models.blocks import Block, ConvNormAct, Factory, NormSpec, Step, make_activation
+from dsnet.models.blocks import Block, ConvNormAct, Factory, Head, NormSpec, Step, make_activation
 from dsnet.models.options import ViTOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable import SeparableBlock
@@ -115,7 +115,7 @@ class _PreNorm(nn.Module):
         return cast(Tensor, x + self.mlp(x))
 
 
-class TokenHead(Block):
+class TokenHead(Head):
     """Norm and classifier on the class token."""
 
     def __init__(self, width: int, num_classes: int, factory: Factory) -> None:
@@ -125,7 +125,11 @@ class TokenHead(Block):
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Tokens [B, N, E] → logits [B, classes]."""
-        return cast(Tensor, self.classifier(self.norm(x[:, 0])))
+        return cast(Tensor, self.classifier(self.norm(self.pool(x))))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """The class token, before the norm."""
+        return x[:, 0]
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Cost and the shape of the logits."""

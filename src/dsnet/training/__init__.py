@@ -1,0 +1,9 @@
+"""Stage I: schemes, losses and steps that train a supernet's weights; re-calibration of its norms."""
+
+from dsnet.training.average import Average
+from dsnet.training.projector import Projector
+from dsnet.training.recalibrate import recalibrate
+from dsnet.training.schemes import Scheme
+from dsnet.training.step import NetworkLoss, Stage1, StepLosses
+
+__all__ = ["Average", "NetworkLoss", "Projector", "Scheme", "Stage1", "StepLosses", "recalibrate"]

@@ -1,0 +1,75 @@
+"""Re-calibrated statistics are the exact ones of what every norm got."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import dsnet
+from dsnet.slicing import KeyState, SplitBatchNorm2d
+from dsnet.training import recalibrate
+from tests.support import TINY, assert_close, error_of, images, randomise
+
+
+def watch(model: dsnet.Supernet) -> dict[tuple[SplitBatchNorm2d, int], list[Tensor]]:
+    """Everything that norms get from now on, by key."""
+    inputs: dict[tuple[SplitBatchNorm2d, int], list[Tensor]] = {}
+    for module in model.modules():
+        if isinstance(module, SplitBatchNorm2d):
+
+            def note(norm: SplitBatchNorm2d, args: tuple) -> None:
+                inputs.setdefault((norm, args[1]), []).append(args[0].clone())
+
+            module.register_forward_pre_hook(note)
+    return inputs
+
+
+@pytest.mark.parametrize("options", [{}, {"bn_key": "prefix"}])
+@pytest.mark.parametrize("name", TINY)
+def test_statistics_are_exact(name: str, options: dict[str, str]) -> None:
+    if "vit" in name and options:
+        options = {}
+    model = randomise(dsnet.create_model(name, dtype=torch.float64, **options))
+    inputs = watch(model)
+    batches = [images(model, count, seed=count) for count in (7, 5, 6)]
+    assert recalibrate(model, batches, generator=torch.Generator().manual_seed(0)) == 18
+    norms = [m for m in model.modules() if isinstance(m, SplitBatchNorm2d)]
+    used = {(norm, key) for route in model.space for norm, key in model.norms(route.choices)}
+    assert set(inputs) == used
+    assert {norm for norm, _ in used} == set(norms)
+    for (norm, key), seen in inputs.items():
+        everything = torch.cat([x.transpose(0, 1).flatten(1) for x in seen], 1)
+        channels = everything.shape[0]
+        assert_close(norm.mean[key, :channels], everything.mean(1), 1e-9)
+        assert_close(norm.var[key, :channels], everything.var(1, correction=0), 1e-9)
+        assert norm.count[key] == everything.shape[1]
+        assert norm.states[key] is KeyState.CALIBRATED
+
+
+def test_the_prefix_is_counted_once_whatever_the_routes() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    recalibrate(model, [images(model, 8)])
+    assert model.stem.norm.count.tolist() == [8 * 16 * 16]
+
+
+def test_old_statistics_do_not_matter() -> None:
+    results = []
+    for seed in (1, 2):
+        model = randomise(dsnet.create_model("ds_resnet_plus_tiny", dtype=torch.float64), seed=0)
+        for norm in model.modules():
+            if isinstance(norm, SplitBatchNorm2d):
+                norm.mean.normal_(generator=torch.Generator().manual_seed(seed))
+        recalibrate(model, [images(model, 8)])
+        results.append(model(images(model, 2), 1))
+    assert_close(results[0], results[1], 1e-12)
+
+
+def test_some_routes_only_and_the_others_say_so() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny").train()
+    recalibrate(model, [images(model, 8)], [0, 3])
+    assert model.training
+    model.eval()
+    assert model.key_states(0) == model.key_states(3) == {KeyState.CALIBRATED}
+    assert "dsnet recalibrate" in error_of(lambda: model(images(model, 2), 1))
+    assert "no batch" in error_of(lambda: recalibrate(model, []))
