@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -70,6 +71,11 @@ def test_describe_takes_model_options_and_twins(capsys: pytest.CaptureFixture[st
     data = json.loads(run(capsys, "describe", "ds_mbnet_cifar", "--set", "num_classes=100", "--json"))
     model = dsnet.create_model("ds_mbnet_cifar", num_classes=100, device="meta")
     assert data["routes"][3]["madds"] == dsnet.madds(model, 3)
+    data = json.loads(run(capsys, "describe", "ds_mbnet_cifar", "--image-size", "32x64", "--json"))
+    assert data["image_size"] == [32, 64]
+    assert data["routes"][0]["madds"] == dsnet.madds(
+        dsnet.create_model("ds_mbnet_cifar", device="meta"), 0, (32, 64)
+    )
     assert "2.32B MAdds" in run(capsys, "describe", "resnet50", "--set", "width=0.75")
 
 
@@ -81,6 +87,10 @@ def test_describe_takes_model_options_and_twins(capsys: pytest.CaptureFixture[st
         (["describe", "ds_mbnet", "--set", "norm"], ["key=value", "norm"]),
         (["describe", "ds_mbnet", "--set", "color=red"], ["color", "activation"]),
         (["describe", "ds_mbnet", "--set", "norm=layer"], ["layer", "batch, group"]),
+        (["describe", "ds_mbnet", "--set", "device=cuda"], ["device", "no model option"]),
+        (["describe", "ds_mbnet", "--set", "num_classes=True"], ["num_classes", "True"]),
+        (["describe", "deit", "--set", "mlp_ratio=abc"], ["mlp_ratio", "'abc'"]),
+        (["describe", "ds_mbnet", "--image-size", "224x30"], ["224 × 30", "224 × 32"]),
     ],
 )
 def test_errors_name_what_was_given_and_what_is_possible(
@@ -94,7 +104,16 @@ def test_errors_name_what_was_given_and_what_is_possible(
         assert word in error
 
 
-@pytest.mark.parametrize("args", [["describe"], ["describe", "x", "--image-size", "0"], ["nothing"], []])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["describe"],
+        ["describe", "x", "--image-size", "0"],
+        ["describe", "x", "--image-size", "1" + "0" * 400],
+        ["nothing"],
+        [],
+    ],
+)
 def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(args)
@@ -130,8 +149,29 @@ def test_demo_writes_a_self_contained_report(capsys: pytest.CaptureFixture[str],
     assert sum(taken) == 12
     assert len(taken) > 2
     again = run(capsys, "demo", "--out", str(tmp_path / "new" / "folder"), "--images", "12")
-    timing = re.compile(r"It took .* s\.")
+    timing = re.compile(r"The gated pass took .* s\.")
     assert timing.sub("", again) == timing.sub("", text)
+
+
+def test_a_folder_that_cannot_be_made_is_said_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file" / "folder")]) == 1
+    out, error = capsys.readouterr()
+    assert "images" not in out
+    assert error.startswith("dsnet: ")
+
+
+def test_output_survives_a_terminal_without_unicode() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dsnet", "describe", "ds_mbnet_tiny"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=True,
+        timeout=120,
+    )
+    assert b"316.6k" in done.stdout
 
 
 def test_python_dash_m_is_the_command() -> None:

@@ -10,7 +10,9 @@ import torch
 from benchmarks.tables import PAGES, filled
 
 import dsnet
+from dsnet.models import registry
 from dsnet.report.text import human
+from tests.support import assert_close, randomise
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,13 +35,22 @@ def test_the_readmes_ten_lines_run_and_print_what_they_say(capsys: pytest.Captur
     assert printed == promised
 
 
-def test_the_design_pages_code_runs() -> None:
+def test_the_design_pages_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     model = dsnet.create_model("ds_mbnet_cifar")
-    names = {"model": model, "images": torch.randn(2, 3, 32, 32), "route": 3, "Supernet": dsnet.Supernet}
+    names = {"model": model, "images": torch.randn(2, 3, 32, 32), "route": 3}
     for block in code_blocks("docs/design.md"):
         with torch.no_grad():
             exec(block, names)
     assert names["first"].shape == names["second"].shape == (2, 10)
+    assert model.gate(0).choices == (0, 1, 2, 3)
+    mine = randomise(dsnet.create_model("small", dtype=torch.float64)).requires_grad_(False)
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    assert mine(x).shape == (4, 10)
+    for route in mine.space:
+        net = dsnet.extract(mine, route, fold_bn=False)
+        assert_close(net(x), mine(x, route), 1e-10)
+        assert dsnet.params(mine, route) == sum(p.numel() for p in net.parameters())
 
 
 def test_the_readmes_models_are_the_models() -> None:

@@ -131,4 +131,22 @@ def test_bad_spaces_and_data_are_errors() -> None:
     assert "depht" in error_of(
         lambda: Route.from_dict({**route.to_dict(), "stages": [{"width": 1, "depht": 2}]})
     )
-    assert "[4, 0]" in error_of(lambda: product().of_choices((4, 0)))
+    assert "(4, 0)" in error_of(lambda: product().of_choices((4, 0)))
+    twice = [
+        Route(space="t", number=n, choices=c, stages=())
+        for n, c in enumerate([(0, 0), (0, 1), (1, 1), (0, 0)])
+    ]
+    assert "every combination" in error_of(lambda: RouteSpace(name="t", routes=tuple(twice)))
+    for width in (-5, 0, "a", 1.5, True, None):
+        assert "width of a slice" in error_of(lambda w=width: Slice(width=w))
+    for change in ({"number": "0"}, {"choices": "0"}, {"choices": []}):
+        assert "a choice for every gate" in error_of(
+            lambda c=change: Route.from_dict({**route.to_dict(), **c})
+        )
+    assert "lacks the field width" in error_of(
+        lambda: Route.from_dict({**route.to_dict(), "stages": [{"depth": 2}]})
+    )
+    for to in (3, None, route):
+        assert "to a name or to several" in error_of(lambda t=to: toy().narrow(t))
+    for count in (-1, 2.5, True):
+        assert "how many routes" in error_of(lambda c=count: toy().sample(c))

@@ -11,8 +11,10 @@ from dsnet.cost import cost, madds, params
 from dsnet.counts import Cost
 from dsnet.errors import DsnetError
 from dsnet.extract import extract
-from dsnet.models import Supernet, create_model, list_models
+from dsnet.models import Supernet, create_model, list_models, run_gated
 from dsnet.routes import Route, RouteSpace, Slice
+from dsnet.slicing import Mode
+from dsnet.training import recalibrate
 
 __version__ = "0.1.0"
 
@@ -20,6 +22,9 @@ __all__ = [
     "create_model",
     "list_models",
     "Supernet",
+    "Mode",
+    "run_gated",
+    "recalibrate",
     "Route",
     "RouteSpace",
     "Slice",

@@ -36,7 +36,7 @@ def extract(
     if not isinstance(model, Supernet):
         raise DsnetError(f"only a supernet has routes to extract, not a {type(model).__name__}")
     route = model.space.resolve(route)
-    model.check_statistics(route.choices)
+    model.require_statistics(route)
     names = {module: name.replace(".", "_") for name, module in model.named_modules()}
 
     def chain(steps: Iterable[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:

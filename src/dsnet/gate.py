@@ -65,7 +65,10 @@ class RoutingHead(nn.Module):
         super().__init__()
         if kind not in ("onehot", "scalar"):
             raise DsnetError(f"unknown routing head {kind!r}; possible: onehot, scalar")
-        self.kind, self.choices = kind, choices
+        if not choices or not all(type(c) is int and c >= 0 for c in choices):
+            raise DsnetError(f"a routing head needs the numbers of its choices, not {choices!r}")
+        self.kind: HeadKind = kind
+        self.choices = choices
         self.first = SlicedLinear(channels, hidden, device=device, dtype=dtype) if separate else None
         outputs = len(choices) if kind == "onehot" else 1
         self.last = SlicedLinear(hidden, outputs, init_std=0.01, device=device, dtype=dtype)
@@ -75,6 +78,15 @@ class RoutingHead(nn.Module):
         hidden = code.hidden if self.first is None else F.relu(_precise_linear(self.first, code.pooled))
         scores = _precise_linear(self.last, hidden)
         return scalar_scores(scores.sigmoid(), len(self.choices)) if self.kind == "scalar" else scores
+
+    def get_extra_state(self) -> Tensor:
+        """The choices, for the state dict: the same weights mean nothing for other ones."""
+        return torch.tensor(self.choices, dtype=torch.long, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Takes the choices from a state dict."""
+        if len(state) == len(self.choices):  # else the weights do not fit either, which torch reports
+            self.choices = tuple(state.tolist())
 
     def cost(self, channels: int) -> Cost:
         """The last layer as routing; a first layer of its own counts as any other layer."""
@@ -119,11 +131,36 @@ class Gate(nn.Module):
             scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1]))
         return x * scale.to(x.dtype)[:, :, None, None], Code(pooled, hidden)
 
-    def score(self, code: Code) -> Tensor:
-        """The routing head's scores [B, choices] in float32 or better."""
+    def replace_routing(self, choices: tuple[int, ...], generator: torch.Generator | None = None) -> None:
+        """Puts a new, untrained routing head in place of the old one, for these choices."""
+        old, weight = self._routing(), self.first.weight
+        new = RoutingHead(
+            self.first.in_features,
+            self.first.out_features,
+            choices,
+            kind=old.kind,
+            separate=old.first is not None,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        for layer in new.modules():
+            if isinstance(layer, SlicedLinear):
+                layer.reset_parameters(generator)
+        self.routing = new
+
+    def _routing(self) -> RoutingHead:
         if self.routing is None:
             raise DsnetError("this gate has no routing head: it only scales channels")
-        return cast(Tensor, self.routing(code))
+        return self.routing
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """What the routing head decides between, in the order of its scores."""
+        return self._routing().choices
+
+    def score(self, code: Code) -> Tensor:
+        """The routing head's scores [B, choices] in float32 or better."""
+        return cast(Tensor, self._routing()(code))
 
     def cost(self, shape: Shape) -> Cost:
         """Cost on an input of this shape, which it leaves as it is."""

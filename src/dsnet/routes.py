@@ -12,6 +12,7 @@ space, so a number means the same thing in norm keys, decisions, histograms and 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -36,6 +37,15 @@ class Slice:
     heads: int | None = None
     head_dim: int | None = None
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            size = getattr(self, f.name)
+            least = 0 if f.name == "padding" else 1
+            if size is None and f.default is None:
+                continue
+            if isinstance(size, bool) or not isinstance(size, int) or size < least:
+                raise DsnetError(f"{f.name} of a slice must be an integer of at least {least}, not {size!r}")
+
     def __str__(self) -> str:
         sizes = ((f.name, getattr(self, f.name)) for f in fields(self))
         return " ".join(f"{name}={size}" for name, size in sizes if size is not None)
@@ -50,6 +60,13 @@ class Route:
     choices: tuple[int, ...]  # what each gate decides to arrive here
     stages: tuple[Slice, ...]  # the dynamic stages
 
+    def __post_init__(self) -> None:
+        numbers = (self.number, *self.choices)
+        if not self.choices or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
+            raise DsnetError(
+                f"a route has a number and a choice for every gate, not {self.number!r} and {self.choices!r}"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types); sizes that a stage does not have are left out."""
         stages = [{k: v for k, v in asdict(s).items() if v is not None} for s in self.stages]
@@ -61,6 +78,8 @@ class Route:
         _require_keys("a route", data, {f.name for f in fields(cls)})
         for stage in data["stages"]:
             _reject_unknown("a stage of a route", stage, {f.name for f in fields(Slice)})
+            if "width" not in stage:
+                raise DsnetError("a stage of a route lacks the field width")
         return cls(
             space=data["space"],
             number=data["number"],
@@ -92,7 +111,7 @@ class RouteSpace(Sequence[Route]):
         if {len(route.choices) for route in self.routes} != {self.gates}:
             raise DsnetError(f"all routes of {self.name!r} must have one choice per gate")
         # Gates decide one by one, so every combination of their choices can come up.
-        if len(self.routes) != len(set(itertools.product(*self.choices))):
+        if sorted(route.choices for route in self.routes) != list(itertools.product(*self.choices)):
             raise DsnetError(
                 f"routes {numbers} of {self.name!r} are not every combination of the gates' choices "
                 f"{[list(c) for c in self.choices]}; gates that decide one by one could leave the space"
@@ -165,19 +184,21 @@ class RouteSpace(Sequence[Route]):
                     f"{self.name} has no such route: given {route}, but number {route.number} is {known}"
                 )
             return known
-        if isinstance(route, bool) or not isinstance(route, int):
+        number = _integer(route)
+        if number is None:
             raise DsnetError(f"a route is a Route or its number, not {type(route).__name__} {route!r}")
-        if route not in self._by_number:
-            raise DsnetError(f"{self.name} has no route {route}; possible: {self._numbers_text()}")
-        return self._by_number[route]
+        if number not in self._by_number:
+            raise DsnetError(f"{self.name} has no route {number}; possible: {self._numbers_text()}")
+        return self._by_number[number]
 
     def of_choices(self, choices: Sequence[int]) -> Route:
         """The route that these decisions, one per gate, lead to."""
-        key = tuple(int(c) for c in choices)
-        if key not in self._by_choices:
+        key = tuple(map(_integer, choices)) if isinstance(choices, Iterable) else None
+        found = self._by_choices.get(key)  # type: ignore[arg-type]  # what is no integer is not found
+        if found is None:
             possible = " × ".join(str(list(c)) for c in self.choices)
-            raise DsnetError(f"{self.name} has no route for the choices {list(key)}; possible: {possible}")
-        return self._by_choices[key]
+            raise DsnetError(f"{self.name} has no route for the choices {choices!r}; possible: {possible}")
+        return found
 
     def _numbers_text(self) -> str:
         numbers = [route.number for route in self.routes]
@@ -198,6 +219,8 @@ class RouteSpace(Sequence[Route]):
                 has = f"it has {', '.join(named)}" if named else "it has none (give route numbers instead)"
                 raise DsnetError(f"{self!r} has no narrowing {to!r}; {has}")
             kept = [self.resolve(number) for number in named[to]]
+        elif isinstance(to, Route) or not isinstance(to, Iterable):
+            raise DsnetError(f"narrow to a name or to several routes, not to {to!r}")
         else:
             kept = sorted({self.resolve(r) for r in to}, key=lambda r: r.number)
             if not kept:
@@ -211,6 +234,8 @@ class RouteSpace(Sequence[Route]):
 
         A space without an interior gives none then, as the sandwich rule wants it.
         """
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise DsnetError(f"how many routes to draw must be a number of at least 0, not {count!r}")
         pool = self.routes[1:-1] if interior else self.routes
         if not pool:
             return ()
@@ -235,6 +260,14 @@ class RouteSpace(Sequence[Route]):
             routes=tuple(Route.from_dict(route) for route in data["routes"]),
             narrowings=tuple((name, tuple(numbers)) for name, numbers in data["narrowings"].items()),
         )
+
+
+def _integer(value: object) -> int | None:
+    """The integer that ``value`` is, numpy's and torch's included; None where it is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError, ValueError):
+        return None
 
 
 def thirds(routes: int) -> dict[str, tuple[int, ...]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import dsnet
+from dsnet.gate import Gate
 from dsnet.models.gated import Decide, run_gated
 from dsnet.routes import Route
 from tests.support import SUPERNETS, error_of, images, random_model
@@ -52,7 +54,7 @@ def test_wrong_channels_and_ranks_are_errors() -> None:
         ("ds_mbnet", (40, 250), "32 × 256"),
         ("ds_mbnet_plus", (32, 32), "64 × 64"),
         ("ds_mbnet_plus_cifar", (8, 32), "16 × 32"),
-        ("ds_vit_plus", (232, 224), "224 × 224"),
+        ("ds_vit_plus", (231, 224), "224 × 224"),
         ("ds_resnet_tiny", (15, 1), "16 × 2"),
         ("ds_mbnet", (1, 1), "32 × 32"),
     ],
@@ -109,6 +111,9 @@ def test_narrowings_that_a_space_does_not_have_are_errors() -> None:
 @pytest.mark.parametrize(
     ("decide", "words"),
     [
+        (lambda scores, stage, previous: torch.zeros(1, dtype=torch.long), ["each of 4 images", "[1]"]),
+        (lambda scores, stage, previous: torch.ones(4, dtype=torch.bool), ["each of 4 images", "bool"]),
+        (lambda scores, stage, previous: 1, ["each of 4 images", "int"]),
         (lambda scores, stage, previous: torch.full((4,), 9), ["position 9", "0 to 3"]),
         (lambda scores, stage, previous: torch.full((4,), -1), ["position -1", "0 to 3"]),
         (lambda scores, stage, previous: scores, ["each of 4 images", "[4, 4]"]),
@@ -125,6 +130,77 @@ def test_decisions_that_no_gate_can_make_are_errors(decide: Decide, words: list[
 def test_choices_and_sizes_that_are_none_are_errors() -> None:
     model = random_model("ds_resnet_tiny")
     state = model.enter(images(model, 2))
-    assert "0 to 3 × 0 to 3" in error_of(lambda: model.finish(state, (0, 4)))
-    assert "(height, width)" in error_of(lambda: dsnet.madds(model, 0, (16, 16, 16)))
-    assert "16.0" in error_of(lambda: dsnet.madds(model, 0, (16.0, 16)))
+    for choices in ((0, 4), (-1, 0), [0, 0], 0, None):
+        assert "0 to 3 × 0 to 3" in error_of(lambda c=choices: model.finish(state, c))
+    assert "goes on with 1 choices" in error_of(lambda: model.finish(state, (0, 0)))
+    assert "goes on with 1 choices" in error_of(lambda: model.finish(state, ()))
+    assert "use advance" in error_of(lambda: model.finish(state, (0,)))
+    further = model.advance(state, (0,))
+    assert "use finish" in error_of(lambda: model.advance(further, (0, 0)))
+    for size in ((16, 16, 16), (16.0, 16), "16", 16.0, torch.zeros(2)):
+        assert "(height, width)" in error_of(lambda s=size: dsnet.madds(model, 0, s))
+    assert dsnet.madds(model, 0, np.int64(16)) == dsnet.madds(model, 0, 16)
+    assert type(dsnet.madds(model, 0, (np.int64(16), 16))) is int
+
+
+def test_images_that_do_not_fit_the_network_are_errors() -> None:
+    model = random_model("ds_mbnet_tiny")
+    x = images(model, 2)
+    assert x.dtype is torch.float64
+    for call in (lambda y: model(y, 0), model, model.route, model.enter, lambda y: run_gated(model, y)):
+        assert "torch.float32" in error_of(lambda c=call: c(x.float()))
+        assert "torch.uint8" in error_of(lambda c=call: c(x.to(torch.uint8)))
+        assert "meta" in error_of(lambda c=call: c(x.to("meta")))
+        assert "ndarray" in error_of(lambda c=call: c(x.numpy()))
+        assert "15 × 15" in error_of(lambda c=call: c(torch.zeros(1, 3, 15, 15, dtype=x.dtype)))
+        assert "[2, 1, 16, 16]" in error_of(lambda c=call: c(x[:, :1]))
+    on_meta = dsnet.create_model("ds_mbnet_tiny", device="meta")
+    assert "give a route" in error_of(lambda: on_meta(torch.empty(2, 3, 16, 16, device="meta")))
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    model = random_model("ds_mbnet_tiny")
+    x = images(model, 2)
+    expected = model(x, 1)
+    for one in (np.int64(1), torch.tensor(1), np.uint8(1)):
+        assert torch.equal(model(x, one), expected)
+    assert model.space.of_choices(torch.tensor([2])) is model.space[2]
+    for none in ([0.7], ["1"], [True], 0, None, [[0]]):
+        assert "no route for the choices" in error_of(lambda n=none: model.space.of_choices(n))
+
+
+def test_gates_that_leave_the_network_are_errors() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    x = images(model, 2)
+    with pytest.raises(AttributeError):
+        model.space = model.space.narrow([0, 1])
+    model.gates[0] = Gate(12, choices=(7, 9))
+    assert "does not have: [7, 9]" in error_of(lambda: model(x))
+    model.gates[0] = Gate(12)
+    assert "no routing head" in error_of(lambda: model(x))
+    for choices in ((), (0, -1), (True,), ("a",)):
+        assert "numbers of its choices" in error_of(lambda c=choices: Gate(12, choices=c))
+
+
+def test_options_of_the_twins_are_checked() -> None:
+    for name, options in (
+        ("mobilenet_v1", {"num_classes": 0}),
+        ("mobilenet_v1", {"num_classes": "abc"}),
+        ("mobilenet_v1", {"width": "abc"}),
+        ("mobilenet_v1", {"width": True}),
+        ("deit", {"heads": 0}),
+        ("deit", {"depth": -3}),
+        ("deit", {"mlp_ratio": -1}),
+        ("ds_mbnet_tiny", {"num_classes": True}),
+        ("ds_mbnet_tiny", {"in_channels": 10**30}),
+    ):
+        (key, value), *_ = options.items()
+        message = error_of(lambda n=name, o=options: dsnet.create_model(n, **o))
+        assert key in message
+        assert repr(value) in message
+    assert "torch.dtype" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", dtype="float32"))
+    assert "torch.dtype" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", dtype=torch.int32))
+    assert "Generator" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", generator=3))
+    assert "supernet, twin" in error_of(lambda: dsnet.list_models("supernets"))
+    assert "32 × 32" in error_of(lambda: dsnet.madds(dsnet.create_model("deit", device="meta"), None, 32))
+    assert dsnet.madds(dsnet.create_model("resnet50", width=0.005, device="meta")) > 0

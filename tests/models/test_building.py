@@ -46,9 +46,9 @@ def test_bfloat16_runs_at_a_route_and_gated_and_stays_near_float32(name: str) ->
             assert actual.dtype is torch.bfloat16
             assert ((actual.float() - expected).norm() / expected.norm()) < 0.05
         assert low(x.bfloat16()).dtype is torch.bfloat16
-        assert low.score(low.enter(x.bfloat16()), 0).dtype is torch.float32
+        assert low.score(low.enter(x.bfloat16())).dtype is torch.float32
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert model.score(model.enter(x), 0).dtype is torch.float32
+            assert model.score(model.enter(x)).dtype is torch.float32
             logits = model(x, model.space.largest)
             assert ((logits.float() - expected).norm() / expected.norm()) < 0.05
 

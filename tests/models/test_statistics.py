@@ -8,7 +8,7 @@ import torch
 import dsnet
 from dsnet.models.gated import run_gated
 from dsnet.slicing import KeyState, Mode, batch_statistics
-from tests.support import images
+from tests.support import error_of, images
 
 
 def test_a_fresh_network_runs_and_training_makes_keys_running() -> None:
@@ -61,5 +61,47 @@ def test_key_states_travel_in_the_state_dict() -> None:
     assert copy.key_states(3) == {KeyState.RUNNING}
     assert torch.equal(copy(x, 3), model.eval()(x, 3))
     other = dsnet.create_model("ds_resnet_tiny", bn_key="prefix")
-    with pytest.raises((RuntimeError, dsnet.DsnetError)):
+    with pytest.raises(RuntimeError, match="size mismatch"):
         other.load_state_dict(model.state_dict())
+
+
+def test_every_way_to_run_a_route_needs_its_statistics() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    x = images(model, 8)
+    bound_before = model.bind(2)
+    model.train()(x, 0)
+    for call in (lambda: dsnet.extract(model, 2), lambda: model.bind(2)):
+        assert "dsnet recalibrate" in error_of(call)  # in training mode too
+    model.eval()
+    state = model.enter(x)
+    model.finish(state, (0,))
+    for call in (lambda: model.finish(state, (2,)), lambda: model.run_stages(x, 2), lambda: bound_before(x)):
+        assert "dsnet recalibrate" in error_of(call)
+
+
+def test_a_pass_that_fails_or_is_empty_updates_no_key() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny").train()
+    model(images(model, 1)[:0], 0)
+    assert model.key_states(0) == {KeyState.FRESH}
+    norm = model.blocks[4].depthwise.norm
+    with pytest.raises(ValueError, match="more than 1 value"):
+        model(torch.randn(1, 3, 8, 8), 0)
+    assert norm.states[0] is KeyState.FRESH
+    assert norm.count[0] == 0
+
+
+def test_a_head_for_a_narrowed_space_carries_its_choices() -> None:
+    model = dsnet.create_model("ds_mbnet_cifar")
+    narrowed = model.space.narrow("L")
+    model.reset_routing(narrowed, generator=torch.Generator().manual_seed(0))
+    assert model.gate(0).choices == (10, 11, 12, 13)
+    x = images(model, 4)
+    assert set(model.route(x).flatten().tolist()) <= {10, 11, 12, 13}
+    other = dsnet.create_model("ds_mbnet_cifar")
+    other.reset_routing(model.space.narrow("S"))
+    other.load_state_dict(model.state_dict())
+    assert other.gate(0).choices == (10, 11, 12, 13)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        dsnet.create_model("ds_mbnet_cifar").load_state_dict(model.state_dict())
+    model.reset_routing()
+    assert model.gate(0).choices == tuple(range(14))

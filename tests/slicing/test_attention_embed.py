@@ -103,3 +103,16 @@ def test_positions_are_resized_for_another_grid() -> None:
         expected = layer.positions[1] + layer.proj.bias
         assert_close(tokens[0, 1:], expected.expand(60, 8), 1e-12)
         assert_close(layer.extract(Shape(3, 12, 20), 8)(x), tokens, 1e-12)
+
+
+def test_sizes_that_are_not_there_are_errors_everywhere() -> None:
+    layer = SlicedAttention(12, 4, 4)
+    for call in (
+        lambda: layer.extract(13, 4, 4),
+        lambda: layer.cost(12, 5, 4, 2),
+        lambda: layer.extract(12, 4, 5),
+    ):
+        assert "possible: 1 to" in error_of(call)
+    assert "embedding 13" in error_of(lambda: layer(torch.zeros(1, 2, 13), 2, 2))
+    embed = SlicedPatchEmbed(3, 8, patch=4, grid=2)
+    assert "9 × 9" in error_of(lambda: embed(torch.zeros(1, 3, 9, 9), 8))

@@ -64,3 +64,15 @@ def test_sizes_that_a_layer_does_not_have_are_errors(width: int, out: int) -> No
     message = error_of(lambda: SlicedLinear(8, 8)(torch.zeros(1, width), out))
     assert "1 to 8" in message
     assert str(9 if 9 in (width, out) else 0) in message
+
+
+def test_extracting_and_counting_clip_nothing() -> None:
+    layer, mlp = SlicedLinear(8, 16), SlicedMLP(8, 16)
+    for call in (
+        lambda: layer.extract(9, 4),
+        lambda: layer.extract(4, -1),
+        lambda: layer.cost(9, 4),
+        lambda: mlp.extract(8, 17),
+        lambda: mlp.cost(9, 16, 1),
+    ):
+        assert "possible: 1 to" in error_of(call)

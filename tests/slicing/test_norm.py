@@ -116,9 +116,16 @@ def test_widths_and_keys_that_a_norm_does_not_have_are_errors() -> None:
     assert "key 3" in error_of(lambda: norm(torch.zeros(1, 8, 2, 2), 3))
     assert "0 to 2" in error_of(lambda: norm(torch.zeros(1, 8, 2, 2), -1))
     assert "width 9" in error_of(lambda: norm(torch.zeros(1, 9, 2, 2), 0))
-    assert "3 norm keys" in error_of(
-        lambda: SplitBatchNorm2d(8, keys=2).set_extra_state(norm.get_extra_state())
-    )
+    assert "0, 1, 2" in error_of(lambda: norm.set_extra_state(torch.tensor([0, 1, 9])))
+    assert "0, 1, 2" in error_of(lambda: norm.set_extra_state(None))
+    good = torch.ones(8)
+    for mean, var in ((good * torch.nan, good), (good, -good), (good, good[:4]), (good, good[0])):
+        assert "finite means" in error_of(lambda m=mean, v=var: norm.set_statistics(0, m, v, 1))
+    assert norm.states[0] is KeyState.FRESH
+    for layer in (SlicedLayerNorm(8), SlicedGroupNorm(8, channels_per_group=4)):
+        assert "1 to 8" in error_of(lambda n=layer: n.cost(12))
+    assert "1 to 8" in error_of(lambda: SlicedLayerNorm(8).extract(12))
+    assert "off the grid" in error_of(lambda: SlicedGroupNorm(8, channels_per_group=4).extract(6, 0))
     group = SlicedGroupNorm(8, channels_per_group=4)
     assert "off the grid" in error_of(lambda: group(torch.zeros(1, 6, 2, 2)))
     assert "width 12" in error_of(lambda: group(torch.zeros(1, 12, 2, 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status: 0, or 2 where something was asked for that cannot be done."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × still gets the table
     args = build_parser().parse_args(argv)
     try:
         status: int = args.run(args)
@@ -49,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        print(f"dsnet: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("dsnet: stopped", file=sys.stderr)
         return 130

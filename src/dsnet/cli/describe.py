@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from dsnet.cli.options import parse_settings, positive
+from dsnet.cli.options import image_size, parse_settings
 from dsnet.cost import cost
 from dsnet.counts import CONVENTIONS
 from dsnet.models import Supernet, create_model
@@ -34,7 +34,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("name", metavar="NAME", help="a model; `dsnet models` lists them")
     parser.add_argument(
-        "--image-size", type=positive, metavar="N", help="height and width (default: its own)"
+        "--image-size", type=image_size, metavar="N", help="height and width (default: its own)"
     )
     parser.add_argument(
         "--convention",
@@ -48,7 +48,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a model option, as create_model takes it",
+        help="a model option, as create_model takes it; may be repeated",
     )
     parser.add_argument(
         "--all", action="store_true", help=f"every route, where there are more than {MOST_ROWS}"
@@ -61,14 +61,16 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table."""
     model = create_model(args.name, device="meta", **parse_settings(args.set))
     size = args.image_size or model.geometry.image_size
-    facts = {"model": args.name, "image_size": size, "convention": args.convention}
+    height, width = size if isinstance(size, tuple) else (size, size)
+    sides = f"{height} × {width}"
+    facts = {"model": args.name, "image_size": [height, width], "convention": args.convention}
     if not isinstance(model, Supernet):
         counted = cost(model, image_size=size)
         facts |= {"madds": counted.madds(args.convention), "params": counted.params}
         text = (
             f"{human(facts['madds'])} MAdds, {human(counted.params)} parameters; a static network, no routes"
         )
-        print(json.dumps(facts, indent=2) if args.json else f"{args.name} at {size} × {size}: {text}")
+        print(json.dumps(facts, indent=2) if args.json else f"{args.name} at {sides}: {text}")
         return 0
     rows = route_rows(model, image_size=size, convention=args.convention)
     if args.json:
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     gates = "one gate" if model.space.gates == 1 else f"{model.space.gates} gates"
-    print(f"{args.name} at {size} × {size}: {len(rows)} routes, {gates}; convention {args.convention!r}")
+    print(f"{args.name} at {sides}: {len(rows)} routes, {gates}; convention {args.convention!r}")
     if model.space.narrowings:
         print(
             "Narrowings: "
@@ -91,4 +93,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _span(numbers: tuple[int, ...], routes: int) -> str:
-    return "all" if len(numbers) == routes else f"routes {numbers[0]} to {numbers[-1]}"
+    return (
+        "all routes, its gates trained for it"
+        if len(numbers) == routes
+        else f"routes {numbers[0]} to {numbers[-1]}"
+    )

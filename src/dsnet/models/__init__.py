@@ -1,8 +1,9 @@
 """The supernets of the paper, their static twins, and the registry that knows them by name."""
 
+from dsnet.models.blocks import Block, Factory, Step
 from dsnet.models.gated import Decide, GatedOutput, greedy, run_gated
 from dsnet.models.mobilenet import MBNet
-from dsnet.models.registry import create_model, initialise, list_models
+from dsnet.models.registry import create_model, initialise, list_models, register_supernet, register_twin
 from dsnet.models.resnet import ResNet
 from dsnet.models.supernet import BoundRoute, Geometry, ModelSpec, State, Supernet
 from dsnet.models.twins import DeiT, MobileNetV1, ResNet50
@@ -12,10 +13,15 @@ __all__ = [
     "create_model",
     "initialise",
     "list_models",
+    "register_supernet",
+    "register_twin",
+    "Block",
     "BoundRoute",
+    "Factory",
     "Geometry",
     "ModelSpec",
     "State",
+    "Step",
     "Supernet",
     "Decide",
     "GatedOutput",

@@ -49,22 +49,22 @@ def run_gated(
     """
     if model.training:
         raise DsnetError("a gated pass needs the network in eval mode: call .eval(), or give a route")
+    model.check_images(x)
     batch, gates = x.shape[0], len(model.gates)
     choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
     if batch == 0:  # nothing to decide, but the logits still have their shape
         return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
-    model.check_statistics((), mode)
+    if x.device.type == "meta":
+        raise DsnetError("decisions need values: a gated pass cannot run on the meta device; give a route")
     groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, mode))]
     for _ in range(gates - 1):
         moved = []
         for group in _split(model, groups, decide, choices):
-            model.check_statistics(group.choices, mode)
             moved.append(group._replace(state=model.advance(group.state, group.choices, mode)))
         groups = _merge(model, moved)
     groups = _split(model, groups, decide, choices)
     logits = []
     for group in groups if answer else ():
-        model.check_statistics(group.choices, mode)
         logits.append(model.finish(group.state, group.choices, mode))
     if not logits:
         return GatedOutput(x.new_empty(0), choices)
@@ -75,18 +75,17 @@ def run_gated(
 def _split(model: Supernet, groups: list[_Group], decide: Decide, choices: Tensor) -> list[_Group]:
     """Asks the gate at which the groups stand, notes its decisions and divides the groups by them."""
     stage = len(groups[0].choices)
-    gate = model.gate(stage)
-    assert gate.routing is not None
-    options = gate.routing.choices
+    options = model.gate(stage).choices
+    strange = sorted(set(options) - set(model.space.choices[stage]))
+    if strange:
+        raise DsnetError(
+            f"gate {stage} decides between choices that {model.spec.name} does not have: {strange}"
+        )
     taken = []
     for group in groups:
-        scores = model.score(group.state, stage)
+        scores = model.score(group.state)
         taken.append(decide(scores, stage, group.choices[-1] if group.choices else None))
-        if taken[-1].shape != scores.shape[:1] or taken[-1].is_floating_point():
-            raise DsnetError(
-                f"decide must give one position for each of {len(scores)} images, "
-                f"not a {taken[-1].dtype} tensor of shape {list(taken[-1].shape)}"
-            )
+        _check_positions(taken[-1], len(scores))
     positions = torch.cat(taken).tolist()  # the one time per gate that the host waits
     if min(positions) < 0 or max(positions) >= len(options):
         strange = next(p for p in positions if not 0 <= p < len(options))
@@ -108,9 +107,20 @@ def _split(model: Supernet, groups: list[_Group], decide: Decide, choices: Tenso
     return parts
 
 
+def _check_positions(positions: object, images: int) -> None:
+    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if not isinstance(positions, Tensor) or positions.shape != (images,) or positions.dtype not in integers:
+        given = (
+            f"a {positions.dtype} tensor of shape {list(positions.shape)}"
+            if isinstance(positions, Tensor)
+            else f"a {type(positions).__name__}"
+        )
+        raise DsnetError(f"decide must give one position for each of {images} images, not {given}")
+
+
 def _take(group: _Group, positions: list[int]) -> _Group:
     index = torch.tensor(positions, device=group.rows.device)
-    x, code = group.state
+    x, code, _ = group.state
     code = code._replace(pooled=code.pooled[index], hidden=code.hidden[index])
     return group._replace(rows=group.rows[index], state=group.state._replace(x=x[index], code=code))
 

@@ -8,12 +8,18 @@ from typing import Literal
 from dsnet.errors import DsnetError
 from dsnet.models.blocks import ACTIVATIONS
 
-__all__ = ["ConvOptions", "GateOptions", "ViTOptions"]
+__all__ = ["ConvOptions", "GateOptions", "ViTOptions", "check_count"]
 
 
 def _check(name: str, value: str, possible: tuple[str, ...]) -> None:
     if value not in possible:
         raise DsnetError(f"{name}={value!r} is not possible; choose from {', '.join(possible)}")
+
+
+def check_count(name: str, value: int) -> None:
+    """Raises where an option that counts something is no positive integer, or absurdly large."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
+        raise DsnetError(f"{name} must be a positive integer, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +34,9 @@ class GateOptions:
     def __post_init__(self) -> None:
         _check("gate_head", self.gate_head, ("onehot", "scalar"))
         _check("gate_first_layer", self.gate_first_layer, ("shared", "separate"))
-        for name in ("num_classes", "in_channels"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise DsnetError(f"{name} must be a positive integer, not {value!r}")
+        if self.num_classes is not None:
+            check_count("num_classes", self.num_classes)
+        check_count("in_channels", self.in_channels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -56,6 +56,10 @@ def _register(
     kind: Kind, summary: str, options: type[O]
 ) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
     def add(build: Callable[[O, Factory], nn.Module]) -> Callable[[O, Factory], nn.Module]:
+        if isinstance(build, type) or not is_dataclass(options):
+            raise DsnetError(
+                "register a function (options, factory) → network, with its options as a dataclass"
+            )
         name = build.__name__
         if name in _REGISTRY:
             raise DsnetError(f"a model named {name!r} is registered already")
@@ -81,16 +85,18 @@ def register_twin(
 
 def list_models(kind: Kind | None = None) -> list[str]:
     """Names of all models, or of the supernets, or of the static twins."""
+    if kind not in (None, "supernet", "twin"):
+        raise DsnetError(f"unknown kind of model {kind!r}; possible: supernet, twin")
     entries = sorted(_REGISTRY.values(), key=lambda entry: entry.kind)  # stable: supernets, then twins
     return [entry.name for entry in entries if kind in (None, entry.kind)]
 
 
 def model_entry(name: str) -> ModelEntry:
     """The registered model of that name."""
-    if name in _REGISTRY:
+    if isinstance(name, str) and name in _REGISTRY:
         return _REGISTRY[name]
-    close = difflib.get_close_matches(name, _REGISTRY, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(_REGISTRY)}"
+    close = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(list_models())}"
     raise DsnetError(f"there is no model {name!r}; {hint}")
 
 
@@ -104,9 +110,13 @@ def create_model(
 ) -> Any:  # noqa: ANN401  (a Supernet or, for a twin, an nn.Module)
     """Builds a model by name, in eval mode, with weights drawn from ``generator`` (else torch's own).
 
-    Every model takes ``num_classes``; ``dsnet models`` lists the other options of each. A supernet comes
-    with gates, untrained.
+    Every model takes ``num_classes``; an unknown option is answered with the ones that a model has, and
+    ``dsnet models --json`` lists them all. A supernet comes with gates, untrained.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise DsnetError(f"dtype must be a floating torch.dtype, for example torch.float32, not {dtype!r}")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise DsnetError(f"generator must be a torch.Generator, not {generator!r}")
     entry = model_entry(name)
     unknown = sorted(set(options) - set(entry.option_names()))
     if unknown:

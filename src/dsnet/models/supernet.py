@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
@@ -56,7 +56,7 @@ class Geometry:
 
     def check(self, height: int, width: int) -> None:
         """Raises an error that names the nearest size that runs."""
-        near = tuple(self._nearest(side) for side in (height, width))
+        near = (self._nearest(height), self._nearest(width))
         if near != (height, width):
             least = max(self.smallest, self.stride)
             raise DsnetError(
@@ -66,16 +66,17 @@ class Geometry:
 
     def _nearest(self, side: int) -> int:
         least = max(self.smallest, self.stride)
-        return max(least, round(side / self.stride) * self.stride)
+        return max(least, (side + self.stride // 2) // self.stride * self.stride)
 
     def shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
         """Shape of an image of this size (by default the one the network is made for), checked."""
         size = self.image_size if image_size is None else image_size
-        sides = (size, size) if isinstance(size, int) else tuple(size)
-        if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
-            raise DsnetError(f"an image size is one number or (height, width), not {image_size!r}")
-        self.check(*sides)
-        return Shape(self.channels, *sides)
+        try:
+            height, width = map(operator.index, size if isinstance(size, tuple | list) else (size, size))
+        except (TypeError, ValueError):
+            raise DsnetError(f"an image size is one number or (height, width), not {image_size!r}") from None
+        self.check(height, width)
+        return Shape(self.channels, height, width)
 
 
 class State(NamedTuple):
@@ -83,6 +84,7 @@ class State(NamedTuple):
 
     x: Tensor
     code: Code
+    gate: int  # which gate
 
 
 class Supernet(nn.Module, ABC):
@@ -91,8 +93,6 @@ class Supernet(nn.Module, ABC):
     ``model(x, route)`` runs one route; ``model(x)`` lets the gates decide for every image. A pass takes
     everything it depends on as arguments and, in eval mode, changes nothing.
     """
-
-    space: RouteSpace
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Supernet(nn.Module, ABC):
         Lays out the chain of every segment once, so that a pass does not build it again. Whoever puts
         another block in a block's place afterwards calls this again.
         """
-        self.space = space
+        self._space = space
         self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
         self._chains: dict[tuple[int, ...], tuple[Step, ...]] = {(): tuple(self.prefix_steps())}
         for gates in range(1, len(self.gates) + 1):
@@ -141,25 +141,36 @@ class Supernet(nn.Module, ABC):
             for choices, chain in self._chains.items()
         }
 
+    @property
+    def space(self) -> RouteSpace:
+        """All routes of this network. `reset_routing` narrows what its gates decide between."""
+        return self._space
+
+    def reset_routing(
+        self, space: RouteSpace | None = None, *, generator: torch.Generator | None = None
+    ) -> None:
+        """Gives every gate a new, untrained routing head for ``space``: this network's own, or narrowed."""
+        space = self.space if space is None else self.space.narrow(space)
+        for stage, choices in enumerate(space.choices):
+            self.gate(stage).replace_routing(choices, generator)
+
     def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
         """`segment_steps` as laid out; the prefix for no choices."""
         try:
             return self._chains[choices]
-        except KeyError:
+        except (KeyError, TypeError):
             possible = " × ".join(f"0 to {len(row) - 1}" for row in self.slice_table)
             raise DsnetError(f"{self.spec.name} has no choices {choices!r}; possible: {possible}") from None
 
     # --- running -----------------------------------------------------------------------------------
     def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes], at one route or, without one, gated."""
-        self.check_images(x)
         if route is None:
             return run_gated(self, x, mode=mode).logits
         return self.run_route(x, self.space.resolve(route), mode)
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
-        """`forward` at a route that is known to be one of this network's, on images known to fit."""
-        self.check_statistics(route.choices, mode)
+        """`forward` at a route that is known to be one of this network's."""
         state = self.enter(x, mode)
         for stage in range(1, len(self.gates)):
             state = self.advance(state, route.choices[:stage], mode)
@@ -169,40 +180,46 @@ class Supernet(nn.Module, ABC):
         self, x: Tensor, route: Route | int, mode: Mode | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits, and what every dynamic stage of the route says of the images: [B, width] each."""
-        self.check_images(x)
         choices = self.space.resolve(route).choices
-        self.check_statistics(choices, mode)
         state = self.enter(x, mode)
         stages: list[Tensor] = []
         for gates in range(1, len(choices) + 1):
             made = choices[:gates]
+            self._check_segment(state, made, mode)
             y = state.x
             for size in self.slices(made):
                 y = run_steps((step for step in self.chain(made) if step.size is size), y, mode)
                 stages.append(self.head.pool(y))
             if gates < len(choices):
-                state = State(*self.gates[gates](y))
+                state = self._stand_at(gates, y)
         return run_steps([self.head_step(choices)], y, mode), tuple(stages)
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
         """Decisions [B, gates]: the route's number (one gate) or each gate's choice (several)."""
-        self.check_images(x)
         return run_gated(self, x, decide, answer=False).choices
 
     def enter(self, x: Tensor, mode: Mode | None = None) -> State:
         """Prefix and first gate: all that runs before the first decision."""
-        return State(*self.gates[0](run_steps(self.chain(()), x, mode)))
+        self.check_images(x)
+        self._check_statistics((), mode)
+        return self._stand_at(0, run_steps(self.chain(()), x, mode))
 
-    def score(self, state: State, stage: int) -> Tensor:
-        """Scores [B, choices] of gate ``stage`` for what stands at it."""
-        return self.gate(stage).score(state.code)
+    def _stand_at(self, gate: int, x: Tensor) -> State:
+        scaled, code = self.gates[gate](x)
+        return State(scaled, code, gate)
+
+    def score(self, state: State) -> Tensor:
+        """Scores [B, choices] of the gate for what stands at it."""
+        return self.gate(state.gate).score(state.code)
 
     def advance(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> State:
         """From the gate that made the last of ``choices`` to the next one."""
-        return State(*self.gates[len(choices)](run_steps(self.chain(choices), state.x, mode)))
+        self._check_segment(state, choices, mode, last=False)
+        return self._stand_at(len(choices), run_steps(self.chain(choices), state.x, mode))
 
     def finish(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
+        self._check_segment(state, choices, mode, last=True)
         return run_steps((*self.chain(choices), self.head_step(choices)), state.x, mode)
 
     def head_step(self, choices: tuple[int, ...]) -> Step:
@@ -223,12 +240,23 @@ class Supernet(nn.Module, ABC):
 
     def check_images(self, x: Tensor) -> None:
         """Raises an error that says what images this network takes."""
+        takes = f"{self.spec.name} takes images [batch, {self.geometry.channels}, height, width]"
+        if not isinstance(x, Tensor):
+            raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
         if x.ndim != 4 or x.shape[1] != self.geometry.channels:
-            raise DsnetError(
-                f"{self.spec.name} takes images [batch, {self.geometry.channels}, height, width], "
-                f"not a tensor of shape {list(x.shape)}"
-            )
+            raise DsnetError(f"{takes}, not a tensor of shape {list(x.shape)}")
         self.geometry.check(x.shape[2], x.shape[3])
+        weight = self.head.classifier.weight
+        if x.device != weight.device:
+            raise DsnetError(
+                f"the images are on {x.device}, {self.spec.name} is on {weight.device}; move one of them"
+            )
+        if x.dtype != weight.dtype and not (
+            x.is_floating_point() and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+        ):
+            raise DsnetError(
+                f"the images are {x.dtype}, {self.spec.name} is {weight.dtype}; convert one of them"
+            )
 
     # --- norm keys ---------------------------------------------------------------------------------
     def key(self, choices: tuple[int, ...]) -> int:
@@ -249,23 +277,42 @@ class Supernet(nn.Module, ABC):
         """Where the norm statistics that a route uses come from."""
         return {norm.states[key] for norm, key in self.norms(self.space.resolve(route).choices)}
 
-    def check_statistics(self, choices: tuple[int, ...], mode: Mode | None = None) -> None:
-        """Raises where a pass in eval mode would use statistics that were never made.
+    def _check_segment(
+        self, state: State, choices: tuple[int, ...], mode: Mode | None, *, last: bool | None = None
+    ) -> None:
+        """Raises where ``choices`` do not go on from where ``state`` stands, or lack statistics."""
+        self.chain(choices)
+        if len(choices) != state.gate + 1:
+            raise DsnetError(
+                f"what stands at gate {state.gate} goes on with {state.gate + 1} choices, not with {choices}"
+            )
+        if last is not None and last != (len(choices) == len(self.gates)):
+            ahead = "a further gate: use advance" if last else "the logits: use finish"
+            raise DsnetError(f"choices {choices} lead to {ahead}")
+        self._check_statistics(choices, mode)
 
-        A network just built has none at all, and runs; one that has some must have those it uses.
-        Compiled code skips this: `bind` has checked.
-        """
-        if (
+    def _check_statistics(self, choices: tuple[int, ...], mode: Mode | None) -> None:
+        if not (
             self.training
-            or torch.compiler.is_compiling()
+            or torch.compiler.is_compiling()  # `bind` has checked
             or (mode is not None and mode.statistics is not None)
         ):
-            return
-        fresh = sum(norm.states[key] is KeyState.FRESH for norm, key in self.norms(choices))
+            self._require(choices, self._chain_norms[choices])
+
+    def require_statistics(self, route: Route) -> None:
+        """Raises where a route would use norm statistics that were never made.
+
+        A network just built has none at all, and may run; one that has some must have those it uses.
+        """
+        self._require(route.choices, self.norms(route.choices))
+
+    def _require(self, choices: tuple[int, ...], norms: Iterable[tuple[SplitBatchNorm2d, int]]) -> None:
+        fresh = sum(norm.states[key] is KeyState.FRESH for norm, key in norms)
         if fresh and any(any(norm.states) for norm in self._norms):
             raise DsnetError(
-                f"{self.spec.name} has batch-norm statistics for some routes but not for the choices "
-                f"{list(choices)} ({fresh} norms are as built); make them with `dsnet recalibrate`"
+                f"{self.spec.name} has batch-norm statistics, but not for the choices {list(choices)} "
+                f"({fresh} norms are as built); make them with dsnet.recalibrate(model, batches), or "
+                "`dsnet recalibrate`"
             )
 
 
@@ -281,13 +328,12 @@ class BoundRoute(nn.Module):
 
     def __init__(self, network: Supernet, route: Route) -> None:
         super().__init__()
-        network.check_statistics(route.choices)
+        network.require_statistics(route)
         self.network, self.bound_route = network, route
         self.training = network.training
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes]."""
-        self.network.check_images(x)
         return self.network.run_route(x, self.bound_route)
 
     def extra_repr(self) -> str:

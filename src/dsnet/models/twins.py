@@ -12,11 +12,17 @@ from torch import Tensor, nn
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
 from dsnet.models.blocks import Factory
+from dsnet.models.options import check_count
 from dsnet.models.registry import register_twin
 from dsnet.models.supernet import Geometry
 from dsnet.models.twin import Twin, plain_cost
 
 __all__ = ["DeiT", "DeiTOptions", "MobileNetV1", "ResNet50", "WidthOptions"]
+
+
+def _check_factor(name: str, value: float, most: float = 4) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise DsnetError(f"{name} must be above 0 and at most {most}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +33,12 @@ class WidthOptions:
     num_classes: int = 1000
 
     def __post_init__(self) -> None:
-        if not 0 < self.width <= 4:
-            raise DsnetError(f"width must be above 0 and at most 4, not {self.width}")
+        _check_factor("width", self.width)
+        check_count("num_classes", self.num_classes)
 
     def scale(self, channels: int) -> int:
         """A number of channels at this width."""
-        return max(1, round(channels * self.width))
+        return max(4, round(channels * self.width))
 
 
 def _conv_norm(
@@ -161,6 +167,9 @@ class DeiTOptions:
     num_classes: int = 1000
 
     def __post_init__(self) -> None:
+        for name in ("embedding", "heads", "depth", "num_classes"):
+            check_count(name, getattr(self, name))
+        _check_factor("mlp_ratio", self.mlp_ratio, most=16)
         if self.embedding % self.heads:
             raise DsnetError(f"embedding {self.embedding} cannot be shared by {self.heads} heads")
 
@@ -220,15 +229,19 @@ class DeiT(Twin):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, 3, 224, 224] → logits [B, classes]."""
+        self._check_size(*x.shape[2:])
         patches = self.embed(x).flatten(2).transpose(1, 2)
-        if patches.shape[1] != self.tokens:
-            size = self.geometry.image_size
-            raise DsnetError(f"this transformer takes images of {size} × {size}, not {list(x.shape[2:])}")
         x = torch.cat([self.class_token.expand(len(x), -1, -1), patches], 1) + self.positions
         return cast(Tensor, self.head(self.norm(self.blocks(x)[:, 0])))
 
+    def _check_size(self, height: int, width: int) -> None:
+        size = self.geometry.image_size
+        if (height, width) != (size, size):
+            raise DsnetError(f"this transformer takes images of {size} × {size}, not {height} × {width}")
+
     def cost(self, image: Shape) -> Cost:
         """Cost on an image of this shape."""
+        self._check_size(image.height, image.width)
         total, shape = plain_cost(self.embed, image)
         tokens = Shape(shape.channels, 1 + shape.area, 1)
         for block in self.blocks:

@@ -23,8 +23,12 @@ body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 4rem; color: var(-
   background: var(--back); font: 16px/1.55 system-ui, sans-serif }
 h1 { font-size: 1.6rem; line-height: 1.2 } h2 { font-size: 1.15rem; margin-top: 2.5rem }
 p, figcaption { color: var(--soft) } p strong { color: var(--ink) }
-figure { margin: 1rem 0 } svg { width: 100%; height: auto; display: block }
-svg text { fill: var(--soft); font: 12px system-ui, sans-serif } svg rect { fill: var(--bar) }
+.bars { display: grid; grid-template-columns: max-content 1fr; gap: .3rem .7rem; font-size: .85rem;
+  color: var(--soft) }
+.bars span { text-align: right }
+.bars div { display: flex; align-items: center; gap: .5rem; white-space: nowrap }
+.bars i { background: var(--bar); height: 1rem; border-radius: 2px }
+.wide { overflow-x: auto }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); gap: .75rem }
 .grid figure { margin: 0 } .grid img { width: 100%; image-rendering: pixelated; border-radius: 4px }
 .grid figcaption { font-size: .8rem; text-align: center }
@@ -50,17 +54,14 @@ def page(title: str, body: str) -> str:
 
 
 def bar_chart(labels: Sequence[str], values: Sequence[float], captions: Sequence[str]) -> str:
-    """Horizontal bars as SVG: a label to the left of each, a caption to its right."""
-    row, left, width = 22, 90, 640
+    """Horizontal bars: a label to the left of each, a caption to its right."""
     largest = max(max(values), 1e-12)
-    space = width - left - 110
-    parts = [f'<svg viewBox="0 0 {width} {row * len(values) + 4}" role="img">']
-    for i, (label, value, caption) in enumerate(zip(labels, values, captions, strict=True)):
-        y, length = i * row + 4, space * value / largest
-        parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>')
-        parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row - 6}" rx="2"/>')
-        parts.append(f'<text x="{left + length + 8:.1f}" y="{y + 13}">{escape(caption)}</text>')
-    return "".join([*parts, "</svg>"])
+    rows = (
+        f"<span>{escape(label)}</span>"
+        f'<div><i style="width:{70 * value / largest:.1f}%"></i>{escape(caption)}</div>'
+        for label, value, caption in zip(labels, values, captions, strict=True)
+    )
+    return f'<div class="bars">{"".join(rows)}</div>'
 
 
 def image_tag(image: Tensor, alt: str) -> str:

@@ -17,7 +17,7 @@ SIZES = tuple(f.name for f in fields(Slice))
 
 
 def route_rows(
-    model: Supernet, *, image_size: int | None = None, convention: Convention = "paper"
+    model: Supernet, *, image_size: int | tuple[int, int] | None = None, convention: Convention = "paper"
 ) -> list[dict[str, Any]]:
     """Every route as plain data, with its multiply-adds and parameters."""
     rows = []

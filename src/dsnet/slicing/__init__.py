@@ -11,6 +11,7 @@ from dsnet.slicing.norm import (
     SlicedGroupNorm,
     SlicedLayerNorm,
     SplitBatchNorm2d,
+    Statistics,
     batch_statistics,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "SlicedMLP",
     "SlicedPatchEmbed",
     "SplitBatchNorm2d",
+    "Statistics",
     "batch_statistics",
 ]

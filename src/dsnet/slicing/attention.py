@@ -41,6 +41,7 @@ class SlicedAttention(nn.Module):
     def forward(self, x: Tensor, heads: int, head_dim: int | None = None) -> Tensor:
         """Runs on ``x`` [B, N, E]; all features of each head by default."""
         head_dim = self.head_dim if head_dim is None else head_dim
+        self._check(x.shape[-1], heads, head_dim)
         layers = (self.q, self.k, self.v)
         if head_dim == self.head_dim:  # the slices are leading rows: no gathering
             q, k, v = (layer(x, heads * head_dim) for layer in layers)
@@ -48,6 +49,11 @@ class SlicedAttention(nn.Module):
         q, k, v = (F.linear(x, *self._rows(layer, x.shape[-1], heads, head_dim)) for layer in layers)
         weight, bias = self._columns(x.shape[-1], heads, head_dim)
         return F.linear(SF.attention(q, k, v, heads), weight, bias)
+
+    def _check(self, width: int, heads: int, head_dim: int) -> None:
+        SF.check_size("embedding", width, self.width)
+        SF.check_size("number of heads", heads, self.heads)
+        SF.check_size("features per head", head_dim, self.head_dim)
 
     def _rows(self, layer: SlicedLinear, width: int, heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
         assert layer.bias is not None
@@ -61,6 +67,7 @@ class SlicedAttention(nn.Module):
 
     def cost(self, width: int, heads: int, head_dim: int, tokens: int) -> Cost:
         """Cost at these sizes on so many tokens."""
+        self._check(width, heads, head_dim)
         inner = heads * head_dim
         project = self.q.cost(width, inner, tokens)
         products = Cost(attention=2 * tokens * tokens * inner)
@@ -68,6 +75,7 @@ class SlicedAttention(nn.Module):
 
     def extract(self, width: int, heads: int, head_dim: int) -> nn.Module:
         """The stand-alone layer of these sizes, with Q, K and V as one matrix."""
+        self._check(width, heads, head_dim)
         parts = [self._rows(layer, width, heads, head_dim) for layer in (self.q, self.k, self.v)]
         qkv = plain_linear(torch.cat([w for w, _ in parts]), torch.cat([b for _, b in parts]))
         return traced(_Attention(qkv, plain_linear(*self._columns(width, heads, head_dim)), heads, head_dim))

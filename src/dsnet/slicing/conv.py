@@ -64,7 +64,7 @@ class SlicedConv2d(nn.Module):
         padding: int | None = None,
         dilation: int = 1,
     ) -> Tensor:
-        """Runs with ``out`` filters and the centred ``kernel``; padding keeps the size by default."""
+        """Runs with ``out`` filters and the centred ``kernel``; padding is half the kernel by default."""
         return SF.conv2d(
             x,
             self.weight,
@@ -79,7 +79,7 @@ class SlicedConv2d(nn.Module):
         )
 
     def padding(self, kernel: int | None, padding: int | None) -> int:
-        """The padding that runs: the one given, else the one that keeps the resolution (at stride 1)."""
+        """The padding that runs: the one given, else half the kernel, which keeps the size of odd kernels."""
         return (self.kernel if kernel is None else kernel) // 2 if padding is None else padding
 
     def cost(

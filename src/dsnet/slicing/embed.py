@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
+from dsnet.errors import DsnetError
 from dsnet.slicing import functional as SF
 from dsnet.slicing.conv import SlicedConv2d
 from dsnet.slicing.plain import copy_parameter, traced
@@ -46,6 +47,10 @@ class SlicedPatchEmbed(nn.Module):
 
     def forward(self, x: Tensor, width: int) -> Tensor:
         """Embeds into the first ``width`` features."""
+        if x.shape[2] % self.patch or x.shape[3] % self.patch:
+            raise DsnetError(
+                f"a map of {x.shape[2]} × {x.shape[3]} is no whole number of {self.patch}-patches"
+            )
         patches = self.proj(x, width, padding=0)
         offsets = self._offsets(width, *patches.shape[2:])
         # An empty token in front becomes the class token by addition: no copy per image.

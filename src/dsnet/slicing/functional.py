@@ -22,6 +22,8 @@ from dsnet.errors import DsnetError
 __all__ = [
     "at_least_float32",
     "attention",
+    "check_group_width",
+    "check_size",
     "conv2d",
     "conv_output_size",
     "filter_sizes",
@@ -36,7 +38,8 @@ __all__ = [
 ]
 
 
-def _check_size(what: str, size: int, full: int) -> None:
+def check_size(what: str, size: int, full: int) -> None:
+    """Raises where a layer of ``full`` has no slice of ``size``."""
     if not 1 <= size <= full:
         raise DsnetError(f"{what} {size} is not in this layer; possible: 1 to {full}")
 
@@ -46,8 +49,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Tensor:
     """``W[:out, :in] x + b[:out]``; ``in`` is the last size of ``x``."""
     features = x.shape[-1]
     full_out, full_in = weight.shape
-    _check_size("input width", features, full_in)
-    _check_size("output width", out, full_out)
+    check_size("input width", features, full_in)
+    check_size("output width", out, full_out)
     if out < full_out:
         weight, bias = weight[:out], None if bias is None else bias[:out]
     return F.linear(x, weight[:, :features] if features < full_in else weight, bias)
@@ -67,7 +70,7 @@ def filter_sizes(
 ) -> FilterSizes:
     """What `slice_filters` will take from a weight ``[filters, group_in, K, K]``, checked."""
     group_out = filters // groups
-    _check_size("number of input channels", channels, groups * group_in)
+    check_size("number of input channels", channels, groups * group_in)
     if groups > 1 and not per_group:
         if channels % group_in:
             raise DsnetError(f"{channels} input channels are no multiple of the {group_in} in a group")
@@ -79,7 +82,7 @@ def filter_sizes(
             )
         return FilterSizes(used * group_out, group_in, used)
     out = filters if out is None else out
-    _check_size("number of filters", out, filters)
+    check_size("number of filters", out, filters)
     for what, size in (("input channels", channels), ("filters", out)):
         if size % groups:
             raise DsnetError(f"{size} {what} cannot be shared evenly by {groups} groups")
@@ -127,7 +130,7 @@ def slice_filters(
 def window_taps(full: int, kernel: int | None = None, dilation: int = 1) -> slice:
     """Which taps of a kernel of ``full`` the centred window of ``kernel`` keeps, every ``dilation``-th."""
     kernel = full if kernel is None else kernel
-    _check_size("kernel", kernel, full)
+    check_size("kernel", kernel, full)
     if (full - kernel) % 2:
         parity = "odd" if full % 2 else "even"
         raise DsnetError(
@@ -198,6 +201,8 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def conv_output_size(size: int, kernel: int, stride: int, padding: int) -> int:
     """Height or width behind a convolution whose window spans ``kernel`` positions."""
+    if padding < 0:
+        raise DsnetError(f"padding must be at least 0, not {padding}")
     out = (size + 2 * padding - kernel) // stride + 1
     if out < 1:
         raise DsnetError(f"a kernel of {kernel} with padding {padding} does not fit on a map of size {size}")
@@ -208,16 +213,21 @@ def conv_output_size(size: int, kernel: int, stride: int, padding: int) -> int:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm over the features that ``x`` has, with γ and β sliced to them."""
     features = x.shape[-1]
-    _check_size("width", features, weight.shape[0])
+    check_size("width", features, weight.shape[0])
     return F.layer_norm(x, (features,), weight[:features], bias[:features], eps)
+
+
+def check_group_width(channels: int, full: int, channels_per_group: int) -> None:
+    """Raises where a group norm cannot run at this width."""
+    check_size("width", channels, full)
+    if channels % channels_per_group:
+        raise DsnetError(f"width {channels} is off the grid: not a multiple of {channels_per_group} channels")
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, channels_per_group: int, eps: float) -> Tensor:
     """Group norm over the channels that ``x`` has; a group is always ``channels_per_group`` wide."""
     channels = x.shape[1]
-    _check_size("width", channels, weight.shape[0])
-    if channels % channels_per_group:
-        raise DsnetError(f"width {channels} is off the grid: not a multiple of {channels_per_group} channels")
+    check_group_width(channels, weight.shape[0], channels_per_group)
     return F.group_norm(x, channels // channels_per_group, weight[:channels], bias[:channels], eps)
 
 
@@ -225,8 +235,8 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, channels_per_group: int,
 def slice_head_features(weight: Tensor, heads: int, head_dim: int, full_head_dim: int) -> Tensor:
     """The first ``head_dim`` of each of the first ``heads`` heads' rows; a row is a feature."""
     full_heads = weight.shape[0] // full_head_dim
-    _check_size("number of heads", heads, full_heads)
-    _check_size("features per head", head_dim, full_head_dim)
+    check_size("number of heads", heads, full_heads)
+    check_size("features per head", head_dim, full_head_dim)
     if head_dim == full_head_dim:  # contiguous rows: a view, no copy
         return weight[: heads * head_dim]
     return torch.unflatten(weight, 0, (full_heads, full_head_dim))[:heads, :head_dim].flatten(0, 1)

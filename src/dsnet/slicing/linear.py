@@ -53,12 +53,18 @@ class SlicedLinear(nn.Module):
 
     def cost(self, in_features: int, out: int, positions: int = 1) -> Cost:
         """Cost of running at this size on so many positions."""
+        self._check(in_features, out)
         madds = in_features * out
         return Cost(params=madds + out * (self.bias is not None), layers=madds * positions)
 
     def extract(self, in_features: int, out: int) -> nn.Linear:
         """The stand-alone layer of this size."""
+        self._check(in_features, out)
         return plain_linear(self.weight[:out, :in_features], None if self.bias is None else self.bias[:out])
+
+    def _check(self, in_features: int, out: int) -> None:
+        SF.check_size("input width", in_features, self.in_features)
+        SF.check_size("output width", out, self.out_features)
 
     def extra_repr(self) -> str:
         """For printing."""

@@ -116,10 +116,11 @@ class SplitBatchNorm2d(nn.Module):
             shift = bias - mean * scale
             return (x * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
         mean, var = self.mean[key, :channels], self.var[key, :channels]
-        if self.training:
+        y = F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
+        if self.training and x.numel():
             self.states[key] = KeyState.RUNNING
             self.count[key] += x.shape[0] * x.shape[2] * x.shape[3]
-        return F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
+        return y
 
     def _check(self, channels: int, key: int) -> None:
         if not 1 <= channels <= self.channels:
@@ -130,8 +131,12 @@ class SplitBatchNorm2d(nn.Module):
     @torch.no_grad()
     def set_statistics(self, key: int, mean: Tensor, var: Tensor, count: int) -> None:
         """Sets exact statistics; the key is calibrated from now on."""
-        channels = mean.shape[0]
+        channels = len(mean) if mean.ndim == 1 else 0
         self._check(channels, key)
+        if var.shape != mean.shape or not mean.isfinite().all() or not (var.isfinite() & (var >= 0)).all():
+            raise DsnetError(
+                f"statistics for key {key} must be {channels} finite means and variances of at least 0"
+            )
         self.mean[key, :channels] = mean.to(self.mean)
         self.var[key, :channels] = var.to(self.var)
         self.count[key] = count
@@ -139,13 +144,14 @@ class SplitBatchNorm2d(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """The keys' states, for the state dict."""
-        return torch.tensor([int(s) for s in self.states], dtype=torch.uint8)
+        return torch.tensor([int(s) for s in self.states], dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Takes the keys' states from a state dict."""
-        if len(state) != self.keys:
-            raise DsnetError(f"state dict has {len(state)} norm keys where the network has {self.keys}")
-        self.states = [KeyState(s) for s in state.tolist()]
+        if not isinstance(state, Tensor) or not set(state.tolist()) <= set(KeyState):
+            raise DsnetError(f"norm keys are fresh, running or calibrated (0, 1, 2), not {state!r}")
+        if len(state) == self.keys:  # else the statistics do not fit either, which torch reports
+            self.states = [KeyState(s) for s in state.tolist()]
 
     def cost(self, channels: int) -> Cost:
         """γ and β; a norm has no multiply-adds in either convention."""
@@ -159,7 +165,8 @@ class SplitBatchNorm2d(nn.Module):
             self.bias[:channels],
             self.mean[key, :channels],
             self.var[key, :channels],
-            self.eps,
+            eps=self.eps,
+            momentum=self.momentum,
         )
 
     def extra_repr(self) -> str:
@@ -190,6 +197,7 @@ class _AffineNorm(nn.Module):
 
     def cost(self, width: int) -> Cost:
         """γ and β; a norm has no multiply-adds in either convention."""
+        SF.check_size("width", width, self.width)
         return Cost(params=2 * width)
 
 
@@ -212,6 +220,7 @@ class SlicedLayerNorm(_AffineNorm):
 
     def extract(self, width: int) -> nn.LayerNorm:
         """The stand-alone norm of this width."""
+        SF.check_size("width", width, self.width)
         norm = nn.LayerNorm(width, eps=self.eps, device="meta")
         norm.weight, norm.bias = copy_parameter(self.weight[:width]), copy_parameter(self.bias[:width])
         return norm
@@ -241,6 +250,7 @@ class SlicedGroupNorm(_AffineNorm):
 
     def extract(self, channels: int, key: int) -> nn.GroupNorm:
         """The stand-alone norm of this width."""
+        SF.check_group_width(channels, self.width, self.channels_per_group)
         norm = nn.GroupNorm(channels // self.channels_per_group, channels, eps=self.eps, device="meta")
         norm.weight, norm.bias = copy_parameter(self.weight[:channels]), copy_parameter(self.bias[:channels])
         return norm

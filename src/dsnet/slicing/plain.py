@@ -36,9 +36,11 @@ def plain_conv2d(
     return layer
 
 
-def plain_batch_norm(weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float) -> nn.BatchNorm2d:
+def plain_batch_norm(
+    weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float, momentum: float
+) -> nn.BatchNorm2d:
     """``nn.BatchNorm2d`` in eval mode with copies of these."""
-    layer = nn.BatchNorm2d(weight.shape[0], eps=eps, device=weight.device, dtype=weight.dtype)
+    layer = nn.BatchNorm2d(weight.shape[0], eps, momentum, device=weight.device, dtype=weight.dtype)
     layer.weight, layer.bias = copy_parameter(weight), copy_parameter(bias)
     layer.running_mean, layer.running_var = mean.detach().clone(), var.detach().clone()
     return layer.eval()
