@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import dsnet
 from dsnet.cli import main
+from dsnet.slicing import KeyState
+from dsnet.training import load_checkpoint, save_checkpoint
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -128,6 +131,8 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
         (["models", "--help"], ["create_model", "--kind"]),
         (["describe", "--help"], ["Examples:", "--convention", "--image-size", "--json"]),
         (["demo", "--help"], ["random", "--out"]),
+        (["evaluate", "--help"], ["Example:", "--csv", "test split"]),
+        (["recalibrate", "--help"], ["Example:", "--data", "digits, cifar10"]),
     ],
 )
 def test_help_teaches(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +156,44 @@ def test_demo_writes_a_self_contained_report(capsys: pytest.CaptureFixture[str],
     again = run(capsys, "demo", "--out", str(tmp_path / "new" / "folder"), "--images", "12")
     timing = re.compile(r"The gated pass took .* s\.")
     assert timing.sub("", again) == timing.sub("", text)
+
+
+def test_recalibrate_makes_the_statistics_of_every_route(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    model.train()(torch.randn(8, 3, 16, 16), 1)
+    more = {"extra": {"numbers": torch.arange(3)}}
+    save_checkpoint(tmp_path, "last", model, step=5, tensors=more, data={"recipe": "mine"})
+    text = run(capsys, "recalibrate", str(tmp_path), "--data", "digits", "--images", "500")
+    assert "4 routes re-calibrated on 500 images of digits" in text
+    saved = load_checkpoint(tmp_path)
+    assert (saved.data["recipe"], saved.data["step"]) == ("mine", 5)
+    assert saved.tensors["extra"]["numbers"].tolist() == [0, 1, 2]
+    again = saved.model()
+    for route in again.space:
+        assert again.key_states(route) == {KeyState.CALIBRATED}
+    assert torch.equal(again.stem.conv.weight, model.stem.conv.weight)
+    assert again.stem.norm.count.tolist() == [500 * 256]
+    assert main(["recalibrate", str(tmp_path), "--data", "nothing"]) == 2
+    assert main(["recalibrate", str(tmp_path / "no"), "--data", "digits"]) == 2
+    error = capsys.readouterr().err
+    assert "digits, cifar10" in error
+    assert "no checkpoint 'last'" in error
+
+
+def test_evaluate_shows_every_route(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = dsnet.create_model("ds_resnet_tiny", generator=torch.Generator().manual_seed(0))
+    save_checkpoint(tmp_path, "last", model, step=5)
+    assert main(["evaluate", str(tmp_path), "--data", "digits"]) == 2
+    assert "normalised" in capsys.readouterr().err
+    run(capsys, "recalibrate", str(tmp_path), "--data", "digits", "--images", "300")
+    text = run(capsys, "evaluate", str(tmp_path), "--data", "digits", "--csv", str(tmp_path / "routes.csv"))
+    assert len(re.findall(r"^ +\d+ +[\d.]+ % .* calibrated ", text, re.M)) == 16
+    assert (tmp_path / "routes.csv").read_text().count("\n") == 17
+    data = json.loads(run(capsys, "evaluate", str(tmp_path), "--data", "digits", "--routes", "3", "--json"))
+    assert [row["route"] for row in data["routes"]] == [0, 8, 15]
+    assert data["routes"][0]["images"] == 359
 
 
 def test_a_folder_that_cannot_be_made_is_said_at_once(

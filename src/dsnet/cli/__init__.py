@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import dsnet
-from dsnet.cli import demo, describe, models
+from dsnet.cli import demo, describe, evaluate, models, recalibrate
 from dsnet.errors import DsnetError
 
 __all__ = ["build_parser", "main"]
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dsnet {dsnet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (models, describe, demo):
+    for module in (models, describe, recalibrate, evaluate, demo):
         module.add_command(commands)
     return parser
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without × still gets the table
     args = build_parser().parse_args(argv)
     try:
-        status: int = args.run(args)
+        status: int = args.run_command(args)
     except DsnetError as error:
         print(f"dsnet: {error}", file=sys.stderr)
         return 2

@@ -37,7 +37,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--out", type=Path, default=Path("dsnet-demo"), help="folder (default: dsnet-demo)")
     parser.add_argument("--images", type=positive, default=48, help="how many images (default: 48)")
     parser.add_argument("--seed", type=positive, default=1, help="for weights and images (default: 1)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

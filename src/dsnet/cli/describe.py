@@ -54,7 +54,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--all", action="store_true", help=f"every route, where there are more than {MOST_ROWS}"
     )
     parser.add_argument("--json", action="store_true", help="every route as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--kind", choices=("supernet", "twin"), help="only these")
     parser.add_argument("--json", action="store_true", help="as JSON, with every option a model takes")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:

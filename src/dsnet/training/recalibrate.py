@@ -51,8 +51,8 @@ def recalibrate(
     """Sets the statistics of every key that the routes use (all of the space by default); counts the images.
 
     The prefix runs once a batch, whatever the number of routes. Where several gates decide and a key stands
-    for many histories, every batch goes on from a choice drawn uniformly; keys by prefix see all of them.
-    Use images as Stage I saw them, without augmentation, in batches of at least 128.
+    for many histories, it sees every previous choice equally often, and those before drawn uniformly; keys by
+    prefix see all of them. Use images as Stage I saw them, without augmentation, in batches of at least 128.
     """
     wanted = {model.space.resolve(r).choices for r in routes} if routes is not None else None
     reach = sorted(wanted if wanted is not None else (route.choices for route in model.space))
@@ -63,7 +63,11 @@ def recalibrate(
     try:
         for images in batches:
             model.check_images(images)
-            _walk(model, model.enter(images, mode), (), reach, mode, generator)
+            state = model.enter(images, mode)
+            if model.bn_key == "prefix":
+                _every_history(model, state, (), reach, mode)
+            else:
+                _every_pair(model, state, reach, mode, generator)
             seen += len(images)
     finally:
         model.train(training)
@@ -73,27 +77,35 @@ def recalibrate(
     return seen
 
 
-def _walk(
+def _every_history(
+    model: Supernet, state: State, history: tuple[int, ...], reach: list[tuple[int, ...]], mode: Mode
+) -> None:
+    """Keys by prefix: runs all that can follow ``history``, depth first."""
+    gate = len(history)
+    for choice in sorted({r[gate] for r in reach}):
+        made = (*history, choice)
+        if len(made) == len(model.gates):
+            model.finish(state, made, mode)
+        else:
+            onward = [r for r in reach if r[gate] == choice]
+            _every_history(model, model.advance(state, made, mode), made, onward, mode)
+
+
+def _every_pair(
     model: Supernet,
     state: State,
-    history: tuple[int, ...],
     reach: list[tuple[int, ...]],
     mode: Mode,
     generator: torch.Generator | None,
 ) -> None:
-    """Runs every choice that can follow ``history``, and goes on from one of them, or from all."""
-    gate = len(history)
-    choices = [choice for choice, _ in itertools.groupby(sorted(r[gate] for r in reach))]
-    if gate == len(model.gates) - 1:
-        for choice in choices:
-            model.finish(state, (*history, choice), mode)
-        return
-    onward = set(choices)
-    if model.bn_key == "stage":
-        onward = {choices[int(torch.randint(len(choices), (), generator=generator))]}
-    for choice in choices:
-        after = model.advance(state, (*history, choice), mode)
-        if choice in onward:
-            # With keys by stage the last choice alone matters, so all routes remain within reach.
-            rest = reach if model.bn_key == "stage" else [r for r in reach if r[gate] == choice]
-            _walk(model, after, (*history, choice), rest, mode, generator)
+    """Keys by stage: runs every choice behind every previous one; what lies further back is drawn."""
+    stands: list[tuple[tuple[int, ...], State]] = [((), state)]
+    for gate in range(len(model.gates)):
+        arrived: dict[int, list[tuple[tuple[int, ...], State]]] = {}
+        for (history, before), choice in itertools.product(stands, sorted({r[gate] for r in reach})):
+            made = (*history, choice)
+            if len(made) == len(model.gates):
+                model.finish(before, made, mode)
+            else:
+                arrived.setdefault(choice, []).append((made, model.advance(before, made, mode)))
+        stands = [ways[int(torch.randint(len(ways), (), generator=generator))] for ways in arrived.values()]

@@ -1,0 +1,90 @@
+"""``dsnet evaluate``: accuracy of every route of a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+from dsnet.cli.options import positive
+from dsnet.cli.progress import progress
+from dsnet.data import SETS, load
+from dsnet.data.augment import normalise
+from dsnet.errors import DsnetError
+from dsnet.report.routes import evenly
+from dsnet.report.text import bar, human, table
+from dsnet.training import load_checkpoint
+from dsnet.training.evaluate import evaluate
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="accuracy, multiply-adds and parameters of every route of a checkpoint",
+        description="Runs the test split through every route of a checkpoint's network and shows what each\n"
+        "reaches and costs. Where there are many routes, an evenly spaced sample of them.",
+        epilog="Example:\n  dsnet evaluate runs/mine --data digits --csv routes.csv",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="folder of a run, as `save_checkpoint` makes it"
+    )
+    parser.add_argument("--name", default="last", help="which of its checkpoints (default: last)")
+    parser.add_argument(
+        "--data", required=True, help=f"{', '.join(SETS)}, or a folder with test/CLASS/*.jpg; its test split"
+    )
+    parser.add_argument("--routes", type=positive, default=32, help="at most so many (default: 32)")
+    parser.add_argument("--batch", type=positive, default=256, help="images at a time (default: 256)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--csv", type=Path, help="also as a table in this file")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluates and prints."""
+    saved = load_checkpoint(args.run, args.name)
+    model = saved.model()
+    known = saved.data.get("input")
+    if known is None:
+        raise DsnetError(
+            f"{args.run} does not say how its images were normalised; `dsnet recalibrate` notes it, or "
+            'save it with save_checkpoint(..., data={"input": {"mean": [...], "std": [...]}})'
+        )
+    images = load(args.data, "test", size=model.geometry.image_size)
+    routes = [model.space[i] for i in evenly(len(model.space), args.routes)]
+    mean, std = tuple(known["mean"]), tuple(known["std"])
+    batches = ((normalise(x, mean, std), y) for x, y in images.epoch(args.batch))
+    total = math.ceil(len(images) / args.batch)
+    results = evaluate(model, progress(batches, total, "batch"), routes)
+    rows = [{**asdict(result), "accuracy": result.accuracy} for result in results]
+    if args.csv:
+        with args.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    if args.json:
+        about = {"model": model.spec.name, "data": args.data, "step": saved.data["step"], "routes": rows}
+        print(json.dumps(about, indent=2))
+        return 0
+    largest = results[-1].madds
+    body = [
+        [
+            str(r.route),
+            f"{100 * r.accuracy:.2f} %",
+            human(r.madds),
+            human(r.params),
+            r.statistics,
+            bar(r.madds, largest),
+        ]
+        for r in results
+    ]
+    print(f"{model.spec.name} after {saved.data['step']} steps, {len(images)} test images of {args.data}\n")
+    header = ["route", "accuracy", "MAdds", "params", "statistics", "cost"]
+    print(table(header, body, left=("statistics", "cost")))
+    return 0

@@ -1,0 +1,141 @@
+"""Augmentation on the device, every image by its own draw.
+
+Bytes [B, 3, H, W] go in; what a network sees comes out. `Augment` draws crop, flip and erasing anew for every
+view; `Mixing` draws partners, ratio and box once a step, so that all views of a step are mixed alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+
+__all__ = ["Augment", "Mixing", "draw_mixing", "normalise"]
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Bytes, or values in [0, 255], → float32 with this mean and deviation per channel."""
+    scale = 1 / (255 * torch.tensor(std, device=images.device))
+    shift = torch.tensor(mean, device=images.device) / torch.tensor(std, device=images.device)
+    return images.float() * scale[:, None, None] - shift[:, None, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augment:
+    """Random crop after padding, flip and erasing; off by default."""
+
+    padding: int = 0  # pixels added on every side before a crop of the old size
+    flip: bool = False
+    erase: float = 0.0  # probability that a box of 2 to 33 % of an image is blanked
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise DsnetError(f"padding must be at least 0, not {self.padding}")
+        if not 0 <= self.erase <= 1:
+            raise DsnetError(f"erase is a probability, not {self.erase}")
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A view of every image; draws from ``generator``, which lives on the images' device."""
+        if self.padding:
+            images = _random_crop(images, self.padding, generator)
+        if self.flip:
+            chosen = torch.rand(len(images), device=images.device, generator=generator) < 0.5
+            images = torch.where(chosen[:, None, None, None], images.flip(3), images)
+        if self.erase:
+            images = _erase(images, self.erase, generator)
+        return images
+
+
+def _random_crop(images: Tensor, padding: int, generator: torch.Generator | None) -> Tensor:
+    count, _, height, width = images.shape
+    padded = F.pad(images, (padding,) * 4)
+    top, left = torch.randint(2 * padding + 1, (2, count, 1), device=images.device, generator=generator)
+    rows = (top + torch.arange(height, device=images.device))[:, None, :, None]
+    columns = (left + torch.arange(width, device=images.device))[:, None, None, :]
+    every = torch.arange(count, device=images.device)[:, None, None, None]
+    channels = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
+    return padded[every, channels, rows, columns]
+
+
+def _erase(images: Tensor, probability: float, generator: torch.Generator | None) -> Tensor:
+    count, _, height, width = images.shape
+    draws = torch.rand(5, count, device=images.device, generator=generator)
+    area = (0.02 + 0.31 * draws[0]) * height * width
+    aspect = torch.exp((2 * draws[1] - 1) * 1.2)  # about 0.3 to 3.3
+    tall = (area * aspect).sqrt().clamp(max=height)
+    broad = (area / aspect).sqrt().clamp(max=width)
+    top, left = draws[2] * (height - tall), draws[3] * (width - broad)
+    inside = _box(top, left, tall, broad, height, width) & (draws[4] < probability)[:, None, None]
+    return images.masked_fill(inside[:, None], 0)
+
+
+def _box(top: Tensor, left: Tensor, tall: Tensor, broad: Tensor, height: int, width: int) -> Tensor:
+    """[N, H, W]: which pixels lie in each image's box."""
+    y = torch.arange(height, device=top.device)[None, :, None] + 0.5
+    x = torch.arange(width, device=top.device)[None, None, :] + 0.5
+    top, left, tall, broad = (side[:, None, None] for side in (top, left, tall, broad))
+    return (y > top) & (y < top + tall) & (x > left) & (x < left + broad)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixing:
+    """How a step's images are mixed: mixup (no box) or cutmix (a box), the same for all views."""
+
+    partners: Tensor  # [B]: whom every image is mixed with
+    ratio: float  # how much of an image is its own
+    box: tuple[int, int, int, int] | None = None  # top, bottom, left, right
+
+    def images(self, images: Tensor) -> Tensor:
+        """Mixed images [B, C, H, W]."""
+        other = images[self.partners]
+        if self.box is None:
+            return images * self.ratio + other * (1 - self.ratio)
+        top, bottom, left, right = self.box
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
+        return mixed
+
+    def labels(self, labels: Tensor, classes: int) -> Tensor:
+        """Probabilities [B, classes] of the mixed images' labels [B]."""
+        own = F.one_hot(labels, classes).float()
+        return own * self.ratio + own[self.partners] * (1 - self.ratio)
+
+
+def draw_mixing(
+    shape: torch.Size | tuple[int, ...],
+    *,
+    mixup: float,
+    cutmix: float,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> Mixing | None:
+    """Draws a step's mixing for images [B, C, H, W]; ``generator`` is on the CPU, so ranks can share it.
+
+    ``mixup`` and ``cutmix`` are the α of their Beta(α, α); where both are above 0 either is as likely.
+    """
+    if mixup < 0 or cutmix < 0:
+        raise DsnetError(f"mixup and cutmix must be at least 0, not {mixup} and {cutmix}")
+    if mixup == 0 and cutmix == 0:
+        return None
+    count, _, height, width = shape
+    partners = torch.randperm(count, generator=generator).to(device)
+    coin, y, x = torch.rand(3, generator=generator).tolist()
+    cut = cutmix > 0 and (mixup == 0 or coin < 0.5)
+    ratio = _beta(cutmix if cut else mixup, generator)
+    if not cut:
+        return Mixing(partners=partners, ratio=ratio)
+    side = (1 - ratio) ** 0.5
+    tall, broad = round(side * height), round(side * width)
+    top, left = int(y * (height - tall + 1)), int(x * (width - broad + 1))
+    box = (top, top + tall, left, left + broad)
+    return Mixing(partners=partners, ratio=1 - tall * broad / (height * width), box=box)
+
+
+def _beta(alpha: float, generator: torch.Generator | None) -> float:
+    """A draw from Beta(α, α), as the share of one of two Gamma(α) draws."""
+    a, b = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()
+    return a / (a + b) if a + b > 0 else 0.5

@@ -1,0 +1,176 @@
+"""Checkpoints that survive being killed: tensors as safetensors, everything else as JSON.
+
+A run's folder holds one sub-folder a checkpoint and, for every name such as ``last`` and ``best``, a small
+file that says which sub-folder it is. A checkpoint is written under another name, flushed to the disk and
+renamed; then the small file is replaced in one step. Whenever the process dies, ``last`` names a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet, create_model
+from dsnet.routes import RouteSpace
+
+__all__ = [
+    "Checkpoint",
+    "load_checkpoint",
+    "load_model",
+    "optimizer_tensors",
+    "restore_optimizer",
+    "save_checkpoint",
+]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What was saved: groups of tensors by name, and plain data."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    data: Mapping[str, Any]
+
+    def model(self) -> Supernet:
+        """The network, built anew with the saved weights, statistics and routing heads; in eval mode."""
+        saved = self.data["network"]
+        model: Supernet = create_model(saved["name"], **saved["options"])
+        space = RouteSpace.from_dict(saved["space"])
+        if space != model.space:
+            raise DsnetError(f"the checkpoint's {saved['name']} has other routes than this version builds")
+        for stage, choices in enumerate(saved["gates"]):
+            model.gate(stage).replace_routing(tuple(choices))
+        model.load_state_dict(dict(self.tensors["model"]))
+        return model
+
+
+def save_checkpoint(
+    folder: Path,
+    name: str,
+    model: Supernet,
+    *,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> Path:
+    """Saves the network, further tensors and plain data under ``name``, in one step or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"{name}-{step:08d}"
+    while final.exists():  # the one that ``name`` stands for may not go before the new one is there
+        final = final.with_name(f"{final.name}-again")
+    started = folder / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(started, ignore_errors=True)
+    started.mkdir()
+    groups = {"model": model.state_dict(), **(tensors or {})}
+    for group, values in groups.items():
+        save_file(
+            {key: value.contiguous() for key, value in values.items()}, started / f"{group}.safetensors"
+        )
+    plain = {
+        "format": FORMAT,
+        "step": step,
+        "groups": sorted(groups),
+        "network": {
+            "name": model.spec.name,
+            "options": dict(model.spec.options),
+            "space": model.space.to_dict(),
+            "gates": [list(model.gate(stage).choices) for stage in range(len(model.gates))],
+        },
+        **(data or {}),
+    }
+    (started / "checkpoint.json").write_text(json.dumps(plain, indent=2), encoding="utf-8")
+    for path in (*started.iterdir(), started):
+        _flush(path)
+    started.rename(final)
+    _replace_text(folder / name, final.name)
+    _remove_others(folder, name, final)
+    return final
+
+
+def _replace_text(path: Path, text: str) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_text(text + "\n", encoding="utf-8")
+    _flush(new)
+    os.replace(new, path)
+    _flush(path.parent)
+
+
+def _remove_others(folder: Path, name: str, keep: Path) -> None:
+    for old in folder.glob(f"{name}-*"):
+        if old != keep and old.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+    for unfinished in folder.glob(f".{name}-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Makes sure that a file, or a folder's list of files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def load_checkpoint(path: Path, name: str = "last") -> Checkpoint:
+    """A checkpoint from its own folder, or the named one of a run's folder."""
+    folder = path if (path / "checkpoint.json").exists() else _named(path, name)
+    try:
+        data = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        if data.get("format") != FORMAT:
+            given = data.get("format")
+            raise DsnetError(f"{folder} has checkpoint format {given!r}; this version reads {FORMAT}")
+        tensors = {group: load_file(folder / f"{group}.safetensors") for group in data["groups"]}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if isinstance(error, DsnetError):
+            raise
+        raise DsnetError(f"{folder} is no whole checkpoint: {error}") from error
+    return Checkpoint(tensors=tensors, data=data)
+
+
+def _named(path: Path, name: str) -> Path:
+    pointer = path / name
+    if not pointer.is_file():
+        kept = sorted(
+            p.name for p in path.glob("*") if p.is_file() and (path / p.read_text().strip()).is_dir()
+        )
+        has = f"it has {', '.join(kept)}" if kept else "it has none"
+        raise DsnetError(f"{path} has no checkpoint {name!r}; {has}")
+    return path / pointer.read_text(encoding="utf-8").strip()
+
+
+def load_model(path: str | Path, name: str = "last") -> Supernet:
+    """The network of a checkpoint, in eval mode."""
+    return load_checkpoint(Path(path), name).model()
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """An optimiser's state as named tensors: parameter number, then what it is."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{key}": value
+        for index, entry in state.items()
+        for key, value in entry.items()
+        if value is not None
+    }
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Puts the state of `optimizer_tensors` into an optimiser over the same parameters."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,0 +1,63 @@
+"""Accuracies against brute force, and what training on real digits reaches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dsnet
+from dsnet.data import load
+from dsnet.data.augment import normalise
+from dsnet.training import Average, Scheme, Stage1, evaluate, recalibrate
+from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
+from tests.support import TINY, error_of, images, random_model
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_accuracies_equal_brute_force(name: str) -> None:
+    model = random_model(name)
+    views = [images(model, n, seed=n) for n in (40, 25)]
+    batches = [(x, model(x, 1).argmax(1)) for x in views]  # route 1 is always right
+    results = evaluate(model, batches)
+    assert [r.route for r in results] == [route.number for route in model.space]
+    for result, route in zip(results, model.space, strict=True):
+        right = sum(int((model(x, route).argmax(1) == y).sum()) for x, y in batches)
+        assert (result.correct, result.images) == (right, 65)
+        assert result.accuracy == right / 65
+        assert result.madds == dsnet.madds(model, route)
+        assert result.statistics == "calibrated"
+    assert results[1].accuracy == 1
+    assert len({r.correct for r in results}) > 1, "all routes alike: nothing was compared"
+    assert [r.route for r in evaluate(model, batches, [2, 0])] == [2, 0]
+    assert "no batch" in error_of(lambda: evaluate(model, []))
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "smallest", "largest"),
+    [("ds_mbnet_tiny", "label", 0.93, 0.96), ("ds_mbnet_tiny", "e-ib", 0.93, 0.96)],
+)
+def test_a_scheme_trains_digits(name: str, scheme: str, smallest: float, largest: float) -> None:
+    train, test = load("digits", "train"), load("digits", "test")
+    mean, std = train.statistics()
+    generator = torch.Generator().manual_seed(0)
+    model = dsnet.create_model(name, generator=generator).train()
+    parsed = Scheme.parse(scheme)
+    average = Average(model, 0.97, warmup=True) if parsed.uses_average else None
+    stage = Stage1(scheme=parsed, average=average)
+    optimizer = make_optimizer("sgd", parameter_groups([model], 1e-4), lr=0.2)
+    epochs, per_epoch = 8, len(train) // 64
+    for step in range(epochs * per_epoch):
+        if step % per_epoch == 0:
+            batches = train.epoch(64, generator)
+        x, y = next(batches)
+        set_learning_rate(optimizer, 0.2 * cosine(step, steps=epochs * per_epoch, warmup=per_epoch))
+        optimizer.zero_grad()
+        stage.step(model, parsed.draw(model.space, 2, generator), [normalise(x, mean, std)], y)
+        optimizer.step()
+        if average is not None:
+            average.update(model)
+    recalibrate(model, (normalise(x, mean, std) for x, _ in train.epoch(256)), generator=generator)
+    held = [(normalise(x, mean, std), y) for x, y in test.epoch(256)]
+    low, high = evaluate(model, held, [model.space.smallest, model.space.largest])
+    assert low.accuracy >= smallest
+    assert high.accuracy >= largest
