@@ -53,6 +53,19 @@ def test_the_design_pages_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dsnet.params(mine, route) == sum(p.numel() for p in net.parameters())
 
 
+def test_the_training_pages_run_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = code_blocks("docs/training.md")
+    assert "epochs, batch = 20, 64" in block
+    exec(block.replace("epochs, batch = 20, 64", "epochs, batch = 2, 64"), {})
+    accuracies = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(accuracies) == 4
+    assert max(accuracies) > 0.5
+    assert (tmp_path / "runs" / "digits" / "last").exists()
+
+
 def test_the_readmes_models_are_the_models() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for name in ("ds_mbnet", "ds_mbnet_plus", "ds_resnet", "ds_resnet_plus", "ds_vit_plus"):
