@@ -79,29 +79,33 @@ def test_golden_counts_of_the_twins(name: str, width: float, paper: int) -> None
 
 
 # --- independent counters ------------------------------------------------------------------------------
-def count_by_hooks(net: nn.Module, x: torch.Tensor) -> int:
-    """The paper's convention, by reading shapes off a forward pass of plain layers."""
-    total = 0
+def of_conv(layer: nn.Conv2d, x: torch.Tensor, out: torch.Tensor) -> int:
+    return out[0].numel() * (x.shape[1] // layer.groups * layer.kernel_size[0] * layer.kernel_size[1])
 
-    def conv(layer: nn.Conv2d, args: tuple[torch.Tensor], out: torch.Tensor) -> None:
-        nonlocal total
-        per_output = args[0].shape[1] // layer.groups * layer.kernel_size[0] * layer.kernel_size[1]
-        total += out[0].numel() * per_output
 
-    def linear(layer: nn.Linear, args: tuple[torch.Tensor], out: torch.Tensor) -> None:
-        nonlocal total
-        total += out[0].numel() * args[0].shape[-1]
+def of_linear(layer: nn.Linear, x: torch.Tensor, out: torch.Tensor) -> int:
+    return out[0].numel() * x.shape[-1]
 
-    def pool(layer: nn.Module, args: tuple[torch.Tensor], out: torch.Tensor) -> None:
-        nonlocal total
-        total += args[0][0].numel()
 
-    kinds = {nn.Conv2d: conv, nn.Linear: linear, nn.AdaptiveAvgPool2d: pool}
-    handles = [m.register_forward_hook(kinds[type(m)]) for m in net.modules() if type(m) in kinds]
+def of_pool(layer: nn.AdaptiveAvgPool2d, x: torch.Tensor, out: torch.Tensor) -> int:
+    return x[0].numel()
+
+
+def count_by_hooks(net: nn.Module, x: torch.Tensor, *, pools_only: bool = False) -> int:
+    """The paper's convention, or its average pools alone, by reading shapes off a pass of plain layers."""
+    kinds = {nn.AdaptiveAvgPool2d: of_pool}
+    if not pools_only:
+        kinds |= {nn.Conv2d: of_conv, nn.Linear: of_linear}
+    counts: list[int] = []
+    handles = [
+        module.register_forward_hook(lambda m, args, out: counts.append(kinds[type(m)](m, args[0], out)))
+        for module in net.modules()
+        if type(module) in kinds
+    ]
     net(x)
     for handle in handles:
         handle.remove()
-    return total
+    return sum(counts)
 
 
 def count_by_flops(net: nn.Module, x: torch.Tensor) -> int:
@@ -109,20 +113,6 @@ def count_by_flops(net: nn.Module, x: torch.Tensor) -> int:
     with FlopCounterMode(display=False) as counter:
         net(x)
     return counter.get_total_flops() // (2 * len(x))
-
-
-def pooled_elements(net: nn.Module, x: torch.Tensor) -> int:
-    total = 0
-
-    def pool(layer: nn.Module, args: tuple[torch.Tensor], out: torch.Tensor) -> None:
-        nonlocal total
-        total += args[0][0].numel()
-
-    for module in net.modules():
-        if isinstance(module, nn.AdaptiveAvgPool2d):
-            module.register_forward_hook(pool)
-    net(x)
-    return total
 
 
 def routing_by_hand(name: str) -> int:
@@ -157,7 +147,9 @@ def test_counts_equal_independent_counters(name: str) -> None:
             x = torch.empty(2, 3, size, size, device="meta")
             net = dsnet.extract(model, number, fold_bn=False, image_size=size)
             assert dsnet.madds(model, number, size) == count_by_hooks(net, x)
-            everything = count_by_flops(net, x) + pooled_elements(net, x) + routing_by_hand(name)
+            everything = (
+                count_by_flops(net, x) + count_by_hooks(net, x, pools_only=True) + routing_by_hand(name)
+            )
             assert dsnet.madds(model, number, size, "all") == everything
             if size == model.geometry.image_size:
                 assert dsnet.params(model, number) == sum(p.numel() for p in net.parameters())
@@ -168,7 +160,9 @@ def test_counts_of_the_twins_equal_independent_counters(name: str) -> None:
     net = meta(name)
     x = torch.empty(2, 3, 224, 224, device="meta")
     assert dsnet.madds(net) == count_by_hooks(net, x)
-    assert dsnet.madds(net, convention="all") == count_by_flops(net, x) + pooled_elements(net, x)
+    assert dsnet.madds(net, convention="all") == count_by_flops(net, x) + count_by_hooks(
+        net, x, pools_only=True
+    )
     assert dsnet.params(net) == sum(p.numel() for p in net.parameters())
 
 

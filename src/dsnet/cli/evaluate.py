@@ -9,9 +9,9 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-from dsnet.cli.options import positive
+from dsnet.cli.options import add_run_arguments, positive
 from dsnet.cli.progress import progress
-from dsnet.data import SETS, load
+from dsnet.data import load
 from dsnet.data.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.report.routes import evenly
@@ -32,15 +32,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog="Example:\n  dsnet evaluate runs/mine --data digits --csv routes.csv",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="folder of a run, as `save_checkpoint` makes it"
-    )
-    parser.add_argument("--name", default="last", help="which of its checkpoints (default: last)")
-    parser.add_argument(
-        "--data", required=True, help=f"{', '.join(SETS)}, or a folder with test/CLASS/*.jpg; its test split"
-    )
+    add_run_arguments(parser, "test")
     parser.add_argument("--routes", type=positive, default=32, help="at most so many (default: 32)")
-    parser.add_argument("--batch", type=positive, default=256, help="images at a time (default: 256)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--csv", type=Path, help="also as a table in this file")
     parser.set_defaults(run_command=run)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+from pathlib import Path
 from typing import Any
 
+from dsnet.data import SETS
 from dsnet.errors import DsnetError
 
-__all__ = ["image_size", "parse_settings", "positive"]
+__all__ = ["add_run_arguments", "image_size", "parse_settings", "positive"]
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -47,3 +50,17 @@ def positive(text: str) -> int:
 
 
 positive.__name__ = "positive number"  # what argparse calls it in an error
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, split: str) -> None:
+    """A run's folder, which of its checkpoints, and the data of a split."""
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="folder of a run, as `save_checkpoint` makes it"
+    )
+    parser.add_argument("--name", default="last", help="which of its checkpoints (default: last)")
+    parser.add_argument(
+        "--data",
+        required=True,
+        help=f"{', '.join(SETS)}, or a folder with {split}/CLASS/*.jpg; the {split} split is used",
+    )
+    parser.add_argument("--batch", type=positive, default=256, help="images at a time (default: 256)")

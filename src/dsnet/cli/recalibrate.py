@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 
 import torch
 
-from dsnet.cli.options import positive
+from dsnet.cli.options import add_run_arguments, positive
 from dsnet.cli.progress import progress
-from dsnet.data import SETS, load
+from dsnet.data import load
 from dsnet.data.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.slicing import KeyState
@@ -29,17 +28,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog="Example:\n  dsnet recalibrate runs/mine --data cifar10 --images 10000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="folder of a run, as `save_checkpoint` makes it"
-    )
-    parser.add_argument("--name", default="last", help="which of its checkpoints (default: last)")
-    parser.add_argument(
-        "--data",
-        required=True,
-        help=f"{', '.join(SETS)}, or a folder with train/CLASS/*.jpg; its training split",
-    )
+    add_run_arguments(parser, "train")
     parser.add_argument("--images", type=positive, default=10_000, help="at most so many (default: 10000)")
-    parser.add_argument("--batch", type=positive, default=256, help="at least 128 is wise (default: 256)")
     parser.add_argument("--seed", type=positive, default=1, help="which images and histories (default: 1)")
     parser.set_defaults(run_command=run)
 
