@@ -91,13 +91,23 @@ def test_torch_compile_of_a_bound_route(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_bound_route_of_every_family_is_one_graph(name: str) -> None:
-    """Tracing alone, without code generation, which takes minutes at this size."""
+    """Tracing alone; the slow test below generates code too."""
     model = random_model(name, torch.float32)
     x = images(model, 2)
     for route in (model.space.smallest, model.space.largest):
         compiled = torch.compile(model.bind(route), fullgraph=True, backend="eager")
         assert_close(compiled(x), model(x, route), 1e-5)
         torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_torch_compile_of_a_bound_route_of_every_family(name: str) -> None:
+    """With code generation, half a minute a family."""
+    model = random_model(name, torch.float32)
+    x = images(model, 2)
+    compiled = torch.compile(model.bind(model.space.smallest), fullgraph=True)
+    assert_close(compiled(x), model(x, model.space.smallest), 1e-4)
 
 
 def test_a_bound_route_shares_the_weights() -> None:
