@@ -1,6 +1,7 @@
 """The supernets of the paper, their static twins, and the registry that knows them by name."""
 
 from dsnet.models.blocks import Block, Factory, Step
+from dsnet.models.depth import DepthNet
 from dsnet.models.gated import Decide, GatedOutput, greedy, run_gated
 from dsnet.models.mobilenet import MBNet
 from dsnet.models.registry import create_model, initialise, list_models, register_supernet, register_twin
@@ -30,6 +31,7 @@ __all__ = [
     "MBNet",
     "ResNet",
     "ViT",
+    "DepthNet",
     "DeiT",
     "MobileNetV1",
     "ResNet50",

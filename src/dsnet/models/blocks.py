@@ -35,6 +35,8 @@ __all__ = [
     "PoolHead",
     "Step",
     "count_steps",
+    "drop_branch",
+    "drop_features",
     "make_activation",
     "run_steps",
 ]
@@ -85,6 +87,27 @@ def count_steps(steps: Iterable[Step], shape: Shape) -> tuple[Cost, Shape]:
         cost, shape = block.cost(shape, size)
         total += cost
     return total, shape
+
+
+# --- what a pass in training may leave out --------------------------------------------------------------
+def drop_branch(branch: Tensor, mode: Mode | None, share: float) -> Tensor:
+    """Stochastic depth: a residual branch [B, …], left out for some images and scaled up for the others.
+
+    ``share`` of the mode's rate applies: 0 for the first block of a network, 1 for its last.
+    """
+    if mode is None or mode.drop_path * share == 0:
+        return branch
+    return branch * _kept((len(branch), *(1,) * (branch.ndim - 1)), branch, mode, mode.drop_path * share)
+
+
+def drop_features(x: Tensor, mode: Mode | None) -> Tensor:
+    """Dropout of what a classifier reads, [B, C]."""
+    return x if mode is None or mode.dropout == 0 else x * _kept(x.shape, x, mode, mode.dropout)
+
+
+def _kept(shape: tuple[int, ...], like: Tensor, mode: Mode, rate: float) -> Tensor:
+    draws = torch.rand(shape, device=like.device, generator=mode.generator)
+    return (draws >= rate).to(like.dtype) / (1 - rate)
 
 
 # --- pieces that families choose from ----------------------------------------------------------------
@@ -170,6 +193,13 @@ class ConvNormAct(Block):
             parts.append(copy.deepcopy(self.act))
         return nn.Sequential(*parts)
 
+    @torch.no_grad()
+    def rescale(self, size: Slice) -> None:
+        """Scales weights just drawn for full width to what He's rule (fan-out) draws for this size."""
+        out = self._conv_sizes(size)[0]
+        if out is not None:
+            self.conv.weight.mul_((self.conv.out_channels / out) ** 0.5)
+
 
 class ChannelAttention(Block):
     """A gate that only scales channels."""
@@ -232,7 +262,7 @@ class PoolHead(Head):
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Features [B, C, H, W] → logits [B, classes]."""
-        return cast(Tensor, self.classifier(self.pool(x)))
+        return cast(Tensor, self.classifier(drop_features(self.pool(x), mode)))
 
     def pool(self, x: Tensor) -> Tensor:
         """Mean over all positions."""

@@ -28,6 +28,7 @@ from dsnet.models.blocks import (
     PoolHead,
     Step,
     count_steps,
+    drop_branch,
     make_activation,
 )
 from dsnet.models.counting import route_cost
@@ -70,12 +71,14 @@ class Bottleneck(Block):
         *,
         stride: int,
         project: bool,
+        share: float,  # of the rate of stochastic depth
         keys: int,
         norm: NormSpec,
         activation: str,
         factory: Factory,
     ) -> None:
         super().__init__()
+        self.share = share
         width, hidden = size.width, cast(int, size.hidden)
 
         def layer(conv: SlicedConv2d, *, filters: str, act: bool, init_weight: float = 1.0) -> ConvNormAct:
@@ -109,7 +112,7 @@ class Bottleneck(Block):
         for block in self._branch():
             y = block(y, size, key, mode)
         shortcut = x if self.shortcut is None else self.shortcut(x, size, key, mode)
-        return cast(Tensor, self.act(y + shortcut))
+        return cast(Tensor, self.act(drop_branch(y, mode, self.share) + shortcut))
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Both branches."""
@@ -180,6 +183,7 @@ class ResNet(Supernet):
         self.stem = ConvNormAct(stem, norm.make(table.stem_width, 1, factory), make_activation(activation))
         self.max_pool = MaxPool() if table.max_pool else None
         keys = norm_keys([len(choices) for choices in table.slices], options.bn_key)
+        before = list(itertools.accumulate((size.depth for size in full), initial=0))
         self.stages = nn.ModuleList(
             nn.ModuleList(
                 Bottleneck(
@@ -187,6 +191,7 @@ class ResNet(Supernet):
                     size,
                     stride=stride if layer == 0 else 1,
                     project=layer == 0,
+                    share=(before[stage] + layer) / max(before[-1] - 1, 1),
                     keys=keys[stage if gates > 1 else 0],
                     norm=norm,
                     activation=activation,

@@ -94,6 +94,8 @@ class Supernet(nn.Module, ABC):
     everything it depends on as arguments and, in eval mode, changes nothing.
     """
 
+    drops_everywhere = False  # whether stochastic depth and dropout are for all routes, or for the largest
+
     def __init__(
         self,
         name: str,

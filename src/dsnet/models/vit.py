@@ -15,7 +15,17 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.gate import Gate
-from dsnet.models.blocks import Block, ConvNormAct, Factory, Head, NormSpec, Step, make_activation
+from dsnet.models.blocks import (
+    Block,
+    ConvNormAct,
+    Factory,
+    Head,
+    NormSpec,
+    Step,
+    drop_branch,
+    drop_features,
+    make_activation,
+)
 from dsnet.models.options import ViTOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable import SeparableBlock
@@ -72,8 +82,9 @@ class Embedding(Block):
 class TransformerBlock(Block):
     """Pre-norm attention and MLP, each with a shortcut."""
 
-    def __init__(self, size: Slice, factory: Factory) -> None:
+    def __init__(self, size: Slice, factory: Factory, *, share: float) -> None:
         super().__init__()
+        self.share = share  # of the rate of stochastic depth
         heads, head_dim, hidden = _inner(size)
         self.norm1 = SlicedLayerNorm(size.width, **factory)
         self.attention = SlicedAttention(size.width, heads, head_dim, **factory)
@@ -83,8 +94,8 @@ class TransformerBlock(Block):
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Runs at this size."""
         heads, head_dim, hidden = _inner(size)
-        x = x + self.attention(self.norm1(x), heads, head_dim)
-        return cast(Tensor, x + self.mlp(self.norm2(x), hidden))
+        x = x + drop_branch(self.attention(self.norm1(x), heads, head_dim), mode, self.share)
+        return x + drop_branch(self.mlp(self.norm2(x), hidden), mode, self.share)
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Cost; the shape stays."""
@@ -125,7 +136,7 @@ class TokenHead(Head):
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Tokens [B, N, E] → logits [B, classes]."""
-        return cast(Tensor, self.classifier(self.norm(self.pool(x))))
+        return cast(Tensor, self.classifier(drop_features(self.norm(self.pool(x)), mode)))
 
     def pool(self, x: Tensor) -> Tensor:
         """The class token, before the norm."""
@@ -161,6 +172,8 @@ def _inner(size: Slice) -> tuple[int, int, int]:
 
 class ViT(Supernet):
     """A DS-ViT++ from its table."""
+
+    drops_everywhere = True
 
     def __init__(self, name: str, table: ViTTable, options: ViTOptions, factory: Factory) -> None:
         space = RouteSpace.of_table(name, table.routes, dict(table.narrowings))
@@ -202,7 +215,10 @@ class ViT(Supernet):
         )
         grid = table.geometry.image_size // table.geometry.stride
         self.embedding = Embedding(table.stem_width, full.width, table.patch, grid, factory)
-        self.blocks = nn.ModuleList(TransformerBlock(full, factory) for _ in range(full.depth))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(full, factory, share=layer / max(full.depth - 1, 1))
+            for layer in range(full.depth)
+        )
         self.seal(space)
 
     def prefix_steps(self) -> list[Step]:

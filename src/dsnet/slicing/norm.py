@@ -59,6 +59,14 @@ class Mode:
     """How a pass runs, beside which route it takes. The default is what ``train()`` and ``eval()`` say."""
 
     statistics: Statistics | None = None  # None: stored ones in eval; the batch's, with update, in training
+    drop_path: float = 0.0  # stochastic depth: probability that the last residual branch is left out
+    dropout: float = 0.0  # of what the classifier reads
+    generator: torch.Generator | None = None  # what the two above draw from, on the images' device
+
+    def __post_init__(self) -> None:
+        for name in ("drop_path", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise DsnetError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
 
 
 class SplitBatchNorm2d(nn.Module):
@@ -127,6 +135,16 @@ class SplitBatchNorm2d(nn.Module):
             raise DsnetError(f"width {channels} is not in this norm; possible: 1 to {self.channels}")
         if not 0 <= key < self.keys:
             raise DsnetError(f"this norm has no key {key}; possible: 0 to {self.keys - 1}")
+
+    @torch.no_grad()
+    def update_running(self, key: int, mean: Tensor, var: Tensor, count: int) -> None:
+        """Takes the mean and (biased) variance of a batch of ``count`` values a channel into the average."""
+        channels = len(mean)
+        unbiased = var * (count / max(count - 1, 1))
+        self.mean[key, :channels].lerp_(mean.to(self.mean), self.momentum)
+        self.var[key, :channels].lerp_(unbiased.to(self.var), self.momentum)
+        self.count[key] += count
+        self.states[key] = KeyState.RUNNING
 
     @torch.no_grad()
     def set_statistics(self, key: int, mean: Tensor, var: Tensor, count: int) -> None:
