@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dsnet.data import ImageSet, load
-from dsnet.data.files import Decoder
+from dsnet.data.decode import Damage
 from tests.support import error_of
 
 
@@ -112,11 +112,12 @@ def test_class_folders_and_damaged_images(tmp_path: Path) -> None:
     assert len(load(str(tmp_path), "test", size=16)) == 6
 
 
-def test_too_many_damaged_images_stop_the_run(tmp_path: Path) -> None:
-    decode = Decoder(8, limit=1)
-    with pytest.warns(UserWarning, match="skipped a"):
-        assert decode(b"nonsense", "a") is None
-    message = error_of(lambda: decode(b"nonsense", "b"))
+def test_too_many_damaged_images_stop_the_run() -> None:
+    damage = Damage(limit=1)
+    with pytest.warns(UserWarning, match="skipped a: broken"):
+        damage.note("a", "broken")
+    damage.note("a", "broken")  # known already
+    message = error_of(lambda: damage.note("b", "broken"))
     assert "more than 1 images" in message
     assert "a, b" in message
 

@@ -6,106 +6,27 @@ the layout that their publishers give them. ``digits`` comes with scikit-learn a
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from dsnet.data.files import Decoder, read_cifar_batch, read_class_folders, read_idx, read_parquet
+from dsnet.data.decode import decode_all
+from dsnet.data.hub import list_hub
 from dsnet.data.images import ImageSet
+from dsnet.data.items import Listing, list_class_folders
+from dsnet.data.lazy import LazySet
+from dsnet.data.parquet import list_parquet
+from dsnet.data.small import cifar10, cifar100, data_root, digits, existing, fashion_mnist
 from dsnet.errors import DsnetError
 
-__all__ = ["SETS", "Split", "data_root", "load"]
+__all__ = ["SETS", "Split", "Wanted", "data_root", "load"]
 
 Split = Literal["train", "test"]
 
-
-def data_root(root: str | Path | None = None) -> Path:
-    """The folder given, else that of DSNET_DATA."""
-    given = root if root is not None else os.environ.get("DSNET_DATA")
-    if given is None:
-        raise DsnetError("where is the data? Give a folder, or set the environment variable DSNET_DATA to it")
-    return Path(given)
-
-
-def load(name: str, split: Split, *, root: str | Path | None = None, size: int | None = None) -> ImageSet:
-    """A set by name, or a folder with ``train`` and ``test`` (or ``val``) inside, one folder a class.
-
-    ``size`` is the side that files are decoded to (128 by default); sets of a fixed size ignore it.
-    """
-    if split not in ("train", "test"):
-        raise DsnetError(f"unknown split {split!r}; possible: train, test")
-    if name in SETS:
-        return SETS[name](split, root, size)
-    if Path(name).is_dir():
-        return _class_folders(name, Path(name), split, size)
-    raise DsnetError(f"there is no data set {name!r}: neither a folder nor one of {', '.join(SETS)}")
-
-
-def _existing(tried: list[Path], what: str) -> Path:
-    for path in tried:
-        if path.exists():
-            return path
-    raise DsnetError(f"{what} is not there; looked for {' and '.join(map(str, tried))}")
-
-
-def _digits(split: Split, root: str | Path | None, size: int | None) -> ImageSet:
-    """1,797 grey digits of 8 × 8, enlarged to 16 × 16; a fifth of every class is the test split."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DsnetError("digits come with scikit-learn: pip install 'dsnet[train]'") from None
-    data = load_digits()
-    grey = torch.from_numpy(data.images).float()[:, None] * (255 / 16)
-    large = F.interpolate(grey, size=16, mode="bilinear", align_corners=False)
-    images = large.round().clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
-    names = tuple(str(digit) for digit in range(10))
-    everything = ImageSet(
-        name="digits", images=images, labels=torch.from_numpy(data.target).long(), classes=names
-    )
-    train, test = everything.hold_out(0.2, seed=0)
-    return train if split == "train" else test
-
-
-def _cifar10(split: Split, root: str | Path | None, size: int | None) -> ImageSet:
-    folder = _existing([data_root(root) / "cifar-10-batches-py"], "CIFAR-10")
-    files = [f"data_batch_{i}" for i in range(1, 6)] if split == "train" else ["test_batch"]
-    parts = [read_cifar_batch(_existing([folder / f], "CIFAR-10"), b"labels") for f in files]
-    names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-    return _joined("cifar10", parts, names)
-
-
-def _cifar100(split: Split, root: str | Path | None, size: int | None) -> ImageSet:
-    path = _existing([data_root(root) / "cifar-100-python" / split], "CIFAR-100")
-    return _joined("cifar100", [read_cifar_batch(path, b"fine_labels")], tuple(map(str, range(100))))
-
-
-def _joined(name: str, parts: list[tuple[Tensor, Tensor]], classes: tuple[str, ...]) -> ImageSet:
-    images, labels = (torch.cat(column) for column in zip(*parts, strict=True))
-    return ImageSet(name=name, images=images, labels=labels, classes=classes)
-
-
-def _fashion_mnist(split: Split, root: str | Path | None, size: int | None) -> ImageSet:
-    """28 × 28 grey, padded to 32."""
-    base = data_root(root)
-    stem = "train" if split == "train" else "t10k"
-
-    def read(kind: str) -> Tensor:
-        folders = [base / "fashion-mnist", base / "FashionMNIST" / "raw", base]
-        files = (f"{stem}-{kind}.gz", f"{stem}-{kind}")
-        return read_idx(_existing([folder / file for folder in folders for file in files], "Fashion-MNIST"))
-
-    images = F.pad(read("images-idx3-ubyte"), (2, 2, 2, 2))[:, None].expand(-1, 3, -1, -1).contiguous()
-    return ImageSet(
-        name="fashion_mnist", images=images, labels=read("labels-idx1-ubyte").long(), classes=FASHION
-    )
-
-
-FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+LARGEST = 4 * 2**30  # bytes of decoded images that are held in memory unless told otherwise
+PARTS = {"train": ("train",), "test": ("test", "val", "validation")}
 
 IMAGENETTE = (
     "tench",
@@ -121,30 +42,118 @@ IMAGENETTE = (
 )
 
 
-def _imagenette(split: Split, root: str | Path | None, size: int | None) -> ImageSet:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What `load` was asked for."""
+
+    split: Split
+    root: str | Path | None = None
+    size: int | None = None
+    ratio: float = 1.0
+    lazy: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "test"):
+            raise DsnetError(f"unknown split {self.split!r}; possible: train, test")
+        if self.size is not None and self.size < 1:
+            raise DsnetError(f"images must have a size of at least 1, not {self.size}")
+        if not 0 < self.ratio <= 1:
+            raise DsnetError(f"ratio must lie above 0 and be at most 1, not {self.ratio}")
+
+
+def load(
+    name: str,
+    split: Split,
+    *,
+    root: str | Path | None = None,
+    size: int | None = None,
+    ratio: float = 1.0,
+    lazy: bool | None = None,
+) -> ImageSet | LazySet:
+    """A set by its name in `SETS`, or by where it is.
+
+    - a folder with ``train`` and ``test`` (or ``val``) inside, one folder a class in them;
+    - a Parquet file, or a folder of ``train*.parquet`` and ``test*.parquet`` (or ``val*``);
+    - ``hf:NAME`` or ``hf:NAME:CONFIG`` of the Hugging Face Hub, ``hf:FOLDER`` in its layouts.
+
+    ``size`` is the side that files are decoded to (128 by default, 224 for ``imagenet``), ``ratio`` what that
+    is of the shorter side they are resized to before their centre is cut out. A ``lazy`` set is decoded on
+    demand by worker processes; by default one that would take more than 4 GiB in memory. Sets of a fixed size
+    use none of the three.
+    """
+    wanted = Wanted(split=split, root=root, size=size, ratio=ratio, lazy=lazy)
+    if name in SETS:
+        return SETS[name](wanted)
+    if name.startswith("hf:"):
+        return _made(name, list_hub(name.removeprefix("hf:"), split), wanted)
+    path = Path(name)
+    if path.is_dir():
+        return _made(name, _in_folder(name, path, split), wanted)
+    if path.suffix == ".parquet" and path.is_file():
+        return _made(name, _table(path, split), wanted)
+    raise DsnetError(
+        f"there is no data set {name!r}: neither a folder, a .parquet file or hf:NAME, "
+        f"nor one of {', '.join(SETS)}"
+    )
+
+
+def _made(name: str, listing: Listing, wanted: Wanted, *, size: int = 128) -> ImageSet | LazySet:
+    size, classes = wanted.size or size, listing.classes
+    lazy = len(listing.items) * 3 * size * size > LARGEST if wanted.lazy is None else wanted.lazy
+    if lazy:
+        return LazySet(
+            name=name,
+            items=listing.items,
+            labels=listing.labels,
+            classes=classes,
+            size=size,
+            ratio=wanted.ratio,
+        )
+    images, at = decode_all(listing.items, size, ratio=wanted.ratio)
+    return ImageSet(name=name, images=images, labels=listing.labels[at], classes=classes)
+
+
+def _in_folder(name: str, folder: Path, split: Split) -> Listing:
+    for part in PARTS[split]:
+        if (folder / part).is_dir():
+            return list_class_folders(folder / part)
+        for place in (folder, folder / "data"):  # data: where repositories of the Hub have them
+            if tables := sorted(place.glob(f"{part}*.parquet")):
+                return list_parquet(tables)
+    tried = " or ".join(f"{part}/ or {part}*.parquet" for part in PARTS[split])
+    raise DsnetError(f"the {split} split of {name} is not there; looked for {tried} in {folder}")
+
+
+def _table(path: Path, split: Split) -> Listing:
+    """One file is the split that was asked for, unless its name says that it is another."""
+    words = re.split("[^a-z]+", path.stem.lower())
+    if any(word in PARTS["test" if split == "train" else "train"] for word in words):
+        raise DsnetError(f"{path} is not the {split} split by its name; give a folder that has both splits")
+    return list_parquet([path])
+
+
+def _imagenette(wanted: Wanted) -> ImageSet | LazySet:
     """A Parquet file a split, or the published folders (imagenette2, imagenette2-160, imagenette2-320)."""
-    base, part = data_root(root), "train" if split == "train" else "val"
+    base, part = data_root(wanted.root), "train" if wanted.split == "train" else "val"
     tables = [base / f"imagenette{s}-{part}.parquet" for s in ("128", "")]
     folders = [base / f"imagenette2{s}" / part for s in ("-160", "-320", "")]
-    path = _existing([*tables, *folders], "Imagenette")
-    if path.is_dir():
-        images, labels, _ = read_class_folders(path, Decoder(size or 128))
-    else:
-        images, labels = read_parquet(path, Decoder(size or 128))
-    return ImageSet(name="imagenette", images=images, labels=labels, classes=IMAGENETTE)
+    path = existing([*tables, *folders], "Imagenette")
+    found = list_class_folders(path) if path.is_dir() else list_parquet([path])
+    return _made("imagenette", Listing(items=found.items, labels=found.labels, classes=IMAGENETTE), wanted)
 
 
-def _class_folders(name: str, folder: Path, split: Split, size: int | None) -> ImageSet:
-    inside = ["train"] if split == "train" else ["test", "val"]
-    path = _existing([folder / part for part in inside], f"the {split} split of {name}")
-    images, labels, classes = read_class_folders(path, Decoder(size or 128))
-    return ImageSet(name=name, images=images, labels=labels, classes=classes)
+def _imagenet(wanted: Wanted) -> ImageSet | LazySet:
+    """``{train,val}/WNID/*.JPEG`` in the root, or in ``imagenet`` or ``ILSVRC2012`` there."""
+    base, part = data_root(wanted.root), "train" if wanted.split == "train" else "val"
+    path = existing([base / "imagenet" / part, base / "ILSVRC2012" / part, base / part], "ImageNet")
+    return _made("imagenet", list_class_folders(path), wanted, size=224)
 
 
-SETS: dict[str, Callable[[Split, str | Path | None, int | None], ImageSet]] = {
-    "digits": _digits,
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
-    "fashion_mnist": _fashion_mnist,
+SETS: dict[str, Callable[[Wanted], ImageSet | LazySet]] = {
+    "digits": lambda wanted: digits(wanted.split),
+    "cifar10": lambda wanted: cifar10(wanted.split, wanted.root),
+    "cifar100": lambda wanted: cifar100(wanted.split, wanted.root),
+    "fashion_mnist": lambda wanted: fashion_mnist(wanted.split, wanted.root),
     "imagenette": _imagenette,
+    "imagenet": _imagenet,
 }

@@ -1,0 +1,101 @@
+"""Lists of compressed images, and the folders of classes that they come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsnet.data.decode import Items
+from dsnet.errors import DsnetError
+
+__all__ = ["Listing", "Paths", "label_tensor", "list_class_folders", "numbered", "pick_columns"]
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"}
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "fine_label", "labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Listing:
+    """Images that are there to be decoded, with labels [N] and the names of the classes."""
+
+    items: Items
+    labels: Tensor
+    classes: tuple[str, ...]
+
+
+class Paths:
+    """Files below a folder.
+
+    Their names are one block of bytes: a million strings would take long to send to every worker.
+    """
+
+    def __init__(self, folder: str | Path, files: Iterable[str]) -> None:
+        names = [os.fsencode(file) for file in files]
+        self.folder = os.path.abspath(folder)  # workers may start elsewhere
+        self.block = b"".join(names)
+        self.bounds = np.cumsum([0, *map(len, names)])
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def source(self, at: int) -> str:
+        """The path."""
+        start, end = self.bounds[at : at + 2].tolist()
+        return os.path.join(self.folder, os.fsdecode(self.block[start:end]))
+
+    def name(self, at: int) -> str:
+        """The path."""
+        return self.source(at)
+
+
+def list_class_folders(folder: Path) -> Listing:
+    """Images of ``folder/CLASS/*.jpg``, and of folders in there; classes in alphabetical order."""
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    if not classes:
+        raise DsnetError(f"{folder} has no folders: one folder a class is needed")
+    files: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = [
+            (*Path(os.path.relpath(inside, folder)).parts, file)
+            for inside, _, names in os.walk(folder / name)
+            for file in names
+            if os.path.splitext(file)[1].lower() in SUFFIXES
+        ]
+        files += [os.path.join(*parts) for parts in sorted(found)]
+        labels += [label] * len(found)
+    if not files:
+        raise DsnetError(f"{folder} has class folders but no images ({', '.join(sorted(SUFFIXES))}) in them")
+    return Listing(items=Paths(folder, files), labels=torch.tensor(labels), classes=tuple(classes))
+
+
+def pick_columns(columns: Sequence[str], where: str) -> tuple[str, str]:
+    """Which columns of a table hold images and labels."""
+    chosen = []
+    for names in (IMAGE_COLUMNS, LABEL_COLUMNS):
+        found = next((name for name in names if name in columns), None)
+        if found is None:
+            has = ", ".join(columns)
+            raise DsnetError(f"{where} has no column {names[0]}; it has {has} (possible: {', '.join(names)})")
+        chosen.append(found)
+    return chosen[0], chosen[1]
+
+
+def label_tensor(labels: Sequence[object], where: str) -> Tensor:
+    """The labels of a table, which must be whole numbers."""
+    for row, label in enumerate(labels):
+        if not isinstance(label, int):
+            raise DsnetError(f"{where}, row {row}: a label must be a whole number, not {label!r}")
+    return torch.tensor(labels, dtype=torch.long)
+
+
+def numbered(labels: Tensor) -> tuple[str, ...]:
+    """Names for classes that have none."""
+    return tuple(map(str, range(int(labels.max()) + 1))) if len(labels) else ()

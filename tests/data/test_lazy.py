@@ -1,0 +1,405 @@
+"""Sets decoded on demand give what sets in memory give, whatever the workers and the batches are."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dsnet.data import ImageSet, load
+from dsnet.data.decode import Damage, crop_box, decode, decode_all
+from dsnet.data.hub import list_hub
+from dsnet.data.items import Paths
+from dsnet.data.lazy import LazySet
+from dsnet.data.source import Crops
+from dsnet.data.workers import Work
+from tests.support import error_of
+
+# Said where there are fewer than two processors.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+SIZE = 16
+
+
+def picture(seed: int, kind: str = "PNG", side: int = 40) -> bytes:
+    """Smooth noise, so that resizing by different filters or from different boxes shows."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (6, 7, 3), dtype=np.uint8))
+    out = io.BytesIO()
+    small.resize((side, side + 3 * (seed % 5)), Image.Resampling.BICUBIC).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet's layout: 12 + 6 images of two classes."""
+    base = tmp_path_factory.mktemp("imagenet")
+    for split, each in (("train", 6), ("val", 3)):
+        for label, name in enumerate(("n01440764", "n02102040")):
+            folder = base / "imagenet" / split / name
+            folder.mkdir(parents=True)
+            for i in range(each):
+                (folder / f"{name}_{i}.JPEG").write_bytes(picture(100 * label + i, "JPEG"))
+    return base
+
+
+def lazy(root: Path, *, workers: int = 0) -> LazySet:
+    found = load("imagenet", "train", root=root, size=SIZE, lazy=True)
+    assert isinstance(found, LazySet)
+    return replace(found, workers=workers)
+
+
+def memory(root: Path) -> ImageSet:
+    found = load("imagenet", "train", root=root, size=SIZE)
+    assert isinstance(found, ImageSet)
+    return found
+
+
+def order(*batches: list[int]) -> list[Tensor]:
+    return [torch.tensor(batch) for batch in batches]
+
+
+def gathered(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*batches, strict=True)
+    return torch.cat(images, 1), torch.cat(labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lazy_gives_what_memory_gives(root: Path, workers: int) -> None:
+    before = torch.get_rng_state()
+    given, kept = lazy(root, workers=workers), memory(root)
+    assert (len(given), given.classes) == (len(kept), kept.classes)
+    assert torch.equal(given.labels, kept.labels)
+    wanted = order([11, 0, 3], [5], [2, 2, 7, 1])
+    pairs = list(zip(given.batches(wanted), kept.batches(wanted), strict=True))
+    assert [tuple(a.shape) for (a, _), _ in pairs] == [(1, n, 3, SIZE, SIZE) for n in (3, 1, 4)]
+    for (images, labels), (other, expected) in pairs:
+        assert torch.equal(images, other)
+        assert torch.equal(labels, expected)
+    epochs = [list(s.epoch(5, torch.Generator().manual_seed(1))) for s in (given, kept)]
+    assert [len(labels) for _, labels in epochs[0]] == [5, 5]
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(*epochs, strict=True))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert list(given.batches([])) == []
+
+
+def test_crops_do_not_depend_on_workers_batches_or_where_one_starts(root: Path) -> None:
+    crops = Crops(views=3, area=(0.2, 0.9), seed=5)
+    whole = order([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11])
+    images, labels = gathered(lazy(root).batches(whole, crops=crops))
+    assert images.shape == (3, 12, 3, SIZE, SIZE)
+    with_workers, same = gathered(lazy(root, workers=2).batches(whole, crops=crops))
+    assert torch.equal(with_workers, images)
+    assert torch.equal(same, labels)
+    tail, _ = gathered(lazy(root).batches(whole[1:], crops=crops))
+    assert torch.equal(tail, images[:, 4:])
+    mixed = order([7], [11, 0, 7])
+    assert torch.equal(gathered(lazy(root).batches(mixed, crops=crops))[0], images[:, [7, 11, 0, 7]])
+    part = lazy(root).take(torch.tensor([9, 2]))
+    assert torch.equal(gathered(part.batches(order([0, 1]), crops=crops))[0], images[:, [9, 2]])
+    fewer, _ = gathered(lazy(root).batches(whole, crops=replace(crops, views=2)))
+    assert torch.equal(fewer, images[:2])
+    other, _ = gathered(lazy(root).batches(whole, crops=replace(crops, seed=6)))
+    assert not any(torch.equal(a, b) for a, b in zip(other.flatten(0, 1), images.flatten(0, 1), strict=True))
+    assert not any(torch.equal(images[0, i], images[1, i]) for i in range(12))
+
+
+def test_crops_come_from_the_original_image() -> None:
+    data = picture(3)
+    with Image.open(io.BytesIO(data)) as opened:
+        original = opened.convert("RGB")
+    box = crop_box(*original.size, (0.1, 0.5), np.random.default_rng((4, 9)))
+    expected = np.array(original.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=box))
+    views = decode(data, SIZE, crops=Crops(area=(0.1, 0.5), seed=4), position=9)
+    assert np.array_equal(views[0].permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (200, 300), (900, 30), (30, 900), (1, 1), (2, 3)])
+def test_boxes_have_the_area_and_aspect_asked_for(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    width, height = shape
+    for _ in range(200):
+        left, top, right, bottom = crop_box(width, height, (0.25, 0.75), rng)
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+        if min(shape) >= 200:
+            assert 0.24 < (right - left) * (bottom - top) / (width * height) < 0.76
+        if min(shape) >= 30:
+            assert 0.7 < (right - left) / (bottom - top) < 1.4
+    # No crop of 900 × 30 has a quarter of it at such an aspect: the largest one at the centre is left.
+    assert crop_box(900, 30, (0.25, 0.75), rng) == (430, 0, 470, 30)
+    assert crop_box(30, 900, (0.25, 0.75), rng) == (0, 430, 30, 470)
+
+
+def test_ratio_cuts_the_centre_out(root: Path) -> None:
+    data = picture(0)  # 40 × 40
+    whole, inner = decode(data, 32, ratio=1.0), decode(data, 32, ratio=0.8)
+    with Image.open(io.BytesIO(data)) as opened:
+        assert np.array_equal(inner[0].permute(1, 2, 0).numpy(), np.array(opened.convert("RGB"))[4:36, 4:36])
+    assert not torch.equal(whole, inner)
+    given = load("imagenet", "test", root=root, size=SIZE, ratio=0.5, lazy=True)
+    kept = load("imagenet", "test", root=root, size=SIZE, ratio=0.5)
+    assert torch.equal(next(given.epoch(6))[0], next(kept.epoch(6))[0])
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> LazySet:
+    """Eight images of four classes; 1, 2 and 7 cannot be read."""
+    for i in range(8):
+        data = picture(i)
+        (tmp_path / f"{i}.png").write_bytes({1: b"", 2: b"nonsense", 7: data[:60]}.get(i, data))
+    items = Paths(tmp_path, [f"{i}.png" for i in range(8)])
+    return LazySet(
+        name="x", items=items, labels=torch.arange(8) // 2, classes=tuple("abcd"), size=SIZE, workers=0
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_good_image_stands_in_for_a_damaged_one(damaged: LazySet, workers: int) -> None:
+    tried = replace(damaged, workers=workers)
+    with pytest.warns(UserWarning, match="skipped") as told:
+        (first, labels), (second, others) = tried.batches(order([0, 1, 2, 3], [5, 7]), crops=Crops(views=2))
+    assert sorted(Path(str(w.message).split(":")[0]).name for w in told) == ["1.png", "2.png", "7.png"]
+    assert labels.tolist() == [0, 1, 1, 1]
+    assert others.tolist() == [2, 2]
+    assert first.shape[:2] == (2, 4)
+    assert torch.equal(first[:, 1], first[:, 3])
+    assert torch.equal(first[:, 2], first[:, 3])
+    assert torch.equal(second[:, 1], second[:, 0])
+    list(tried.take(torch.arange(4)).batches(order([1, 0])))  # not reported again
+    assert len(tried.damage.reasons) == 3
+
+
+def test_too_many_damaged_images_stop_a_run(damaged: LazySet) -> None:
+    tried = replace(damaged, damage=Damage(limit=2))
+    with pytest.warns(UserWarning, match=r"[12]\.png"):
+        message = error_of(lambda: list(tried.batches(order([0, 1, 2, 3], [4, 5, 6, 7]))))
+    assert "more than 2 images" in message
+    assert all(f"{i}.png" in message for i in (1, 2, 7))
+    with pytest.warns(UserWarning, match="no image that Pillow can read"):
+        message = error_of(lambda: list(replace(damaged, damage=Damage()).batches(order([1]))))
+    assert "none of the 1 images" in message
+    assert "1.png" in message
+    with pytest.warns(UserWarning, match="skipped"):
+        images, at = decode_all(damaged.items, SIZE)
+    assert at.tolist() == [0, 3, 4, 5, 6]
+    assert torch.equal(images[1], decode(damaged.items.source(3), SIZE)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_go_to_the_device(damaged: LazySet, workers: int) -> None:
+    there = replace(damaged, workers=workers).to("cuda")
+    wanted, crops = order([0, 1, 3], [5, 6, 4]), Crops(views=2)
+    with pytest.warns(UserWarning, match=r"1\.png"):
+        pairs = list(
+            zip(there.batches(wanted, crops=crops), damaged.batches(wanted, crops=crops), strict=True)
+        )
+    for (images, labels), (expected, others) in pairs:
+        assert images.device.type == labels.device.type == "cuda"
+        assert torch.equal(images.cpu(), expected)
+        assert torch.equal(labels.cpu(), others)
+
+
+def test_taking_and_holding_out(root: Path) -> None:
+    given, kept = lazy(root), memory(root)
+    for ours, theirs in zip(given.hold_out(0.3, seed=2), kept.hold_out(0.3, seed=2), strict=True):
+        assert torch.equal(ours.labels, theirs.labels)
+        assert torch.equal(next(ours.epoch(99))[0], theirs.images)
+    twice = given.take(torch.tensor([8, 3, 5])).take(torch.tensor([2, 0]))
+    assert torch.equal(next(twice.epoch(99))[0], kept.images[[5, 8]])
+    assert "no positions 0 to 12" in error_of(lambda: given.take(torch.tensor([0, 12])))
+
+
+def test_statistics_come_from_a_sample(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = memory(root).statistics()
+    assert lazy(root).statistics() == exact
+    monkeypatch.setattr("dsnet.data.lazy.SAMPLE", 6)
+    for ours, theirs in zip(lazy(root).statistics(), exact, strict=True):
+        assert ours != theirs
+        assert ours == pytest.approx(theirs, abs=0.1)
+
+
+def test_crops_are_for_sets_that_are_decoded_on_demand(root: Path) -> None:
+    assert lazy(root).crops_in_workers
+    assert not memory(root).crops_in_workers
+    assert "in memory" in error_of(lambda: memory(root).batches(order([0]), crops=Crops()))
+
+
+def test_bad_settings(root: Path) -> None:
+    given = lazy(root)
+    assert "workers must be at least 0" in error_of(lambda: replace(given, workers=-1))
+    assert "prefetch at least 1" in error_of(lambda: replace(given, prefetch=0))
+    assert "at most 1, not 1.5" in error_of(lambda: replace(given, ratio=1.5))
+    assert "size of at least 1" in error_of(lambda: replace(given, size=0))
+    assert "12 images but 2 labels" in error_of(lambda: replace(given, labels=torch.arange(2)))
+    assert "at least 1, not 0" in error_of(lambda: Crops(views=0))
+    assert "0 < low <= high <= 1" in error_of(lambda: Crops(area=(0.5, 0.2)))
+    assert "seed" in error_of(lambda: Crops(seed=-1))
+    assert "ratio" in error_of(lambda: load("imagenet", "train", root=root, ratio=0))
+    assert "at least 1 image" in error_of(lambda: list(given.epoch(0)))
+
+
+def test_what_is_lazy_by_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsnet.data.sets.LARGEST", 12 * 3 * SIZE * SIZE)
+    assert isinstance(load("imagenet", "train", root=root, size=SIZE), ImageSet)
+    assert isinstance(load("imagenet", "train", root=root, size=SIZE + 1), LazySet)
+    assert isinstance(load("imagenet", "train", root=root, size=SIZE + 1, lazy=False), ImageSet)
+    assert isinstance(load("digits", "test", lazy=True), ImageSet)
+
+
+def test_imagenet_in_its_layouts(root: Path, tmp_path: Path) -> None:
+    test = load("imagenet", "test", root=root, lazy=True)
+    assert isinstance(test, LazySet)
+    assert (len(test), test.size, test.classes) == (6, 224, ("n01440764", "n02102040"))
+    assert len(load("imagenet", "test", root=root / "imagenet", lazy=True)) == 6
+    (tmp_path / "ILSVRC2012").symlink_to(root / "imagenet", target_is_directory=True)
+    assert len(load("imagenet", "test", root=tmp_path, lazy=True)) == 6
+    assert len(load(str(root / "imagenet"), "test", lazy=True)) == 6
+    assert "ILSVRC2012" in error_of(lambda: load("imagenet", "train", root=tmp_path / "nowhere"))
+
+
+def write_parquet(path: Path, labels: list[int], *, metadata: bytes | None = None) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [{"bytes": picture(i, "WEBP"), "path": f"{i}.webp"} for i in labels]
+    table = pa.table({"image": rows, "label": labels})
+    parquet.write_table(table.replace_schema_metadata({"huggingface": metadata} if metadata else None), path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_parquet(tmp_path: Path, workers: int) -> None:
+    write_parquet(tmp_path / "train-00000.parquet", [0, 3, 1])
+    write_parquet(tmp_path / "train-00001.parquet", [2, 0])
+    note = b'{"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}'
+    write_parquet(tmp_path / "validation.parquet", [1], metadata=note)
+    kept = load(str(tmp_path), "train", size=SIZE)
+    given = load(str(tmp_path), "train", size=SIZE, lazy=True)
+    assert isinstance(given, LazySet)
+    assert given.labels.tolist() == [0, 3, 1, 2, 0]
+    assert given.classes == ("0", "1", "2", "3")
+    assert given.items.name(4) == f"{tmp_path / 'train-00001.parquet'}, row 1"
+    images, labels = next(replace(given, workers=workers).epoch(5))
+    assert torch.equal(images, kept.images)
+    assert torch.equal(labels, kept.labels)
+    single = load(str(tmp_path / "validation.parquet"), "test", size=SIZE)
+    assert (single.classes, single.labels.tolist()) == (("cat", "dog"), [1])
+    assert len(load(str(tmp_path), "test", size=SIZE)) == 1
+
+
+def test_parquet_that_does_not_fit(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "x-train.parquet", [0])
+    assert "not the test split" in error_of(lambda: load(str(tmp_path / "x-train.parquet"), "test"))
+    assert "looked for train/ or train*.parquet" in error_of(lambda: load(str(tmp_path), "train"))
+    write_parquet(tmp_path / "latest.parquet", [0])
+    assert len(load(str(tmp_path / "latest.parquet"), "train", size=SIZE)) == 1
+    (tmp_path / "bad.parquet").write_bytes(b"nonsense")
+    assert "cannot be read as Parquet" in error_of(lambda: load(str(tmp_path / "bad.parquet"), "train"))
+
+
+def test_the_copy_of_a_table_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
+    (tmp_path / "copies").mkdir()
+    write_parquet(tmp_path / "t.parquet", [0, 1])
+    given = load(str(tmp_path / "t.parquet"), "train", lazy=True)
+    assert len(list((tmp_path / "copies").iterdir())) == 1
+    part = given.take(torch.tensor([1]))
+    del given
+    assert len(list((tmp_path / "copies").iterdir())) == 1
+    assert next(part.epoch(1))[1].tolist() == [1]
+    del part
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'dsnet[datasets]'" in error_of(lambda: load("hf:uoft-cs/cifar10", "train"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hub_sets(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def table(labels: list[int]) -> object:
+        names = datasets.ClassLabel(names=["cat", "dog"])
+        features = datasets.Features({"img": datasets.Image(), "fine_label": names})
+        rows = [{"bytes": picture(i), "path": None} for i in range(len(labels))]
+        return datasets.Dataset.from_dict({"img": rows, "fine_label": labels}, features=features)
+
+    saved = tmp_path / "saved"
+    splits = {"train": table([0, 1, 1]), "test": table([-1, -1]), "validation": table([1, 0])}
+    datasets.DatasetDict(splits).save_to_disk(saved)
+    files = tmp_path / "files"
+    files.mkdir()
+    splits["train"].to_parquet(files / "train-00000-of-00001.parquet")
+    expected = torch.stack([decode(picture(i), SIZE)[0] for i in range(3)])
+    for place in (saved, files):
+        given = load(f"hf:{place}", "train", size=SIZE, lazy=True)
+        assert isinstance(given, LazySet)
+        assert (given.classes, given.labels.tolist()) == (("cat", "dog"), [0, 1, 1])
+        assert torch.equal(next(replace(given, workers=workers).epoch(3))[0], expected)
+        assert torch.equal(load(f"hf:{place}", "train", size=SIZE).images, expected)
+    assert list_hub(str(saved), "test").labels.tolist() == [1, 0]
+    assert load(str(files), "train", size=SIZE).classes == ("cat", "dog")
+    assert "no test split; it has train" in error_of(lambda: load(f"hf:{files}", "test"))
+    splits["train"].rename_column("img", "photo").save_to_disk(tmp_path / "odd")
+    assert "it has photo, fine_label" in error_of(lambda: load(f"hf:{tmp_path / 'odd'}", "train"))
+    assert "cannot be loaded" in error_of(lambda: load(f"hf:{tmp_path / 'nowhere'}", "train"))
+
+
+class _Dying(Work):
+    def __getitems__(self, positions: list[int]) -> object:
+        os._exit(3)
+
+
+def test_a_worker_that_dies_is_explained(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsnet.data.lazy.Work", _Dying)
+    assert "/dev/shm" in error_of(lambda: list(lazy(root, workers=1).epoch(4)))
+
+
+SCRIPT = """
+import sys
+from dataclasses import replace
+import torch
+from dsnet.data import load
+
+if __name__ == "__main__":
+    given = replace(load("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=2)
+    for images, labels in given.batches([torch.arange(12)] * 10**5):
+        print("going", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no process groups")
+def test_an_interrupt_is_for_the_main_process_alone(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore:This DataLoader", str(script), str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(20):  # by now every worker has sent something
+            assert process.stdout.readline() == "going\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert errors.count("Traceback") == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
+    assert "DataLoader worker" not in errors
