@@ -13,7 +13,7 @@ demo: $(READY)
 	$(BIN)/dsnet demo --out build/demo
 
 test: lint
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow

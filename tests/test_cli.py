@@ -131,8 +131,10 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
         (["models", "--help"], ["create_model", "--kind"]),
         (["describe", "--help"], ["Examples:", "--convention", "--image-size", "--json"]),
         (["demo", "--help"], ["random", "--out"]),
-        (["evaluate", "--help"], ["Example:", "--csv", "test split"]),
+        (["evaluate", "--help"], ["Examples:", "--csv", "--plot", "test split"]),
         (["recalibrate", "--help"], ["Example:", "--data", "digits, cifar10"]),
+        (["train", "--help"], ["digits_mbnet", "torchrun", "--resume", "--dry-run", "Examples:"]),
+        (["recipes", "--help"], ["Examples:", "--json"]),
     ],
 )
 def test_help_teaches(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

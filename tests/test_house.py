@@ -24,7 +24,7 @@ LAYERS = [
     ["dsnet.models"],
     ["dsnet.cost", "dsnet.extract"],
     ["dsnet.data", "dsnet.training"],
-    ["dsnet.report"],
+    ["dsnet.recipes", "dsnet.report"],
     ["dsnet.cli"],
 ]
 

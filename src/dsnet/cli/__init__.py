@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import dsnet
-from dsnet.cli import demo, describe, evaluate, models, recalibrate
+from dsnet.cli import demo, describe, evaluate, models, recalibrate, recipes, train
 from dsnet.errors import DsnetError
 
 __all__ = ["build_parser", "main"]
@@ -20,6 +20,7 @@ layer runs; gates look at each image and pick its route, so easy images cost lit
 First steps:
   dsnet models                       what there is
   dsnet describe ds_mbnet            a network's routes, with widths, multiply-adds and parameters
+  dsnet train digits_mbnet           train one in half a minute, on two cores
   dsnet demo                         a gated batch on random weights, with a report to look at
 """
 
@@ -34,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dsnet {dsnet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (models, describe, recalibrate, evaluate, demo):
+    for module in (models, describe, recipes, train, recalibrate, evaluate, demo):
         module.add_command(commands)
     return parser
 

@@ -9,14 +9,14 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
-from dsnet.cli.options import add_run_arguments, positive
+from dsnet.cli.options import add_run_arguments, open_run, positive
 from dsnet.cli.progress import progress
-from dsnet.data import load
 from dsnet.data.augment import normalise
 from dsnet.errors import DsnetError
+from dsnet.report.page import page
+from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.routes import evenly
 from dsnet.report.text import bar, human, table
-from dsnet.training import load_checkpoint
 from dsnet.training.evaluate import evaluate
 
 __all__ = ["add_command"]
@@ -29,28 +29,33 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="accuracy, multiply-adds and parameters of every route of a checkpoint",
         description="Runs the test split through every route of a checkpoint's network and shows what each\n"
         "reaches and costs. Where there are many routes, an evenly spaced sample of them.",
-        epilog="Example:\n  dsnet evaluate runs/mine --data digits --csv routes.csv",
+        epilog="Examples:\n"
+        "  dsnet evaluate runs/digits_mbnet\n"
+        "  dsnet evaluate runs/mine --data cifar10 --csv routes.csv --plot routes.svg",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run_arguments(parser, "test")
     parser.add_argument("--routes", type=positive, default=32, help="at most so many (default: 32)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--csv", type=Path, help="also as a table in this file")
+    parser.add_argument("--plot", type=Path, help="also as a picture, accuracy against cost (.svg or .html)")
     parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates and prints."""
-    saved = load_checkpoint(args.run, args.name)
-    model = saved.model()
+    if args.plot is not None and args.plot.suffix not in (".svg", ".html"):
+        raise DsnetError(f"--plot writes .svg or .html, not {args.plot.name!r}")
+    saved, model, images, data = open_run(args, "test")
     known = saved.data.get("input")
     if known is None:
         raise DsnetError(
             f"{args.run} does not say how its images were normalised; `dsnet recalibrate` notes it, or "
             'save it with save_checkpoint(..., data={"input": {"mean": [...], "std": [...]}})'
         )
-    images = load(args.data, "test", size=model.geometry.image_size)
     routes = [model.space[i] for i in evenly(len(model.space), args.routes)]
+    if saved.data.get("route") is not None:  # trained alone
+        routes = [model.space.resolve(saved.data["route"])]
     mean, std = tuple(known["mean"]), tuple(known["std"])
     batches = ((normalise(x, mean, std), y) for x, y in images.epoch(args.batch))
     total = math.ceil(len(images) / args.batch)
@@ -61,8 +66,15 @@ def run(args: argparse.Namespace) -> int:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+    if args.plot is not None:
+        title = f"{model.spec.name} on {data}: {len(images)} test images"
+        points = [Point(r.madds, r.accuracy, f"route {r.route}") for r in results]
+        picture = accuracy_plot(title, {"supernet": points})
+        args.plot.write_text(
+            picture if args.plot.suffix == ".svg" else page(title, picture), encoding="utf-8"
+        )
     if args.json:
-        about = {"model": model.spec.name, "data": args.data, "step": saved.data["step"], "routes": rows}
+        about = {"model": model.spec.name, "data": data, "step": saved.data["step"], "routes": rows}
         print(json.dumps(about, indent=2))
         return 0
     largest = results[-1].madds
@@ -77,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         for r in results
     ]
-    print(f"{model.spec.name} after {saved.data['step']} steps, {len(images)} test images of {args.data}\n")
+    print(f"{model.spec.name} after {saved.data['step']} steps, {len(images)} test images of {data}\n")
     header = ["route", "accuracy", "MAdds", "params", "statistics", "cost"]
     print(table(header, body, left=("statistics", "cost")))
     return 0

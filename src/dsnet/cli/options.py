@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import ast
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dsnet.data import SETS
+from dsnet.data import SETS, ImageSet, LazySet, load
+from dsnet.data.sets import Split
 from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.training import Checkpoint, load_checkpoint
+from dsnet.training.run import pick_device
 
-__all__ = ["add_run_arguments", "image_size", "parse_settings", "positive"]
+__all__ = ["OpenedRun", "add_run_arguments", "image_size", "open_run", "parse_settings", "positive"]
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -54,13 +58,42 @@ positive.__name__ = "positive number"  # what argparse calls it in an error
 
 def add_run_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     """A run's folder, which of its checkpoints, and the data of a split."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="folder of a run, as `save_checkpoint` makes it"
+        "--name", help="which of its checkpoints: final, best, last (default: final, else last)"
     )
-    parser.add_argument("--name", default="last", help="which of its checkpoints (default: last)")
     parser.add_argument(
         "--data",
-        required=True,
-        help=f"{', '.join(SETS)}, or a folder with {split}/CLASS/*.jpg; the {split} split is used",
+        help=f"{', '.join(SETS)}, or a folder with {split}/CLASS/*.jpg; the {split} split is used "
+        "(default: what the run was trained on)",
     )
+    parser.add_argument("--root", help="where named sets lie (default: as in the run, else DSNET_DATA)")
     parser.add_argument("--batch", type=positive, default=256, help="images at a time (default: 256)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+
+
+class OpenedRun(NamedTuple):
+    """A checkpoint, its network and the images of a split, on one device."""
+
+    saved: Checkpoint
+    model: Supernet
+    images: ImageSet | LazySet
+    data: str
+
+
+def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
+    """What the arguments of `add_run_arguments` name."""
+    saved = load_checkpoint(args.run, args.name)
+    model = saved.model()
+    recipe = saved.data.get("recipe")
+    trained = recipe.get("data", {}) if isinstance(recipe, dict) else {}
+    data = args.data or trained.get("name")
+    if data is None:
+        raise DsnetError(f"{args.run} does not say what it was trained on; name the data with --data")
+    size = trained.get("size") or model.geometry.image_size
+    images = load(data, split, root=args.root or trained.get("root"), size=size)
+    classes = model.head.classifier.out_features
+    if len(images.classes) != classes:
+        raise DsnetError(f"{data} has {len(images.classes)} classes, the network {classes}")
+    device = pick_device(args.device)
+    return OpenedRun(saved, model.to(device), images.to(device), data)

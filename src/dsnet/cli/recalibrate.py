@@ -7,13 +7,12 @@ import math
 
 import torch
 
-from dsnet.cli.options import add_run_arguments, positive
+from dsnet.cli.options import add_run_arguments, open_run, positive
 from dsnet.cli.progress import progress
-from dsnet.data import load
 from dsnet.data.augment import normalise
-from dsnet.errors import DsnetError
 from dsnet.slicing import KeyState
-from dsnet.training import load_checkpoint, recalibrate, save_checkpoint
+from dsnet.training import recalibrate, save_checkpoint
+from dsnet.training.checkpoint import default_name
 
 __all__ = ["add_command"]
 
@@ -25,7 +24,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="make the batch-norm statistics of every route of a checkpoint",
         description="Batch norms keep statistics of their own for every route. This makes all of them,\n"
         "exactly, from one pass over training images, and saves them in the checkpoint.",
-        epilog="Example:\n  dsnet recalibrate runs/mine --data cifar10 --images 10000",
+        epilog="Example:\n  dsnet recalibrate runs/mine --name best --data cifar10 --images 10000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run_arguments(parser, "train")
@@ -36,13 +35,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(args: argparse.Namespace) -> int:
     """Re-calibrates and saves."""
-    saved = load_checkpoint(args.run, args.name)
-    model = saved.model()
-    images = load(args.data, "train", size=model.geometry.image_size)
-    if len(images.classes) != model.head.classifier.out_features:
-        raise DsnetError(
-            f"{args.data} has {len(images.classes)} classes, the network {model.head.classifier.out_features}"
-        )
+    saved, model, images, data_name = open_run(args, "train")
     known = saved.data.get("input")
     mean, std = (tuple(known["mean"]), tuple(known["std"])) if known else images.statistics()
     generator = torch.Generator().manual_seed(args.seed)
@@ -57,6 +50,13 @@ def run(args: argparse.Namespace) -> int:
         key: value for key, value in saved.data.items() if key not in ("format", "step", "groups", "network")
     }
     data = {**kept, "input": {"mean": list(mean), "std": list(std)}}
-    where = save_checkpoint(args.run, args.name, model, step=saved.data["step"], tensors=others, data=data)
-    print(f"{len(model.space)} routes re-calibrated on {seen} images of {args.data}; saved in {where}")
+    where = save_checkpoint(
+        args.run,
+        args.name or default_name(args.run),
+        model,
+        step=saved.data["step"],
+        tensors=others,
+        data=data,
+    )
+    print(f"{len(model.space)} routes re-calibrated on {seen} images of {data_name}; saved in {where}")
     return 0

@@ -26,6 +26,7 @@ from dsnet.routes import RouteSpace
 
 __all__ = [
     "Checkpoint",
+    "default_name",
     "load_checkpoint",
     "load_model",
     "optimizer_tensors",
@@ -65,7 +66,10 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Saves the network, further tensors and plain data under ``name``, in one step or not at all."""
+    """Saves the network, further tensors and plain data under ``name``, in one step or not at all.
+
+    A group ``model`` among the tensors stands in for the network's own state.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{name}-{step:08d}"
     while final.exists():  # the one that ``name`` stands for may not go before the new one is there
@@ -124,9 +128,14 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def load_checkpoint(path: Path, name: str = "last") -> Checkpoint:
-    """A checkpoint from its own folder, or the named one of a run's folder."""
-    folder = path if (path / "checkpoint.json").exists() else _named(path, name)
+def default_name(folder: Path) -> str:
+    """The checkpoint that is meant where none is named: ``final`` where there is one, else ``last``."""
+    return "final" if (folder / "final").is_file() else "last"
+
+
+def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
+    """A checkpoint from its own folder, or the named one of a run's (see `default_name`)."""
+    folder = path if (path / "checkpoint.json").exists() else _named(path, name or default_name(path))
     try:
         data = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
         if data.get("format") != FORMAT:
@@ -151,7 +160,7 @@ def _named(path: Path, name: str) -> Path:
     return path / pointer.read_text(encoding="utf-8").strip()
 
 
-def load_model(path: str | Path, name: str = "last") -> Supernet:
+def load_model(path: str | Path, name: str | None = None) -> Supernet:
     """The network of a checkpoint, in eval mode."""
     return load_checkpoint(Path(path), name).model()
 

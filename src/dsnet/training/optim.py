@@ -16,10 +16,13 @@ from dsnet.gate import Gate, RoutingHead
 __all__ = ["cosine", "make_optimizer", "parameter_groups"]
 
 
-def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[dict[str, Any]]:
-    """Weights with decay; gates, norms, biases, positions and the class token without; no routing heads.
+def parameter_groups(
+    modules: Iterable[nn.Module], weight_decay: float, *, routing: bool = False
+) -> list[dict[str, Any]]:
+    """Weights with decay; gates, norms, biases, positions and the class token without.
 
-    Whatever has one dimension is a bias, a norm's γ or β, or a token; positions are named.
+    Whatever has one dimension is a bias, a norm's γ or β, or a token; positions are named. Routing heads are
+    left out unless ``routing`` asks for them.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
@@ -27,7 +30,7 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float) -> list[
         in_gates = {id(p) for m in module.modules() if isinstance(m, Gate) for p in m.parameters()}
         in_heads = {id(p) for m in module.modules() if isinstance(m, RoutingHead) for p in m.parameters()}
         for name, parameter in module.named_parameters():
-            if id(parameter) in in_heads:
+            if id(parameter) in in_heads and not routing:
                 continue
             bare = id(parameter) in in_gates or parameter.ndim == 1 or name.endswith("positions")
             (plain if bare else decayed).append(parameter)

@@ -7,7 +7,7 @@ squares of their input are added up in float64; what was stored before is neithe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -34,10 +34,16 @@ class _Sums:
         self.sums[norm, key] = new if old is None else (old[0] + new[0], old[1] + new[1], old[2] + new[2])
         return batch_statistics(norm, x, key)
 
-    def apply(self) -> None:
-        for (norm, key), (count, total, squares) in self.sums.items():
-            mean = total / count
-            norm.set_statistics(key, mean, (squares / count - mean.square()).clamp(min=0), count)
+    def apply(self, add: Callable[[Tensor], Tensor]) -> None:
+        """Sets the statistics; ``add`` adds what other processes have summed, in the same order."""
+        values = [
+            v for n, total, squares in self.sums.values() for v in (total.new_tensor([n]), total, squares)
+        ]
+        pieces = iter(torch.split(add(torch.cat(values)), [len(v) for v in values]))
+        for norm, key in self.sums:
+            everyone, total, squares = next(pieces), next(pieces), next(pieces)
+            mean = total / everyone
+            norm.set_statistics(key, mean, (squares / everyone - mean.square()).clamp(min=0), int(everyone))
 
 
 @torch.no_grad()
@@ -47,12 +53,14 @@ def recalibrate(
     routes: Iterable[Route | int] | None = None,
     *,
     generator: torch.Generator | None = None,
+    add: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> int:
     """Sets the statistics of every key that the routes use (all of the space by default); counts the images.
 
     The prefix runs once a batch, whatever the number of routes. Where several gates decide and a key stands
     for many histories, it sees every previous choice equally often, and those before drawn uniformly; keys by
     prefix see all of them. Use images as Stage I saw them, without augmentation, in batches of at least 128.
+    Where several processes each see a share of the images, ``add`` adds up a tensor over them.
     """
     wanted = {model.space.resolve(r).choices for r in routes} if routes is not None else None
     reach = sorted(wanted if wanted is not None else (route.choices for route in model.space))
@@ -73,7 +81,8 @@ def recalibrate(
         model.train(training)
     if seen == 0:
         raise DsnetError("no images to re-calibrate with: the data gave no batch")
-    sums.apply()
+    if sums.sums:  # group and layer norms have none
+        sums.apply(add)
     return seen
 
 

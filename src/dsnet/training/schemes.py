@@ -97,6 +97,10 @@ class Scheme:
             return space.sample(1, generator=generator)
         return (space.largest, *space.sample(random, generator=generator, interior=True), space.smallest)
 
+    def networks(self, space: RouteSpace, random: int) -> int:
+        """How many networks `draw` gives."""
+        return 2 + random * (len(space) > 2) if self.sandwich else 1
+
     def views(self, networks: int) -> int:
         """How many views of the images a step needs for so many networks."""
         return networks + (self.external is not None) if self.own_views else 1

@@ -1,0 +1,69 @@
+"""Recipes that run in seconds to minutes: digits on a laptop, CIFAR and Imagenette on one GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsnet.data.augment import Augment
+from dsnet.recipes.registry import Recipe, register_recipe
+from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
+
+DIGITS = TrainConfig(
+    data=DataConfig(name="digits"),
+    scheme=SchemeConfig(name="e-ib", alpha=0.97),
+    optim=OptimConfig(lr=0.2, epochs=20, warmup=1, batch=64),
+)
+
+
+@register_recipe
+def digits_mbnet() -> Recipe:
+    """DS-MBNet on digits (in scikit-learn): E-IB, 20 epochs. The one to try first."""
+    return Recipe(config=DIGITS, duration="", expect="")
+
+
+@register_recipe
+def digits_resnet() -> Recipe:
+    """DS-ResNet with two gates on digits: IB, 20 epochs."""
+    return Recipe(
+        config=replace(
+            DIGITS,
+            model="ds_resnet_tiny",
+            options={"bn_key": "prefix"},
+            scheme=SchemeConfig(name="ib", alpha=0.97),
+            optim=replace(DIGITS.optim, lr=0.1),
+        ),
+        duration="",
+        expect="",
+    )
+
+
+@register_recipe
+def digits_vit() -> Recipe:
+    """DS-ViT++ on digits: labels, AdamW, 30 epochs."""
+    return Recipe(
+        config=replace(
+            DIGITS,
+            model="ds_vit_plus_tiny",
+            scheme=SchemeConfig(name="label", random=1),
+            optim=OptimConfig(kind="adamw", lr=2e-3, weight_decay=0.05, epochs=30, warmup=2, batch=64),
+        ),
+        duration="",
+        expect="",
+    )
+
+
+GPU = RunConfig(precision="bfloat16", channels_last=True, graphs=True)
+CIFAR = TrainConfig(
+    model="ds_mbnet_cifar",
+    data=DataConfig(name="cifar10"),
+    augment=Augment(padding=4, flip=True),
+    scheme=SchemeConfig(name="ib"),
+    optim=OptimConfig(lr=0.4, weight_decay=5e-4, epochs=30, warmup=2, batch=512),
+    run=GPU,
+)
+
+
+@register_recipe
+def cifar10_mbnet() -> Recipe:
+    """DS-MBNet on CIFAR-10."""
+    return Recipe(config=CIFAR, duration="", expect="")

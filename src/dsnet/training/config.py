@@ -1,0 +1,163 @@
+"""Everything that decides a training run, as frozen values that check themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dsnet.data.augment import Augment
+from dsnet.errors import DsnetError
+from dsnet.training.schemes import Scheme
+
+__all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig"]
+
+
+def _at_least(group: object, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(group, name)
+        if value is not None and value < least:
+            raise DsnetError(f"{name} must be at least {least}, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which images, and how they are read."""
+
+    name: str = "digits"  # a set by name, a folder with train/CLASS/*.jpg, a Parquet file, hf:NAME
+    root: str | None = None  # where named sets lie; none: the environment variable DSNET_DATA
+    size: int | None = None  # side of the images; none: what the network is made for
+    hold_out: float = 0.1  # share of the training split that is kept for validation
+    lazy: bool | None = None  # decode while training; none: where the set is too large for memory
+    workers: int | None = None  # processes that decode; none: as many as the machine can spare
+    calibration: int = 10_000  # training images that the norms' statistics are made from at the end
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "size", "calibration")
+        _at_least(self, 0, "workers")
+        if not 0 <= self.hold_out < 1:
+            raise DsnetError(f"hold_out must be at least 0 and below 1, not {self.hold_out}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixConfig:
+    """Mixing of images and labels: α of the Beta distributions; 0 is off."""
+
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "mixup", "cutmix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeConfig:
+    """Who learns from whom."""
+
+    name: str = "ib"  # parts joined by +, see dsnet.training.schemes
+    random: int = 2  # random networks a step, beside the largest and the smallest
+    route: int | None = None  # train this route alone, as a stand-alone network of its size
+    alpha: float = 0.997  # of the moving average, a step
+    alpha_warmup: bool = True  # the average follows quickly at first
+    start: float = 0.0  # share of the run with labels alone, before soft targets begin
+    smoothing: float = 0.0  # of labels
+    temperature: float = 1.0  # of soft targets
+    add: bool = False  # add the networks' losses (the learning rate belongs to it) instead of their mean
+    stages: Literal["last", "all"] = "last"  # that h-ib supervises
+    teacher: str | None = None  # for ed: folder of a run, or timm:NAME
+    teacher_labels: Literal["hard", "soft"] = "hard"
+    drop_path: float = 0.0  # stochastic depth: largest network (CNN), all networks (ViT)
+    dropout: float = 0.0  # of the classifier's input, on the same networks
+    joint: Literal["gumbel", "reinforce"] | None = None  # train gate and weights together, by labels alone
+    complexity: float = 0.5  # for joint: weight of the complexity penalty
+
+    def __post_init__(self) -> None:
+        scheme = self.parse()
+        _at_least(self, 0, "random", "route", "complexity")
+        for name in ("start", "smoothing", "drop_path", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise DsnetError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if not 0 <= self.alpha < 1:
+            raise DsnetError(f"alpha must be at least 0 and below 1, not {self.alpha}")
+        if self.temperature <= 0:
+            raise DsnetError(f"temperature must be above 0, not {self.temperature}")
+        if (scheme.external is not None) != (self.teacher is not None):
+            needs = (
+                "needs a teacher: the folder of a run, or timm:NAME"
+                if scheme.external
+                else "has no use for a teacher"
+            )
+            raise DsnetError(f"scheme {self.name!r} {needs}")
+        if self.joint is not None and (self.name != "label" or self.route is not None):
+            raise DsnetError("joint training is by labels alone, with all routes: name=label, route=none")
+        if self.route is not None and (scheme.target is not None or scheme.external is not None):
+            raise DsnetError(f"a route alone learns from labels: name=label, not {self.name!r}")
+
+    def parse(self) -> Scheme:
+        """The scheme itself."""
+        return Scheme.parse(self.name, external=self.teacher_labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """Optimiser and schedule: a line up over the warm-up, then half a cosine down to 0."""
+
+    kind: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9  # for sgd, Nesterov's
+    weight_decay: float = 1e-4  # of weights; gates, norms, biases, positions and tokens have none
+    clip: float = 0.0  # largest norm of all gradients together; 0: no limit
+    epochs: int = 10
+    warmup: float = 0.0  # epochs
+    batch: int = 64  # images a step, over all ranks
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "epochs", "batch")
+        _at_least(self, 0, "weight_decay", "clip", "warmup")
+        if self.lr <= 0:
+            raise DsnetError(f"lr must be above 0, not {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise DsnetError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """How the run is carried out; with the same seed, none of it changes what is learnt but the precision."""
+
+    seed: int = 0
+    device: str = "auto"  # auto: a GPU where there is one
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: forward passes under autocast
+    channels_last: bool = False
+    compile: bool = False  # torch.compile, one program a route: minutes at the start, for long runs
+    graphs: bool = False  # CUDA graphs of every network's step: for small images on a GPU
+    sync_norms: bool = True  # batch statistics over all ranks; false: each rank its own
+    keep: Literal["weights", "average"] = "weights"  # which of the two the final network is
+    log_every: int = 10  # steps
+    validate_every: int = 1  # epochs
+    save_minutes: float = 5.0  # between checkpoints
+    save_steps: int = 0  # and after so many steps; 0: by the clock alone
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "log_every", "validate_every")
+        _at_least(self, 0, "seed", "save_minutes", "save_steps")
+        if self.compile and self.graphs:
+            raise DsnetError("compile and graphs cannot be combined; choose one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A training run of Stage I."""
+
+    model: str = "ds_mbnet_tiny"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the model; num_classes follows the data
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: Augment = field(default_factory=Augment)
+    mix: MixConfig = field(default_factory=MixConfig)
+    scheme: SchemeConfig = field(default_factory=SchemeConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    @property
+    def average(self) -> bool:
+        """Whether a moving average of the weights is made."""
+        return self.scheme.parse().uses_average or self.run.keep == "average"

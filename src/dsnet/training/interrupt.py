@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM as a request to stop: the step under way ends, then the run saves and stops."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["StopRequest", "stop_on_signals"]
+
+
+class StopRequest:
+    """Which signal asked to stop, if any."""
+
+    signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """While inside, the first SIGINT or SIGTERM is noted; the next one acts as it always does."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield request
+        return
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in watched}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        request.signal = number
+        for each in watched:
+            signal.signal(each, before[each])
+
+    for number in watched:
+        signal.signal(number, note)
+    try:
+        yield request
+    finally:
+        for number in watched:
+            signal.signal(number, before[number])

@@ -1,0 +1,145 @@
+"""Several processes that train one network: what each of them is, and what they add up.
+
+torchrun starts them and says through the environment who is who; here is only what a sandwich needs of
+`torch.distributed`. Gradients of all networks of a step add up on each rank and are reduced once.
+`DistributedDataParallel` is no help there: it reduces at the last backward pass, and leaves out parameters
+which that pass, the smallest network's, does not use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dsnet.errors import DsnetError
+from dsnet.slicing import SplitBatchNorm2d
+from dsnet.slicing import functional as SF
+
+__all__ = ["ALONE", "Ranks", "SharedStatistics", "joined"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among those of a run."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0  # among those of this machine
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and reports."""
+        return self.rank == 0
+
+    def share(self, total: int, what: str) -> int:
+        """An equal share of ``total`` for every rank."""
+        if total % self.world:
+            raise DsnetError(f"{what}={total} does not divide by {self.world} ranks")
+        return total // self.world
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks; ``values`` are left as they are."""
+        if self.world == 1:
+            return values
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    def reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Every gradient becomes the mean over ranks, in one reduction per precision."""
+        if self.world == 1:
+            return
+        groups: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            groups.setdefault(parameter.dtype, []).append(parameter)
+        for members in groups.values():
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
+            flat = torch.cat([g.reshape(-1) for g in gradients])
+            dist.all_reduce(flat)
+            flat /= self.world
+            pieces = torch.split(flat, [g.numel() for g in gradients])
+            for parameter, piece, gradient in zip(members, pieces, gradients, strict=True):
+                gradient.copy_(piece.view_as(gradient))
+                parameter.grad = gradient
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank."""
+        if self.world == 1:
+            return flag
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        return bool(self.sum(torch.tensor(int(flag), device=device)))
+
+    def wait(self) -> None:
+        """Returns when all ranks have come here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Ranks]:
+    """Joins the processes that torchrun started; alone where it started none."""
+    if "WORLD_SIZE" not in os.environ:
+        yield ALONE
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    try:
+        yield Ranks(
+            rank=dist.get_rank(), world=dist.get_world_size(), local=int(os.environ.get("LOCAL_RANK", "0"))
+        )
+    finally:
+        dist.destroy_process_group()
+
+
+class _Sum(torch.autograd.Function):
+    """All-reduce that gradients flow through: what every rank makes of the sum comes back to all."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ANN401  (autograd's context)
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+class SharedStatistics:
+    """Batch-norm statistics of the images of all ranks together; a `Statistics` of a `Mode`.
+
+    One reduction of (count, Σx, Σx²) a norm, differentiable, on gloo and NCCL. The sums are made from each
+    rank's own mean and variance in float64, so that their difference loses nothing. ``update`` takes
+    them into the running statistics, as training does.
+    """
+
+    def __init__(self, *, update: bool) -> None:
+        self.update = update
+
+    def __call__(self, norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance over all ranks."""
+        count = x.numel() // x.shape[1]
+        precise = SF.at_least_float32(x.dtype)
+        var, mean = torch.var_mean(x.to(precise), dim=(0, 2, 3), correction=0)
+        var, mean = var.double(), mean.double()
+        counts = torch.full((1,), count, dtype=torch.float64, device=x.device)
+        sums = torch.cat([counts, count * mean, count * (var + mean.square())])
+        total = cast(Tensor, _Sum.apply(sums))  # type: ignore[no-untyped-call]
+        everyone, added, squares = torch.split(total, [1, len(mean), len(mean)])
+        mean = added / everyone
+        var = (squares / everyone - mean.square()).clamp(min=0)
+        if self.update:
+            norm.update_running(key, mean.detach(), var.detach(), count * dist.get_world_size())
+        return mean.to(precise), var.to(precise)
