@@ -1,17 +1,31 @@
 """Augmentation on the device, every image by its own draw.
 
-Bytes [B, 3, H, W] go in; what a network sees comes out. `Augment` draws crop, flip and erasing anew for every
-view; `Mixing` draws partners, ratio and box once a step, so that all views of a step are mixed alike.
+Bytes [B, 3, H, W] go in; what a network sees comes out. `Augment` draws crop, flip, policy, jitter and
+erasing anew for every view; `Mixing` draws partners, ratio and box once a step, so that all views of a step
+are mixed alike.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsnet.data.policies import (
+    CIFAR10,
+    IMAGENET,
+    affine_grid,
+    auto_augment,
+    brightness,
+    color,
+    contrast,
+    rand_augment,
+    to_device,
+)
 from dsnet.errors import DsnetError
 
 __all__ = ["Augment", "Mixing", "draw_mixing", "normalise"]
@@ -19,32 +33,76 @@ __all__ = ["Augment", "Mixing", "draw_mixing", "normalise"]
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Bytes, or values in [0, 255], → float32 with this mean and deviation per channel."""
-    scale = 1 / (255 * torch.tensor(std, device=images.device))
-    shift = torch.tensor(mean, device=images.device) / torch.tensor(std, device=images.device)
-    return images.float() * scale[:, None, None] - shift[:, None, None]
+    rows = torch.tensor([(1 / (255 * s), m / s) for m, s in zip(mean, std, strict=True)])
+    scale, shift = to_device(rows, images.device)[:, :, None, None].unbind(1)
+    return (images * scale - shift).float()
+
+
+Policy = Literal["autoaugment_cifar10", "autoaugment_imagenet", "randaugment"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
-    """Random crop after padding, flip and erasing; off by default."""
+    """Crop, flip, a policy, colour jitter and erasing, in this order; off by default."""
 
     padding: int = 0  # pixels added on every side before a crop of the old size
+    crop: tuple[float, float] | None = None  # shares of the area to cut out and resize, instead of padding
+    size: int | None = None  # pixels a side after ``crop``; as many as before by default
     flip: bool = False
+    policy: Policy | None = None
+    operations: int = 2  # of RandAugment, per image
+    magnitude: float = 9.0  # of RandAugment, from 0 to 10
+    magnitude_std: float = 0.0  # how far magnitudes deviate from image to image
+    jitter: float = 0.0  # brightness, contrast and saturation change by up to this share
     erase: float = 0.0  # probability that a box of 2 to 33 % of an image is blanked
 
     def __post_init__(self) -> None:
         if self.padding < 0:
             raise DsnetError(f"padding must be at least 0, not {self.padding}")
+        if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
+            raise DsnetError(f"crop must be two rising shares above 0 and up to 1, not {self.crop}")
+        if self.crop is not None and self.padding:
+            raise DsnetError(f"crop {self.crop} and padding {self.padding} exclude each other: set one")
+        if self.size is not None and (self.crop is None or self.size < 1):
+            raise DsnetError(f"size must be at least 1 and needs crop, not {self.size} with crop {self.crop}")
+        if self.policy is not None and self.policy not in get_args(Policy):
+            raise DsnetError(f"policy must be one of {', '.join(get_args(Policy))}, not {self.policy!r}")
+        if self.operations < 1:
+            raise DsnetError(f"operations must be at least 1, not {self.operations}")
+        if not 0 <= self.magnitude <= 10:
+            raise DsnetError(f"magnitude must lie in [0, 10], not {self.magnitude}")
+        if not 0 <= self.magnitude_std < math.inf:
+            raise DsnetError(f"magnitude_std must be at least 0 and finite, not {self.magnitude_std}")
+        if not 0 <= self.jitter < math.inf:
+            raise DsnetError(f"jitter must be at least 0 and finite, not {self.jitter}")
         if not 0 <= self.erase <= 1:
             raise DsnetError(f"erase is a probability, not {self.erase}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A view of every image; draws from ``generator``, which lives on the images' device."""
+    def __call__(
+        self, images: Tensor, generator: torch.Generator | None = None, host: torch.Generator | None = None
+    ) -> Tensor:
+        """A view of every image; draws from ``generator``, which lives on the images' device.
+
+        A policy draws from ``host``, on the CPU; without one from ``generator`` if that is there.
+        """
+        if host is None and generator is not None and generator.device.type == "cpu":
+            host = generator
         if self.padding:
             images = _random_crop(images, self.padding, generator)
+        if self.crop is not None:
+            images = _resized_crop(images, self.crop, self.size, generator)
         if self.flip:
             chosen = torch.rand(len(images), device=images.device, generator=generator) < 0.5
             images = torch.where(chosen[:, None, None, None], images.flip(3), images)
+        match self.policy:
+            case "autoaugment_cifar10":
+                images = auto_augment(images, CIFAR10, host)
+            case "autoaugment_imagenet":
+                images = auto_augment(images, IMAGENET, host)
+            case "randaugment":
+                images = rand_augment(images, self.operations, self.magnitude, self.magnitude_std, host)
+        if self.jitter:
+            images = _jitter(images, self.jitter, generator)
         if self.erase:
             images = _erase(images, self.erase, generator)
         return images
@@ -59,6 +117,33 @@ def _random_crop(images: Tensor, padding: int, generator: torch.Generator | None
     every = torch.arange(count, device=images.device)[:, None, None, None]
     channels = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
     return padded[every, channels, rows, columns]
+
+
+def _resized_crop(
+    images: Tensor, shares: tuple[float, float], size: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """Boxes of a drawn share of the area, 3/4 to 4/3 as broad as tall where that fits, resized bilinearly."""
+    count, _, height, width = images.shape
+    draws = torch.rand(4, count, device=images.device, generator=generator)
+    share = shares[0] + (shares[1] - shares[0]) * draws[0]
+    # In shares of the sides a box of aspect r has the aspect r·H/W: the share bounds those that fit.
+    least = share.clamp(min=3 / 4 * height / width).log()
+    most = share.reciprocal().clamp(max=4 / 3 * height / width).log()
+    aspect = torch.lerp(least, most, draws[1]).exp()
+    broad, tall = (share * aspect).sqrt().clamp(max=1), (share / aspect).sqrt().clamp(max=1)
+    zero = torch.zeros_like(share)
+    x, y = (1 - broad) * (2 * draws[2] - 1), (1 - tall) * (2 * draws[3] - 1)
+    thetas = torch.stack((broad, zero, x, zero, tall, y), 1).view(count, 2, 3)
+    grid = affine_grid(thetas, size or height, size or width)
+    sampled = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+    return sampled.round_().to(torch.uint8)
+
+
+def _jitter(images: Tensor, strength: float, generator: torch.Generator | None) -> Tensor:
+    draws = torch.rand(3, len(images), device=images.device, generator=generator)
+    least = max(0.0, 1 - strength)
+    factors = least + (1 + strength - least) * draws
+    return color(contrast(brightness(images, factors[0]), factors[1]), factors[2])
 
 
 def _erase(images: Tensor, probability: float, generator: torch.Generator | None) -> Tensor:
