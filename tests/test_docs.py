@@ -10,8 +10,11 @@ import torch
 from benchmarks.tables import PAGES, filled
 
 import dsnet
+from dsnet.cli.train import resolve_recipe
 from dsnet.models import registry
 from dsnet.report.text import human
+from dsnet.training.config import TrainConfig
+from dsnet.training.settings import keys_of
 from tests.support import assert_close, randomise
 
 ROOT = Path(__file__).parent.parent
@@ -57,13 +60,29 @@ def test_the_training_pages_run_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = code_blocks("docs/training.md")
+    short, block = code_blocks("docs/training.md")
+    exec(short, {})
+    accuracies = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(accuracies) == 4
+    assert (tmp_path / "runs" / "python" / "final").exists()
     assert "epochs, batch = 20, 64" in block
     exec(block.replace("epochs, batch = 20, 64", "epochs, batch = 2, 64"), {})
     accuracies = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert len(accuracies) == 4
     assert max(accuracies) > 0.5
     assert (tmp_path / "runs" / "digits" / "last").exists()
+
+
+def test_the_training_pages_commands_are_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every ``dsnet train`` that README and docs show can be resolved; every setting they name exists."""
+    known = {key for key, _ in keys_of(TrainConfig)}
+    for page in ("README.md", "docs/training.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for line in re.findall(r"^(?:torchrun .* -m )?dsnet train (\w+)(.*?)(?:#|$)", text, re.M):
+            settings = re.findall(r"--set (\S+)", line[1])
+            assert resolve_recipe(line[0], settings).model
+        for setting in re.findall(r"`(?:--set )?((?:data|augment|mix|scheme|optim|run)\.\w+)[=`]", text):
+            assert setting in known, setting
 
 
 def test_the_readmes_models_are_the_models() -> None:

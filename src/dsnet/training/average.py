@@ -8,24 +8,29 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError
-from dsnet.models import Supernet
+from dsnet.models import State, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import Mode, batch_statistics
 
-__all__ = ["Average"]
+__all__ = ["Average", "TEACHER"]
+
+TEACHER = Mode(statistics=batch_statistics)
 
 
 class Average:
     """W′ ← α W′ + (1 − α) W, parameters only (Eq. 29).
 
     Its norms use the statistics of the batch at hand and update nothing, so it needs no norm keys of its
-    own. With ``warmup`` the average follows quickly at first: α is min(α, (1 + t) / (10 + t)).
+    own; ``mode`` says so, or where several ranks see the batch, takes the statistics of all. With ``warmup``
+    the average follows quickly at first: α is min(α, (1 + t) / (10 + t)).
     """
 
-    def __init__(self, model: Supernet, alpha: float = 0.997, *, warmup: bool = False) -> None:
+    def __init__(
+        self, model: Supernet, alpha: float = 0.997, *, warmup: bool = False, mode: Mode = TEACHER
+    ) -> None:
         if not 0 <= alpha < 1:
             raise DsnetError(f"alpha must be at least 0 and below 1, not {alpha}")
-        self.alpha, self.warmup, self.steps = alpha, warmup, 0
+        self.alpha, self.warmup, self.mode, self.steps = alpha, warmup, mode, 0
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
 
     def alpha_at(self, step: int) -> float:
@@ -43,13 +48,21 @@ class Average:
     @torch.no_grad()
     def logits(self, x: Tensor, route: Route) -> Tensor:
         """The average's output at a route."""
-        logits: Tensor = self.model(x, route, mode=TEACHER)
-        return logits
+        return self.finish(self.enter(x), route)
+
+    @torch.no_grad()
+    def enter(self, x: Tensor) -> State:
+        """What stands at the first gate; the same for all routes."""
+        return self.model.enter(x, self.mode)
+
+    @torch.no_grad()
+    def finish(self, state: State, route: Route) -> Tensor:
+        """From the first gate to the output at a route."""
+        for gates in range(1, len(route.choices)):
+            state = self.model.advance(state, route.choices[:gates], self.mode)
+        return self.model.finish(state, route.choices, self.mode)
 
     @torch.no_grad()
     def stages(self, x: Tensor, route: Route) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The average's output and its stages' features at a route."""
-        return self.model.run_stages(x, route, TEACHER)
-
-
-TEACHER = Mode(statistics=batch_statistics)
+        return self.model.run_stages(x, route, self.mode)

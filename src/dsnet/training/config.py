@@ -129,7 +129,7 @@ class RunConfig:
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: forward passes under autocast
     channels_last: bool = False
     compile: bool = False  # torch.compile, one program a route: minutes at the start, for long runs
-    graphs: bool = False  # CUDA graphs of every network's step: for small images on a GPU
+    graphs: bool | None = None  # CUDA graphs of every network's step; none: on one GPU, with small images
     sync_norms: bool = True  # batch statistics over all ranks; false: each rank its own
     keep: Literal["weights", "average"] = "weights"  # which of the two the final network is
     log_every: int = 10  # steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,11 @@ def _prepare(config: TrainConfig, folder: Path, device: torch.device, ranks: Ran
     model = build_model(config, len(everything.classes)).to(device)
     if config.run.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    augment = config.augment
+    if train.crops_in_workers:  # they are made where files are decoded
+        augment = replace(augment, crop=None, size=None)
     views = Views(
-        config.augment,
+        augment,
         config.mix,
         channels,
         seed=config.run.seed,

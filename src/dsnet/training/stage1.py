@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from dsnet.models.blocks import ConvNormAct
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode, batch_statistics
 from dsnet.training.average import Average
+from dsnet.training.compiled import CompiledNetwork, enough_programs
 from dsnet.training.config import MixConfig, SchemeConfig, TrainConfig
+from dsnet.training.graphs import GraphedStep
 from dsnet.training.optim import parameter_groups
 from dsnet.training.projector import Projector
 from dsnet.training.ranks import Ranks, SharedStatistics
@@ -23,6 +26,8 @@ from dsnet.training.schemes import Scheme
 from dsnet.training.seeds import reseed, seeded
 from dsnet.training.step import Stage1, StepLosses
 from dsnet.training.teacher import Channels, Teacher
+
+SMALL = 64  # pixels: up to here launching kernels takes longer than running them
 
 __all__ = ["Stage1Task", "Views", "initialise_alone"]
 
@@ -118,6 +123,17 @@ class Stage1Task:
             largest_mode=modes.largest,
             autocast=torch.bfloat16 if config.run.precision == "bfloat16" else None,
         )
+        self.network = cast(Supernet, CompiledNetwork(model)) if config.run.compile else model
+        self.stepper = GraphedStep(self.stage, model) if self._wants_graphs(device) else self.stage
+
+    def _wants_graphs(self, device: torch.device) -> bool:
+        """As told; else where the GPU would wait for the host: small images, nothing to communicate."""
+        run = self.config.run
+        if run.graphs is not None:
+            return run.graphs
+        size = self.config.data.size or self.model.geometry.image_size
+        shared = self.ranks.world > 1 and run.sync_norms
+        return device.type == "cuda" and size <= SMALL and not shared and not run.compile
 
     def _modes(self) -> _Modes:
         scheme, shared = self.config.scheme, self.ranks.world > 1 and self.config.run.sync_norms
@@ -156,7 +172,9 @@ class Stage1Task:
             images, labels, count=self.scheme.views(len(routes)), step=step, classes=self.classes
         )
         early = step < self.config.scheme.start * self.steps
-        losses = self.stage.step(self.model, routes, views, targets, label_share=1.0 if early else None)
+        share = 1.0 if early else None
+        with enough_programs(self.model) if self.config.run.compile else nullcontext():
+            losses = self.stepper.step(self.network, routes, views, targets, label_share=share)
         return _named(losses, sandwich=self.scheme.sandwich)
 
     def update(self) -> None:
