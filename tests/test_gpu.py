@@ -1,13 +1,21 @@
-"""On a CUDA device: routes and logits agree with the CPU, gated batches with their images."""
+"""On a CUDA device: routes and logits as on the CPU, gated batches as single images, graphs as steps."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 import dsnet
 from dsnet.models.gated import run_gated
-from tests.support import FAMILIES, TINY, assert_close, images, randomise, spread_gates
+from dsnet.slicing import Mode
+from dsnet.training import Average, Scheme, Stage1
+from dsnet.training.graphs import GraphedStep
+from tests.support import FAMILIES, TINY, assert_close, images, randomise, relative_error, spread_gates
+from tests.training.test_step import SCHEMES, setting
 
 pytestmark = pytest.mark.gpu
 
@@ -74,3 +82,110 @@ def test_a_bound_route_compiles_on_the_gpu(name: str) -> None:
     x = images(model, 8).to("cuda")
     compiled = torch.compile(model.bind(1), fullgraph=True)
     assert_close(compiled(x), model(x, 1), 1e-4)
+
+
+# --- graphs of the training step --------------------------------------------------------------------------
+def on_gpu(name: str, text: str) -> tuple[dsnet.Supernet, Stage1, tuple, list[Tensor], Tensor]:
+    model, stage, routes, views, labels = setting(name, text)
+    for module in (model, stage.projector, stage.teacher, stage.average and stage.average.model):
+        if module is not None:
+            module.to("cuda")
+    return model, stage, routes, [view.to("cuda") for view in views], labels.to("cuda")
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"])
+def test_graphs_train_as_steps_do(name: str, text: str) -> None:
+    model, stage, routes, views, labels = on_gpu(name, text)
+    other, other_stage = copy.deepcopy(model), copy.deepcopy(stage)
+    steps = GraphedStep(stage, model)
+    share = None if stage.scheme.target is None and stage.scheme.external is None else 0.3
+    swapped = (routes[0], routes[2], routes[1], routes[3])
+    plan = [(routes, None), (routes, None), (swapped, share), (routes, 1.0), (routes, share), (swapped, None)]
+    optimizers = [torch.optim.SGD(network.parameters(), lr=1e-3) for network in (model, other)]
+    for number, (chosen, given) in enumerate(plan):
+        seen, wanted = [view + 0.1 * number for view in views], labels.roll(number)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+        ours = steps.step(model, chosen, seen, wanted, label_share=given)
+        theirs = other_stage.step(other, chosen, seen, wanted, label_share=given)
+        assert_close(ours.total, theirs.total, 1e-9)
+        for a, b in zip(ours.networks, theirs.networks, strict=True):
+            assert [key for key, _ in a.terms] == [key for key, _ in b.terms]
+            assert_close(torch.stack([v for _, v in a.terms]), torch.stack([v for _, v in b.terms]), 1e-9)
+        for (key, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), key
+            assert a.grad is None or (a.grad - b.grad).abs().max() <= 1e-9 * max(1, b.grad.abs().max()), key
+        for (key, a), b in zip(model.named_buffers(), other.buffers(), strict=True):
+            assert (a - b).abs().max() <= 1e-9 * max(1, b.abs().max()), key
+        for optimizer in optimizers:
+            optimizer.step()
+        for network, owner in ((model, stage), (other, other_stage)):
+            if owner.average is not None:
+                owner.average.update(network)
+
+
+def test_a_graphed_step_never_waits_for_the_device() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny", device="cuda").train()
+    stage = Stage1(scheme=Scheme.parse("e-ib"), average=Average(model), autocast=torch.bfloat16)
+    steps = GraphedStep(stage, model)
+    routes = (model.space[3], model.space[1], model.space[2], model.space[0])
+    x, labels = images(model, 64).to("cuda"), torch.arange(64, device="cuda") % 10
+    steps.step(model, routes, [x], labels, label_share=0.5)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in (steps, stage):
+            step.step(model, routes, [x], labels, label_share=0.25)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_vit_plus_tiny"])
+def test_graphs_in_bfloat16_are_near_float32(name: str) -> None:
+    model = randomise(dsnet.create_model(name, device="cuda"), seed=1).train()
+    model.to(memory_format=torch.channels_last)
+    x = images(model, 64).to("cuda", memory_format=torch.channels_last)
+    labels = torch.arange(64, device="cuda") % 10
+    routes = (model.space[2], model.space[1], model.space[0])
+    stage = Stage1(scheme=Scheme.parse("ib"), average=Average(model))
+    half = replace(stage, autocast=torch.bfloat16)
+    gradients = []
+    for step in (stage, half, GraphedStep(half, model)):
+        for _ in range(2):
+            model.zero_grad()
+            step.step(model, routes, [x], labels)
+        gradients.append(model.head.classifier.weight.grad.clone())
+    assert_close(gradients[1], gradients[0], 0.1)
+    assert_close(gradients[2], gradients[1], 0.02)
+
+
+def test_replays_draw_anew() -> None:
+    model = randomise(dsnet.create_model("ds_vit_plus_tiny", device="cuda", dtype=torch.float64)).train()
+    noise = torch.Generator("cuda")
+    mode = Mode(drop_path=0.5, dropout=0.5, generator=noise)
+    stage = Stage1(scheme=Scheme.parse("label"), mode=mode, largest_mode=mode)
+    x, labels = images(model, 32).to("cuda"), torch.arange(32, device="cuda") % 10
+    routes = (model.space[2], model.space[1], model.space[0])
+    steps = GraphedStep(stage, model)
+    totals: dict[str, list[Tensor]] = {}
+    for name, step in (("graphs", steps), ("eager", stage), ("graphs again", steps)):
+        for seed in (1, 1, 2):
+            noise.manual_seed(seed)
+            totals.setdefault(name, []).append(step.step(model, routes, [x], labels).total)
+    for same, repeated, other in totals.values():
+        assert same == repeated
+        assert relative_error(other, same) > 1e-4
+    assert_close(torch.stack(totals["graphs"]), torch.stack(totals["eager"]), 1e-9)
+    assert totals["graphs"] == totals["graphs again"]
+
+
+def test_graphs_add_no_memory_for_every_route() -> None:
+    model = dsnet.create_model("ds_mbnet_cifar", device="cuda").train()
+    x, labels = torch.randn(256, 3, 32, 32, device="cuda"), torch.arange(256, device="cuda") % 10
+    steps = GraphedStep(Stage1(scheme=Scheme.parse("label")), model)
+    space, used = model.space, []
+    for route in (12, 6, 3, 9, 1, 11):
+        steps.step(model, (space.largest, space[route], space.smallest), [x], labels)
+        used.append(torch.cuda.memory_reserved())
+    assert used[-1] < 1.15 * used[0]

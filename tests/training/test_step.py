@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 import dsnet
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
 from dsnet.training import Average, Projector, Scheme, Stage1
-from tests.support import assert_close, error_of, images, randomise
+from tests.support import assert_close, error_of, images, randomise, relative_error
 
 KINDS = ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"]
 SCHEMES = [
@@ -135,6 +136,74 @@ def test_losses_can_be_added_instead_of_averaged() -> None:
     assert_close(totals[1][1], 4 * totals[0][1], 1e-10)
 
 
+@pytest.mark.parametrize(("share", "text"), [(1.0, "label"), (0.5, "ib+label"), (0.0, "ib")])
+def test_the_share_of_the_labels_may_change_from_step_to_step(share: float, text: str) -> None:
+    results = []
+    for start, given in ((text, None), ("ib+label", share)):
+        model, stage, routes, views, labels = setting("ds_mbnet_tiny", start)
+        if share == 1 and stage.average is not None:
+            stage.average.model.register_forward_hook(lambda *_: pytest.fail("the teacher has run"))
+        losses = stage.step(model, routes, views, labels, label_share=given)
+        results.append((losses, [p.grad for p in model.parameters() if p.grad is not None]))
+    (expected, gradients), (actual, others) = results
+    assert [dict(n.terms).keys() for n in actual.networks] == [
+        dict(n.terms).keys() for n in expected.networks
+    ]
+    assert torch.equal(actual.total, expected.total)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.5, "labels only"), (1.5, "between 0 and 1, not 1.5")])
+def test_a_share_that_cannot_be_is_an_error(share: float, words: str) -> None:
+    model, stage, routes, views, labels = setting("ds_mbnet_tiny", "label")
+    assert words in error_of(lambda: stage.step(model, routes, views, labels, label_share=share))
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"), [("label", 1), ("ib", 1), ("id", 1), ("ib+mvco", 4), ("h-ib", 4)]
+)
+def test_networks_that_see_the_same_share_their_prefix(text: str, passes: int) -> None:
+    model, stage, routes, views, labels = setting("ds_mbnet_tiny", text)
+    seen = []
+    model.stem.register_forward_hook(lambda *_: seen.append(1))
+    stage.step(model, routes, views, labels)
+    assert len(seen) == passes
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_largest_network_may_have_a_mode_of_its_own(name: str) -> None:
+    model, stage, _, views, labels = setting(name, "ib")
+    routes = (model.space.largest, model.space[1], model.space.smallest)
+    before = copy.deepcopy(model)
+    stage = replace(stage, largest_mode=TEACHER)
+    losses = stage.step(model, routes, views, labels)
+    same = Stage1(scheme=stage.scheme, average=stage.average, smoothing=0.1).step(
+        before, routes, views, labels
+    )
+    assert losses.total.item() == pytest.approx(same.total.item(), rel=1e-10)
+    if name == "ds_mbnet_tiny":  # statistics of the largest are left alone, those of the others are not
+        norm = model.blocks[-1].pointwise.norm
+        assert [norm.states[route.number].name for route in routes] == ["CALIBRATED", "RUNNING", "RUNNING"]
+
+
+def test_under_autocast_losses_stay_precise() -> None:
+    model = randomise(dsnet.create_model("ds_mbnet_tiny"), seed=1).train()
+    routes = (model.space[3], model.space[1], model.space[0])
+    seen = []
+    model.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    gradients = []
+    for autocast in (None, torch.bfloat16):
+        model.zero_grad()
+        stage = Stage1(scheme=Scheme.parse("ib"), average=Average(model), autocast=autocast)
+        losses = stage.step(model, routes, [images(model, 64)], torch.arange(64) % 10)
+        assert {losses.total.dtype, *(value.dtype for n in losses.networks for _, value in n.terms)} == {
+            torch.float32
+        }
+        gradients.append(model.head.classifier.weight.grad.clone())
+    assert seen == [torch.float32] * 4 + [torch.bfloat16] * 4  # the average has the hook too
+    assert_close(gradients[1], gradients[0], 0.1)
+
+
 def test_only_the_keys_of_the_steps_routes_are_updated() -> None:
     model = dsnet.create_model("ds_mbnet_tiny").train()
     routes = (model.space[3], model.space[1], model.space[0])
@@ -157,6 +226,10 @@ def test_the_average_follows_parameters_only() -> None:
     expected = 0.9**3 * start + (1 - 0.9**3) * model.stem.conv.weight
     assert_close(average.model.stem.conv.weight, expected.detach(), 1e-12)
     assert torch.equal(average.model.stem.norm.mean, statistics)
+    x = images(model, 6)
+    stored = Average(model, mode=Mode())
+    assert_close(stored.logits(x, model.space[1]), model.eval()(x, 1).detach(), 1e-12)
+    assert relative_error(average.logits(x, model.space[1]), model(x, 1)) > 0.01
     warm = Average(model, 0.997, warmup=True)
     assert [warm.alpha_at(t) for t in (0, 1, 10**6)] == [1 / 10, 2 / 11, 0.997]
 

@@ -28,6 +28,7 @@ class Teacher(nn.Module):
         (mean, std), (own_mean, own_std) = ((torch.tensor(v) for v in pair) for pair in (seen, expected))
         self.register_buffer("scale", (std / own_std)[:, None, None])
         self.register_buffer("shift", ((mean - own_mean) / own_std)[:, None, None])
+        self.eval()
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
