@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from dsnet.data.augment import Augment
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.run import Outcome, train
 from tests.training.test_loop import Listen, metrics
 
 DATA = DataConfig(name="digits", calibration=512)
+SHIFT = Augment(padding=1)  # so that views differ
 RUN = RunConfig(device="cpu", validate_every=100)
 KINDS = {
     "mbnet": ("ds_mbnet_tiny", {}, OptimConfig(lr=0.2, epochs=12, warmup=1, batch=64)),
@@ -53,7 +55,9 @@ def config(kind: str, scheme: str, teacher: Path | None, epochs: int | None = No
     named = SchemeConfig(
         name=scheme, alpha=0.97, random=2, teacher=str(teacher) if scheme.startswith("ed") else None
     )
-    return TrainConfig(model=model, options=options, data=DATA, scheme=named, optim=optim, run=RUN)
+    return TrainConfig(
+        model=model, options=options, data=DATA, augment=SHIFT, scheme=named, optim=optim, run=RUN
+    )
 
 
 @pytest.fixture(scope="session")

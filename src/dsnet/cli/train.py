@@ -105,33 +105,40 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(name: str, config: TrainConfig, model: Supernet) -> str:
     lines = [f"{key} = {_value(config, key)}" for key, _ in keys_of(TrainConfig)]
-    scheme = config.scheme.parse()
-    smallest, largest = madds(model, model.space.smallest), madds(model, model.space.largest)
-    mean = sum(madds(model, route) for route in model.space) / len(model.space)
-    if config.scheme.route is not None:
-        forward, teacher = madds(model, config.scheme.route), 0
-        networks = f"route {config.scheme.route} alone"
-    elif not scheme.sandwich:
-        forward, teacher, networks = round(mean), 0, "one random network"
-    else:
-        count = scheme.networks(model.space, config.scheme.random) - 2
-        forward, teacher = smallest + largest + round(count * mean), largest if scheme.uses_average else 0
-        networks = f"largest, {count} random, smallest"
-    cost = 3 * forward + teacher
+    size = config.data.size or model.geometry.image_size
+    networks, forward, teacher = _step(config, model, size)
     batch = config.optim.batch
     return "\n".join(
         [
             f"{name}: {config.model}, scheme {config.scheme.name}\n",
             *lines,
             "",
-            route_table(model, route_rows(model), most=32),
+            route_table(model, route_rows(model, image_size=size), most=32),
             "",
-            f"A step runs {networks}: forward and backward (counted as three forwards) "
-            f"{human(3 * forward)} multiply-adds an image"
-            + (f", and the teacher's forward {human(teacher)}" if teacher else "")
-            + f"; {human(cost * batch)} for the batch of {batch}.",
+            f"A step runs {networks}: {human(3 * forward)} multiply-adds an image, forward and backward "
+            "(counted as three forwards)"
+            + (f", and {human(teacher)} for the teacher's forward" if teacher else "")
+            + f"; {human((3 * forward + teacher) * batch)} for the batch of {batch}.",
         ]
     )
+
+
+def _step(config: TrainConfig, model: Supernet, size: int) -> tuple[str, int, int]:
+    """What a step runs: in words, and multiply-adds forward for one image, of the networks and the teacher."""
+    costs = {route.number: madds(model, route, size) for route in model.space}
+    mean = round(sum(costs.values()) / len(costs))
+    scheme = config.scheme.parse()
+    if config.scheme.route is not None:
+        route = model.space.resolve(config.scheme.route)
+        return f"route {route.number} alone", costs[route.number], 0
+    if config.scheme.joint is not None:
+        return "every image at the route that its gate draws (evenly, at first)", mean, 0
+    if not scheme.sandwich:
+        return "one random network", mean, 0
+    count = scheme.networks(model.space, config.scheme.random) - 2
+    smallest, largest = costs[model.space.smallest.number], costs[model.space.largest.number]
+    forward, teacher = smallest + largest + count * mean, largest if scheme.uses_average else 0
+    return f"largest, {count} random, smallest", forward, teacher
 
 
 def _value(config: TrainConfig, key: str) -> object:

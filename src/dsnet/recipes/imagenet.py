@@ -66,6 +66,44 @@ def imagenet_ds_mbnet_plus() -> Recipe:
 
 
 @register_recipe
+def imagenet_ds_mbnet_label() -> Recipe:
+    """DS-MBNet on ImageNet by labels alone: the two-stage side of the paper's ablation of stages."""
+    return Recipe(
+        config=replace(CNN, model="ds_mbnet", scheme=replace(CNN.scheme, name="label")),
+        duration=UNTRIED.format("0.8"),
+        expect="paper: smallest 64.3 %, largest 74.1 %",
+    )
+
+
+@register_recipe
+def imagenet_ds_mbnet_joint() -> Recipe:
+    """DS-MBNet on ImageNet, gate and weights together: the single-stage side of that ablation."""
+    scheme = SchemeConfig(name="label", joint="gumbel", smoothing=0.0)
+    return Recipe(
+        config=replace(CNN, model="ds_mbnet", scheme=scheme),
+        duration="not measured",
+        expect="paper: smallest 0.2 %, largest 28.9 %, gated 64.6 % at 255M multiply-adds",
+    )
+
+
+@register_recipe
+def imagenet_guideline1() -> Recipe:
+    """Guideline I on ImageNet: MobileNetV1's third stage as 1 or 6 layers that add to each other.
+
+    50,000 steps as in the paper, which does not state the rest. ``options.join=naive`` is its second row,
+    ``scheme.route=0`` and ``1`` are its stand-alone networks.
+    """
+    scheme = SchemeConfig(name="label", random=0, smoothing=0.1, add=True)
+    return Recipe(
+        config=replace(
+            CNN, model="mbnet_depth", scheme=scheme, optim=replace(CNN.optim, lr=0.2, epochs=20, warmup=1)
+        ),
+        duration="not measured",
+        expect="paper: 48.3 / 53.2 % (1 / 6 layers); naive 46.1 / 50.0 %; stand-alone 47.4 / 50.7 %",
+    )
+
+
+@register_recipe
 def imagenet_ds_resnet() -> Recipe:
     """DS-ResNet on ImageNet: E-IB, 150 epochs."""
     return Recipe(

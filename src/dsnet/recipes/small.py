@@ -52,7 +52,7 @@ def digits_vit() -> Recipe:
     )
 
 
-GPU = RunConfig(precision="bfloat16", channels_last=True, graphs=True)
+GPU = RunConfig(precision="bfloat16", channels_last=True)
 CIFAR = TrainConfig(
     model="ds_mbnet_cifar",
     data=DataConfig(name="cifar10"),
@@ -67,3 +67,42 @@ CIFAR = TrainConfig(
 def cifar10_mbnet() -> Recipe:
     """DS-MBNet on CIFAR-10."""
     return Recipe(config=CIFAR, duration="", expect="")
+
+
+@register_recipe
+def cifar100_mbnet() -> Recipe:
+    """DS-MBNet on CIFAR-100, as on CIFAR-10."""
+    return Recipe(
+        config=replace(CIFAR, data=DataConfig(name="cifar100")),
+        duration="as cifar10_mbnet",
+        expect="not measured",
+    )
+
+
+@register_recipe
+def cifar10_guideline1() -> Recipe:
+    """Guideline I on CIFAR-10: MobileNetV1's third stage as 1 or 6 layers that add to each other.
+
+    ``options.join=naive`` shares weights without adding; ``scheme.route=0`` and ``1`` stand alone.
+    """
+    return Recipe(
+        config=replace(CIFAR, model="mbnet_depth_cifar", scheme=SchemeConfig(name="label", random=0)),
+        duration="",
+        expect="",
+    )
+
+
+@register_recipe
+def imagenette_mbnet() -> Recipe:
+    """DS-MBNet on Imagenette at 128 pixels."""
+    return Recipe(
+        config=replace(
+            CIFAR,
+            model="ds_mbnet",
+            data=DataConfig(name="imagenette", size=128),
+            augment=Augment(crop=(0.25, 1.0), flip=True),
+            optim=OptimConfig(lr=0.2, weight_decay=1e-4, epochs=60, warmup=3, batch=256),
+        ),
+        duration="",
+        expect="",
+    )

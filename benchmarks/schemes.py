@@ -1,0 +1,135 @@
+"""Training schemes side by side, against stand-alone networks trained by the same recipe.
+
+    python -m benchmarks.schemes RECIPE [--schemes label ib …] [--alone 0 13 …] [--epochs 30 90]
+                                 [--seeds 0 1 2] [--set KEY=VALUE …] [--jobs 3] [--minutes 9] [--json FILE]
+
+Every row is a run of `dsnet train`, whose test accuracy at every route it reports; a stand-alone network is
+one route trained alone, for as many epochs and with all other settings the same. What is in the JSON file
+already is not run again, so a table can be filled over several calls; --minutes starts no run after so long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.timing import environment, write_json
+from dsnet.cli.train import resolve_recipe
+from dsnet.report.text import table
+from dsnet.training.config import TrainConfig
+from dsnet.training.run import train
+from dsnet.training.settings import from_plain, override, to_plain
+
+Run = dict[str, Any]
+
+
+def planned(base: TrainConfig, args: argparse.Namespace) -> Iterator[Run]:
+    """Settings of every run: what they are called, and what they change."""
+    for epochs in args.epochs or [base.optim.epochs]:
+        for seed in args.seeds:
+            common = {"optim.epochs": epochs, "run.seed": seed}
+            for scheme in args.schemes:
+                yield {
+                    "name": scheme,
+                    "epochs": epochs,
+                    "seed": seed,
+                    "set": common | {"scheme.name": scheme},
+                }
+            for route in args.alone:
+                alone = {"scheme.name": "label", "scheme.start": 0.0, "scheme.route": route}
+                yield {"name": f"alone {route}", "epochs": epochs, "seed": seed, "set": common | alone}
+
+
+def run_one(plain: dict[str, Any]) -> Run:
+    """Trains, and gives what every route reached on the test split."""
+    config = from_plain(TrainConfig, plain)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train(config, Path(folder) / "run")
+    return {
+        "seconds": round(time.perf_counter() - start, 1),
+        "test": {str(r.route): round(100 * r.accuracy, 2) for r in outcome.test},
+        "held_out": {str(after.route): round(100 * after.accuracy, 2) for _, after in outcome.held_out},
+        "madds": {str(r.route): r.madds for r in outcome.test},
+    }
+
+
+def report(runs: list[Run]) -> str:
+    routes = sorted({int(route) for run in runs for route in run["test"]})
+    shown = (
+        routes if len(routes) <= 8 else sorted({routes[round(i * (len(routes) - 1) / 7)] for i in range(8)})
+    )
+    header = ["run", "epochs", "seed", *(f"route {route}" for route in shown), "s"]
+    rows = [
+        [
+            run["name"],
+            str(run["epochs"]),
+            str(run["seed"]),
+            *(f"{run['test'][str(route)]:.2f}" if str(route) in run["test"] else "" for route in shown),
+            f"{run['seconds']:.0f}",
+        ]
+        for run in sorted(runs, key=lambda run: (run["epochs"], run["name"], run["seed"]))
+    ]
+    return table(header, rows, left=("run",))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe")
+    parser.add_argument("--schemes", nargs="*", default=["label", "ib", "e-ib", "h-ib+mvco"])
+    parser.add_argument("--alone", nargs="*", type=int, default=[], help="routes to train alone")
+    parser.add_argument("--epochs", nargs="*", type=int, default=[])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all runs")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so long")
+    parser.add_argument(
+        "--json", type=Path, help="where results are kept, and those of earlier calls are found"
+    )
+    args = parser.parse_args()
+    base = resolve_recipe(args.recipe, args.set)
+    device = torch.device("cuda" if torch.cuda.is_available() and base.run.device != "cpu" else "cpu")
+    about = {"benchmark": "schemes", **environment(device), "recipe": to_plain(base)}
+    runs: list[Run] = []
+    if args.json and args.json.exists():
+        runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"]
+    done = {(run["name"], run["epochs"], run["seed"]) for run in runs}
+    left = [run for run in planned(base, args) if (run["name"], run["epochs"], run["seed"]) not in done]
+    deadline = time.monotonic() + 60 * args.minutes
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.jobs, mp_context=context) as pool:
+        waiting = iter(left)
+        working: dict[Any, Run] = {}
+        while True:
+            while len(working) < args.jobs and time.monotonic() < deadline:
+                run = next(waiting, None)
+                if run is None:
+                    break
+                working[pool.submit(run_one, to_plain(override(base, run["set"])))] = run
+            if not working:
+                break
+            finished = next((future for future in working if future.done()), None)
+            if finished is None:
+                time.sleep(0.2)
+                continue
+            run = working.pop(finished)
+            runs.append({**{k: run[k] for k in ("name", "epochs", "seed")}, **finished.result()})
+            print(report(runs[-1:]), flush=True)
+            if args.json:
+                write_json(args.json, {**about, "runs": runs})
+    print("\n" + report(runs))
+
+
+if __name__ == "__main__":
+    main()
