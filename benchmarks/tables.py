@@ -2,7 +2,8 @@
 
     python -m benchmarks.tables [--check]
 
-A table stands between ``<!-- table NAME [batch=N] -->`` and ``<!-- end -->``; NAME is a JSON file.
+A table stands between ``<!-- table NAME [key=value …] -->`` and ``<!-- end -->``; NAME is a JSON file, and
+the keys choose some of its rows (``batch=1``, ``epochs=30``).
 """
 
 from __future__ import annotations
@@ -10,35 +11,120 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.slicing import METHODS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/benchmarks.md")
-PLACE = re.compile(r"(<!-- table (\S+?)(?: batch=(\d+))? -->\n).*?(<!-- end -->)", re.S)
+PAGES = ("README.md", "docs/benchmarks.md", "docs/training.md")
+PLACE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
+Data = Mapping[str, Any]
 
 
-def slicing_table(name: str, batch: int | None) -> str:
-    """The table as Markdown, with a line that says what it was measured on."""
-    data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    header = ["network", "batch", *METHODS, "slicing / ideal"]
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], where: str) -> str:
+    """A table with its first column to the left, and a line that says what it was measured on."""
     lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([*lines, f"\n*{where}*"]) + "\n"
+
+
+def slicing_table(name: str, data: Data, batch: str | None = None) -> str:
+    """Ways of running the smallest route, in milliseconds."""
+    rows = []
     for row in data["results"]:
-        if batch in (None, row["batch"]):
+        if batch in (None, str(row["batch"])):
             ms = [row["times"][method]["ms"] for method in METHODS]
             ratio = row["times"]["slicing"]["ms"] / row["times"]["ideal"]["ms"]
-            cells = [row["network"], str(row["batch"]), *(f"{t:.2f}" for t in ms), f"{ratio:.3f}"]
-            lines.append("| " + " | ".join(cells) + " |")
+            rows.append([row["network"], str(row["batch"]), *(f"{t:.2f}" for t in ms), f"{ratio:.3f}"])
     where = f"{data['machine']}, {data['threads']} threads" if "cpu" in name else data["machine"]
-    lines.append(f"\n*{where}, torch {data['torch']}, {data['dtype']}, {data['date']}*")
-    return "\n".join(lines) + "\n"
+    about = f"{where}, torch {data['torch']}, {data['dtype']}, {data['date']}"
+    return markdown(["network", "batch", *METHODS, "slicing / ideal"], rows, about)
+
+
+def training_table(name: str, data: Data) -> str:
+    """A sandwich step beside the sum of its parts."""
+    header = [
+        "network",
+        "batch",
+        "precision",
+        "how",
+        "step, ms",
+        "parts, ms",
+        "step / parts",
+        "images/s",
+        "batch made in",
+    ]
+    rows = [
+        [
+            row["model"],
+            str(row["batch"]),
+            row["precision"],
+            "CUDA graphs" if row["graphs"] else "eager",
+            f"{row['step']:.1f}",
+            f"{row['sum']:.1f}",
+            f"{row['ratio']:.3f}",
+            f"{row['images_per_second']:,}",
+            f"{row['images_share']:.1%} of the step",
+        ]
+        for row in data["results"]
+    ]
+    return markdown(header, rows, f"{data['machine']}, torch {data['torch']}, channels-last, {data['date']}")
+
+
+def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
+    """Test accuracy by scheme and route, mean over seeds; stand-alone networks as one row."""
+    runs = [run for run in data["runs"] if epochs in (None, str(run["epochs"]))]
+    alone = {run["name"].removeprefix("alone ") for run in runs if run["name"].startswith("alone")}
+    routes = sorted(map(int, alone or runs[0]["test"]))
+    names = dict.fromkeys(run["name"] for run in runs if not run["name"].startswith("alone"))
+    rows = []
+    for length in sorted({run["epochs"] for run in runs}):
+        for scheme in [*names, *(["stand-alone networks"] if alone else [])]:
+            cells = []
+            for route in routes:
+                wanted = f"alone {route}" if scheme == "stand-alone networks" else scheme
+                found = [
+                    run["test"][str(route)]
+                    for run in runs
+                    if (run["name"], run["epochs"]) == (wanted, length) and str(route) in run["test"]
+                ]
+                cells.append(_mean(found))
+            if any(cells):
+                rows.append([scheme, str(length), *cells])
+    madds = next(run["madds"] for run in runs if len(run["madds"]) > 1)
+    header = ["scheme", "epochs", *(f"route {r} ({madds[str(r)] / 1e6:.0f}M)" for r in routes)]
+    return markdown(
+        header, rows, f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
+    )
+
+
+def _mean(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f} ({len(values)})"
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    "slicing": slicing_table,
+    "training": training_table,
+    "schemes": schemes_table,
+}
+
+
+def make_table(name: str, chosen: str) -> str:
+    """The table of a JSON file, with some of its rows."""
+    data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return KINDS[data["benchmark"]](name, data, **dict(pair.split("=") for pair in chosen.split()))
 
 
 def filled(text: str) -> str:
     """A page with its tables made anew."""
-    return PLACE.sub(lambda m: m[1] + slicing_table(m[2], None if m[3] is None else int(m[3])) + m[4], text)
+    return PLACE.sub(lambda m: m[1] + make_table(m[2], m[3]) + m[4], text)
 
 
 def main() -> int:

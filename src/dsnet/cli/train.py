@@ -124,7 +124,7 @@ def _plan(name: str, config: TrainConfig, model: Supernet) -> str:
 
 
 def _step(config: TrainConfig, model: Supernet, size: int) -> tuple[str, int, int]:
-    """What a step runs: in words, and multiply-adds forward for one image, of the networks and the teacher."""
+    """What a step runs, in words; multiply-adds forward for an image, of its networks and its teacher."""
     costs = {route.number: madds(model, route, size) for route in model.space}
     mean = round(sum(costs.values()) / len(costs))
     scheme = config.scheme.parse()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dsnet.data import load
+from dsnet.data import LazySet, load
 from dsnet.data.augment import normalise
 from dsnet.data.source import Source
 from dsnet.errors import DsnetError
@@ -55,7 +55,7 @@ def train(config: TrainConfig, folder: Path, *, resume: bool = False, watch: Wat
         watch = watch if ranks.first else Watch()
         saved = load_checkpoint(folder, "last") if _begun(folder, config, resume=resume) else None
         ranks.wait()
-        loop = _prepare(config, folder, device, ranks, watch)
+        loop, test = _prepare(config, folder, device, ranks, watch)
         if saved is not None:
             loop.restore(saved)
         elif ranks.first:
@@ -67,7 +67,7 @@ def train(config: TrainConfig, folder: Path, *, resume: bool = False, watch: Wat
             ending = loop.run(stop)
         if not ending.done:
             return Outcome(folder=folder, ending=ending, first=ranks.first)
-        return _finish(loop, ending)
+        return _finish(loop, test, ending)
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -119,9 +119,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def _prepare(config: TrainConfig, folder: Path, device: torch.device, ranks: Ranks, watch: Watch) -> Loop:
+def _prepare(
+    config: TrainConfig, folder: Path, device: torch.device, ranks: Ranks, watch: Watch
+) -> tuple[Loop, Source]:
     meta: Supernet = create_model(config.model, device="meta", **config.options)
-    everything = _load(config, "train", meta)
+    everything, test = _load(config, meta)
     train, held_out = (everything, None)
     if config.data.hold_out:
         train, held_out = everything.hold_out(config.data.hold_out, seed=config.run.seed)
@@ -158,7 +160,8 @@ def _prepare(config: TrainConfig, folder: Path, device: torch.device, ranks: Ran
         "route": config.scheme.route,
     }
     placed = train.to(device), None if held_out is None else held_out.to(device)
-    return Loop(config, task, *placed, channels=channels, folder=folder, ranks=ranks, watch=watch, data=data)
+    loop = Loop(config, task, *placed, channels=channels, folder=folder, ranks=ranks, watch=watch, data=data)
+    return loop, test
 
 
 def build_model(config: TrainConfig, classes: int) -> Supernet:
@@ -174,16 +177,28 @@ def build_model(config: TrainConfig, classes: int) -> Supernet:
     return model
 
 
-def _load(config: TrainConfig, split: Any, model: Supernet) -> Source:  # noqa: ANN401  (a split)
-    data = config.data
-    return load(data.name, split, root=data.root, size=_size(config, model), lazy=data.lazy)
+def _load(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
+    """The training and the test split."""
+    data, size = config.data, _size(config, model)
+    train, test = (
+        load(data.name, split, root=data.root, size=size, lazy=data.lazy) for split in ("train", "test")
+    )
+    if train.classes[: len(test.classes)] != test.classes:  # else the same number means another class
+        named = ", ".join(sorted(set(train.classes) ^ set(test.classes))) or "in another order"
+        raise DsnetError(f"the test split of {data.name} has other classes than the training split: {named}")
+    if data.workers is not None:
+        train, test = (
+            replace(part, workers=data.workers) if isinstance(part, LazySet) else part
+            for part in (train, test)
+        )
+    return train, test
 
 
 def _size(config: TrainConfig, model: Supernet) -> int:
     return config.data.size or model.geometry.image_size
 
 
-def _finish(loop: Loop, ending: Ending) -> Outcome:
+def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
     """Exact statistics, accuracies before and after, the final checkpoint."""
     config, task, model = loop.config, loop.task, loop.task.model
     routes = _shown(task.space)
@@ -196,14 +211,7 @@ def _finish(loop: Loop, ending: Ending) -> Outcome:
                 ours.copy_(theirs)
     _recalibrate(loop)
     after = [] if loop.held_out is None else loop.results(loop.held_out, routes, "held-out images")
-    test = _load(config, "test", model)
-    if list(test.classes) != loop.data["classes"]:
-        named = ", ".join(sorted(set(test.classes) ^ set(loop.data["classes"]))) or "in another order"
-        raise DsnetError(
-            f"the test split of {config.data.name} has other classes than the training split: {named}"
-        )
-    test = test.to(model.head.classifier.weight.device)
-    tested = loop.results(test, routes, "test images")
+    tested = loop.results(test.to(model.head.classifier.weight.device), routes, "test images")
     outcome = Outcome(
         folder=loop.folder,
         ending=ending,

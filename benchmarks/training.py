@@ -1,0 +1,218 @@
+"""What a sandwich step of in-place bootstrapping costs, beside its parts measured alone.
+
+    python -m benchmarks.training [--device cpu] [--model ds_mbnet] [--batch 256] [--precision bfloat16] [--json FILE]
+
+The parts, all in one interleaved run with the step: the four networks of the step as stand-alone networks, forward
+and backward, the largest one forward as the teacher, and the optimizer with the moving average. On a CUDA device
+the step and the networks run eagerly and as CUDA graphs, and are compared like with like.
+
+`images` is what it takes to make the batch: images picked from a set on the device, cropped, flipped, normalised.
+`busy` is the share of the step in which the device computes; the kernels it spends most of that on come with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dsnet
+from benchmarks.slicing import captured
+from benchmarks.timing import environment, interleaved, write_json
+from dsnet.data.augment import Augment, normalise
+from dsnet.report.text import table
+from dsnet.training import Average, Scheme, Stage1
+from dsnet.training.graphs import GraphedStep
+from dsnet.training.optim import make_optimizer, parameter_groups
+
+Calls = dict[str, Callable[[], object]]
+
+
+class Case(NamedTuple):
+    model: str
+    batch: int
+    precision: str
+
+
+GPU = (
+    Case("ds_mbnet", 256, "float32"),
+    Case("ds_mbnet", 256, "bfloat16"),
+    Case("ds_mbnet_cifar", 1024, "bfloat16"),
+)
+CPU = (Case("ds_mbnet_tiny", 64, "float32"),)
+
+
+class Bench:
+    """A network with a batch for it, and everything that a step of it consists of."""
+
+    def __init__(self, case: Case, device: torch.device, *, graphs: bool) -> None:
+        self.graphs, self.device = graphs, device
+        self.autocast = torch.bfloat16 if case.precision == "bfloat16" else None
+        self.model = dsnet.create_model(
+            case.model, device=device, generator=torch.Generator(device).manual_seed(0)
+        )
+        self.model.train().to(memory_format=torch.channels_last)
+        size, classes = self.model.geometry.image_size, self.model.head.classifier.out_features
+        self.bytes = torch.randint(0, 256, (4 * case.batch, 3, size, size), device=device, dtype=torch.uint8)
+        self.labels = torch.randint(classes, (case.batch,), device=device)
+        self.generator = torch.Generator(device).manual_seed(0)
+        self.x = self.images()
+        self.average = Average(self.model)
+        self.stage = Stage1(scheme=Scheme.parse("ib"), average=self.average, autocast=self.autocast)
+        self.stepper = GraphedStep(self.stage, self.model) if graphs else self.stage
+        self.optimizer = make_optimizer("sgd", parameter_groups([self.model], 1e-4), lr=1e-3)
+        space = self.model.space
+        middle = [space[round(share * (len(space) - 1))] for share in (1 / 3, 2 / 3)]
+        self.routes = (space.largest, *middle, space.smallest)
+
+    def images(self) -> Tensor:
+        """A batch from bytes on the device."""
+        at = torch.randint(len(self.bytes), (len(self.labels),), device=self.device, generator=self.generator)
+        views = Augment(padding=4, flip=True)(self.bytes[at], self.generator)
+        seen = normalise(views, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+        return seen.contiguous(memory_format=torch.channels_last)
+
+    def update(self) -> None:
+        """The optimizer, the moving average and the gradients' reset."""
+        self.optimizer.step()
+        self.average.update(self.model)
+        self.optimizer.zero_grad(set_to_none=False)
+
+    def step(self) -> None:
+        """All that a training step does with a batch."""
+        self.stepper.step(self.model, self.routes, [self.x], self.labels)
+        self.update()
+
+    def parts(self) -> Calls:
+        """What the step consists of, each for itself."""
+        calls: Calls = {f"network {i}": self._network(route) for i, route in enumerate(self.routes)}
+        teacher = self._plain(self.routes[0]).eval()
+
+        def teach() -> None:
+            with torch.no_grad(), self.stage.precision(self.x):
+                teacher(self.x)
+
+        calls["teacher"] = teach
+        if self.graphs:
+            calls = {name: captured(call) for name, call in calls.items()}
+        return calls
+
+    def _network(self, route: dsnet.Route) -> Callable[[], object]:
+        net = self._plain(route).train()
+
+        def run() -> None:
+            with self.stage.precision(self.x):
+                logits = net(self.x)
+            F.cross_entropy(logits.float(), self.labels).backward()
+
+        return run
+
+    def _plain(self, route: dsnet.Route) -> nn.Sequential:
+        return dsnet.extract(self.model, route, fold_bn=False).to(memory_format=torch.channels_last)
+
+
+def measure(case: Case, device: torch.device, *, graphs: bool, repeats: int) -> dict[str, Any]:
+    """Times a step and its parts."""
+    bench = Bench(case, device, graphs=graphs)
+    calls: Calls = {"step": bench.step, **bench.parts(), "update": bench.update, "images": bench.images}
+    times = interleaved(calls, repeats=repeats, device=device)
+    parts = sum(t.median for name, t in times.items() if name not in ("step", "images"))
+    step = times["step"].median
+    result = {
+        **case._asdict(),
+        "graphs": graphs,
+        "step": round(step, 3),
+        "quartiles": [round(times["step"].low, 3), round(times["step"].high, 3)],
+        "parts": {name: round(t.median, 3) for name, t in times.items() if name != "step"},
+        "sum": round(parts, 3),
+        "ratio": round(step / parts, 4),
+        "images_per_second": round(1e3 * case.batch / step),
+        "images_share": round(times["images"].median / step, 4),
+    }
+    if device.type == "cuda":
+        result["memory_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
+        result.update(profile(bench.step, step))
+    return result
+
+
+def profile(call: Callable[[], object], step: float) -> dict[str, Any]:
+    """How busy the device is, and with which kernels: (name, milliseconds, calls) of a step."""
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+    kernels = [(e.key, e.self_device_time_total / 3e3, e.count / 3) for e in seen.key_averages()]
+    kernels = sorted((k for k in kernels if k[1] > 0), key=lambda kernel: -kernel[1])
+    busy = sum(ms for _, ms, _ in kernels)
+    top = [[name[:110], round(ms, 3), round(count, 1)] for name, ms, count in kernels[:16]]
+    return {"busy": round(busy / step, 3), "kernels": top}
+
+
+@contextmanager
+def fresh_memory(device: torch.device) -> Iterator[None]:
+    yield
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def report(results: list[dict[str, Any]]) -> str:
+    header = ["network", "batch", "precision", "how", "step", "parts", "ratio", "images/s", "images", "busy"]
+    rows = [
+        [
+            row["model"],
+            str(row["batch"]),
+            row["precision"],
+            "graphs" if row["graphs"] else "eager",
+            f"{row['step']:.2f}",
+            f"{row['sum']:.2f}",
+            f"{row['ratio']:.3f}",
+            f"{row['images_per_second']:,}",
+            f"{row['images_share']:.1%}",
+            f"{row['busy']:.2f}" if "busy" in row else "",
+        ]
+        for row in results
+    ]
+    return table(header, rows, left=("network", "precision", "how"))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", help="default: the cases of the table")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    args = parser.parse_args(argv)
+    device = torch.device(args.device)
+    cases = GPU if device.type == "cuda" else CPU
+    if args.model:
+        cases = (Case(args.model, args.batch, args.precision),)
+    results = []
+    for case in cases:
+        for graphs in (False, True) if device.type == "cuda" else (False,):
+            print(f"{' '.join(map(str, case))}, {'graphs' if graphs else 'eager'} …", flush=True)
+            with fresh_memory(device):
+                results.append(measure(case, device, graphs=graphs, repeats=args.repeats))
+    about = {**environment(device), "repeats": args.repeats}
+    print(
+        f"\n{about['machine']}, torch {about['torch']}, channels-last, milliseconds, {args.repeats} rounds\n"
+    )
+    print(report(results))
+    if args.json:
+        write_json(args.json, {"benchmark": "training", **about, "results": results})
+
+
+if __name__ == "__main__":
+    main()
