@@ -1,11 +1,13 @@
 """Training schemes side by side, against stand-alone networks trained by the same recipe.
 
     python -m benchmarks.schemes RECIPE [--schemes label ib …] [--alone 0 13 …] [--epochs 30 90]
-                                 [--seeds 0 1 2] [--set KEY=VALUE …] [--jobs 3] [--minutes 9] [--json FILE]
+                                 [--seeds 0 1 2] [--set KEY=VALUE …] [--alone-set KEY=VALUE …] [--jobs 3]
+                                 [--minutes 9] [--json FILE]
 
 Every row is a run of `dsnet train`, whose test accuracy at every route it reports; a stand-alone network is
-one route trained alone, for as many epochs and with all other settings the same. What is in the JSON file
-already is not run again, so a table can be filled over several calls; --minutes starts no run after so long.
+one route trained alone, for as many epochs, with all other settings the same but for --alone-set. What is in
+the JSON file already is not run again, so a table can be filled over several calls; --minutes starts no run
+after so long.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from dsnet.cli.train import resolve_recipe
 from dsnet.report.text import table
 from dsnet.training.config import TrainConfig
 from dsnet.training.run import train
-from dsnet.training.settings import from_plain, override, to_plain
+from dsnet.training.settings import from_plain, override, parse_assignments, to_plain
 
 Run = dict[str, Any]
 
@@ -45,7 +47,7 @@ def planned(base: TrainConfig, args: argparse.Namespace) -> Iterator[Run]:
                     "set": common | {"scheme.name": scheme},
                 }
             for route in args.alone:
-                alone = {"scheme.name": "label", "scheme.start": 0.0, "scheme.route": route}
+                alone = {"scheme.name": "label", "scheme.route": route} | parse_assignments(args.alone_set)
                 yield {"name": f"alone {route}", "epochs": epochs, "seed": seed, "set": common | alone}
 
 
@@ -92,6 +94,9 @@ def main() -> None:
     parser.add_argument("--epochs", nargs="*", type=int, default=[])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all runs")
+    parser.add_argument(
+        "--alone-set", action="append", default=[], metavar="KEY=VALUE", help="for stand-alone networks"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so long")
     parser.add_argument(
@@ -101,6 +106,7 @@ def main() -> None:
     base = resolve_recipe(args.recipe, args.set)
     device = torch.device("cuda" if torch.cuda.is_available() and base.run.device != "cpu" else "cpu")
     about = {"benchmark": "schemes", **environment(device), "recipe": to_plain(base)}
+    about["stand-alone"] = parse_assignments(args.alone_set)
     runs: list[Run] = []
     if args.json and args.json.exists():
         runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"]

@@ -1,20 +1,19 @@
 """What a sandwich step of in-place bootstrapping costs, beside its parts measured alone.
 
-    python -m benchmarks.training [--device cpu] [--model ds_mbnet] [--batch 256] [--precision bfloat16] [--json FILE]
+    python -m benchmarks.training [--device cpu] [--model NAME --batch N --precision bfloat16] [--json FILE]
 
-The parts, all in one interleaved run with the step: the four networks of the step as stand-alone networks, forward
-and backward, the largest one forward as the teacher, and the optimizer with the moving average. On a CUDA device
-the step and the networks run eagerly and as CUDA graphs, and are compared like with like.
+The parts, all in one interleaved run with the step: the four networks of the step as stand-alone networks,
+forward and backward, the largest one forward as the teacher, and the optimizer with the moving average. On a
+CUDA device step and networks run eagerly and as CUDA graphs, and are compared like with like.
 
-`images` is what it takes to make the batch: images picked from a set on the device, cropped, flipped, normalised.
-`busy` is the share of the step in which the device computes; the kernels it spends most of that on come with it.
+`images` is what it takes to make the batch: picked from a set on the device, cropped, flipped, normalised.
+`busy` is the share of the step in which the device computes; the kernels that take most of it come along.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,33 +134,25 @@ def measure(case: Case, device: torch.device, *, graphs: bool, repeats: int) -> 
         "images_per_second": round(1e3 * case.batch / step),
         "images_share": round(times["images"].median / step, 4),
     }
-    if device.type == "cuda":
-        result["memory_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
-        result.update(profile(bench.step, step))
+    print(f"  {step:.2f} ms, parts {parts:.2f} ms, {result['images_per_second']:,} images/s", flush=True)
     return result
 
 
-def profile(call: Callable[[], object], step: float) -> dict[str, Any]:
-    """How busy the device is, and with which kernels: (name, milliseconds, calls) of a step."""
+def profile(case: Case, device: torch.device) -> tuple[float, list[list[Any]]]:
+    """Milliseconds a step that the device computes, and on which kernels: (name, milliseconds, calls)."""
     from torch.profiler import ProfilerActivity
 
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as seen:
+    step = Bench(case, device, graphs=False).step
+    for _ in range(3):
+        step()
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         for _ in range(3):
-            call()
-        torch.cuda.synchronize()
+            step()
+        torch.cuda.synchronize(device)
     kernels = [(e.key, e.self_device_time_total / 3e3, e.count / 3) for e in seen.key_averages()]
     kernels = sorted((k for k in kernels if k[1] > 0), key=lambda kernel: -kernel[1])
-    busy = sum(ms for _, ms, _ in kernels)
     top = [[name[:110], round(ms, 3), round(count, 1)] for name, ms, count in kernels[:16]]
-    return {"busy": round(busy / step, 3), "kernels": top}
-
-
-@contextmanager
-def fresh_memory(device: torch.device) -> Iterator[None]:
-    yield
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    return sum(ms for _, ms, _ in kernels), top
 
 
 def report(results: list[dict[str, Any]]) -> str:
@@ -203,8 +194,13 @@ def main(argv: list[str] | None = None) -> None:
     for case in cases:
         for graphs in (False, True) if device.type == "cuda" else (False,):
             print(f"{' '.join(map(str, case))}, {'graphs' if graphs else 'eager'} …", flush=True)
-            with fresh_memory(device):
-                results.append(measure(case, device, graphs=graphs, repeats=args.repeats))
+            results.append(measure(case, device, graphs=graphs, repeats=args.repeats))
+    if device.type == "cuda":  # last: a capture after a profile crashes the process
+        for case in cases:
+            busy, kernels = profile(case, device)
+            for row in results:
+                if (row["model"], row["batch"], row["precision"]) == case:
+                    row.update(busy=round(busy / row["step"], 3), kernels=kernels)
     about = {**environment(device), "repeats": args.repeats}
     print(
         f"\n{about['machine']}, torch {about['torch']}, channels-last, milliseconds, {args.repeats} rounds\n"

@@ -125,6 +125,7 @@ def test_graphs_train_as_steps_do(name: str, text: str) -> None:
                 owner.average.update(network)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_graphed_step_never_waits_for_the_device() -> None:
     model = dsnet.create_model("ds_mbnet_tiny", device="cuda").train()
     stage = Stage1(scheme=Scheme.parse("e-ib"), average=Average(model), autocast=torch.bfloat16)
@@ -133,8 +134,8 @@ def test_a_graphed_step_never_waits_for_the_device() -> None:
     x, labels = images(model, 64).to("cuda"), torch.arange(64, device="cuda") % 10
     steps.step(model, routes, [x], labels, label_share=0.5)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for step in (steps, stage):
             step.step(model, routes, [x], labels, label_share=0.25)
     finally:

@@ -44,9 +44,7 @@ def test_every_recipe_resolves_and_says_what_to_expect(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_can_be_looked_at_before_it_runs(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_recipe_can_be_looked_at_before_it_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", name, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "optim.lr = " in text

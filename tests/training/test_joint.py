@@ -14,7 +14,7 @@ from dsnet.training.config import MixConfig, OptimConfig, RunConfig, SchemeConfi
 from dsnet.training.joint import JointTask, gumbel_one_hot, reinforce
 from dsnet.training.ranks import ALONE, Ranks
 from dsnet.training.run import train
-from dsnet.training.stage1 import Views
+from dsnet.training.views import Views
 from tests.support import assert_close, error_of, randomise
 
 CHANNELS = ((0.5,) * 3, (0.25,) * 3)

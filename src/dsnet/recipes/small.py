@@ -30,7 +30,7 @@ def digits_resnet() -> Recipe:
             model="ds_resnet_tiny",
             options={"bn_key": "prefix"},
             scheme=SchemeConfig(name="ib", alpha=0.97),
-            optim=replace(DIGITS.optim, lr=0.1),
+            optim=replace(DIGITS.optim, lr=0.5),
         ),
         duration="",
         expect="",
@@ -57,8 +57,8 @@ CIFAR = TrainConfig(
     model="ds_mbnet_cifar",
     data=DataConfig(name="cifar10"),
     augment=Augment(padding=4, flip=True),
-    scheme=SchemeConfig(name="ib"),
-    optim=OptimConfig(lr=0.4, weight_decay=5e-4, epochs=30, warmup=2, batch=512),
+    scheme=SchemeConfig(name="ib", alpha=0.99, start=0.3, add=True),
+    optim=OptimConfig(lr=0.2, weight_decay=5e-4, epochs=30, warmup=3, batch=512),
     run=GPU,
 )
 

@@ -31,6 +31,7 @@ class DataConfig:
     lazy: bool | None = None  # decode while training; none: where the set is too large for memory
     workers: int | None = None  # processes that decode; none: as many as the machine can spare
     calibration: int = 10_000  # training images that the norms' statistics are made from at the end
+    calibrate_on: Literal["augmented", "plain"] = "augmented"  # as training saw them, or as they are
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "size", "calibration")

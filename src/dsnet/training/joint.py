@@ -24,7 +24,7 @@ from dsnet.training.config import TrainConfig
 from dsnet.training.optim import parameter_groups
 from dsnet.training.ranks import Ranks
 from dsnet.training.seeds import reseed
-from dsnet.training.stage1 import Views
+from dsnet.training.views import Views
 
 __all__ = ["JointTask", "gumbel_one_hot", "image_losses", "reinforce"]
 

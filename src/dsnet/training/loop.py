@@ -35,6 +35,7 @@ from dsnet.training.ranks import Ranks
 from dsnet.training.records import DivergedError, LossBuffer, MetricsFile
 from dsnet.training.seeds import seeded
 from dsnet.training.teacher import Channels
+from dsnet.training.views import Views
 
 __all__ = ["Ending", "Loop", "Task", "Watch"]
 
@@ -43,6 +44,7 @@ class Task(Protocol):
     """What a loop trains."""
 
     model: Supernet
+    views: Views
 
     @property
     def space(self) -> RouteSpace:
@@ -206,7 +208,7 @@ class Loop:
         """From where the run stands to the end of the epoch; whether someone asked to stop."""
         epoch, run = self.step // self.epoch_steps, self.config.run
         model = self.task.model.train()
-        for images, labels in self.train.batches(self._order(epoch), **self._crops(epoch)):
+        for images, labels in self._batches(epoch):
             set_learning_rate(self.optimizer, self._lr(self.step))
             self.optimizer.zero_grad(set_to_none=False)
             self.losses.add(self.step + 1, self.task.step(images, labels, self.step))
@@ -234,6 +236,9 @@ class Loop:
             self.save()
         return self.step < self.steps and self.ranks.any(bool(stop))
 
+    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.train.batches(self._order(epoch), **self.crops(epoch, self.task.views_in_a_step))
+
     def _order(self, epoch: int) -> list[Tensor]:
         """This rank's share of every batch of the epoch that is still to come."""
         order = torch.randperm(len(self.train), generator=seeded(self.config.run.seed, "order", epoch))
@@ -241,13 +246,13 @@ class Loop:
         starts = range(self.step % self.epoch_steps * whole, self.epoch_steps * whole, whole)
         return [order[s + rank * self.batch : s + (rank + 1) * self.batch] for s in starts]
 
-    def _crops(self, epoch: int) -> dict[str, Crops]:
+    def crops(self, epoch: int, views: int) -> dict[str, Crops]:
         """Crops are made where files are decoded, for sources that decode while training."""
         area = self.config.augment.crop
         if not self.train.crops_in_workers or area is None:
             return {}
         seed = seeded(self.config.run.seed, "crops", epoch).initial_seed()
-        return {"crops": Crops(views=self.task.views_in_a_step, area=area, seed=seed)}
+        return {"crops": Crops(views=views, area=area, seed=seed)}
 
     def _lr(self, step: int) -> float:
         optim = self.config.optim

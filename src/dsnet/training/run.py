@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dsnet.data import LazySet, load
 from dsnet.data.augment import normalise
@@ -27,8 +29,9 @@ from dsnet.training.ranks import Ranks, joined
 from dsnet.training.recalibrate import recalibrate
 from dsnet.training.seeds import seeded
 from dsnet.training.settings import from_plain, to_plain
-from dsnet.training.stage1 import Stage1Task, Views, initialise_alone
+from dsnet.training.stage1 import Stage1Task, initialise_alone
 from dsnet.training.teacher import load_teacher
+from dsnet.training.views import Views
 
 __all__ = ["Outcome", "build_model", "pick_device", "read_config", "train"]
 
@@ -254,7 +257,19 @@ def _recalibrate(loop: Loop) -> None:
     chosen = torch.randperm(len(train), generator=generator)[:count]
     mine = chosen[ranks.rank :: ranks.world]
     order = list(mine.chunk(max(1, len(mine) // 256)))  # of nearly equal size: none too small to be exact
-    batches = (normalise(x[0], *loop.channels) for x, _ in train.batches(order))
-    watched = loop.watch.progress("re-calibrating", batches, len(order))
+    watched = loop.watch.progress("re-calibrating", _calibration(loop, order), len(order))
     wanted = None if config.scheme.route is None else list(loop.task.space)
     recalibrate(loop.task.model, watched, wanted, generator=generator, add=ranks.sum)
+
+
+def _calibration(loop: Loop, order: list[Tensor]) -> Iterator[Tensor]:
+    """Training images as the weights know them: their norms saw augmented batches."""
+    if loop.config.data.calibrate_on == "plain":
+        yield from (normalise(x[0], *loop.channels) for x, _ in loop.train.batches(order))
+        return
+    crops = loop.crops(loop.config.optim.epochs, 1)
+    for number, (images, labels) in enumerate(loop.train.batches(order, **crops)):
+        (seen,), _ = loop.task.views(
+            images, labels, count=1, step=loop.steps + number, classes=len(loop.train.classes)
+        )
+        yield seen

@@ -10,14 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dsnet.data.augment import Augment, draw_mixing, normalise
 from dsnet.models import Supernet, initialise
 from dsnet.models.blocks import ConvNormAct
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode, batch_statistics
 from dsnet.training.average import Average
 from dsnet.training.compiled import CompiledNetwork, enough_programs
-from dsnet.training.config import MixConfig, SchemeConfig, TrainConfig
+from dsnet.training.config import SchemeConfig, TrainConfig
 from dsnet.training.graphs import GraphedStep
 from dsnet.training.optim import parameter_groups
 from dsnet.training.projector import Projector
@@ -25,53 +24,12 @@ from dsnet.training.ranks import Ranks, SharedStatistics
 from dsnet.training.schemes import Scheme
 from dsnet.training.seeds import reseed, seeded
 from dsnet.training.step import Stage1, StepLosses
-from dsnet.training.teacher import Channels, Teacher
+from dsnet.training.teacher import Teacher
+from dsnet.training.views import Views
 
 SMALL = 64  # pixels: up to here launching kernels takes longer than running them
 
-__all__ = ["Stage1Task", "Views", "initialise_alone"]
-
-
-class Views:
-    """Bytes → what the networks of a step see: augmented, normalised, mixed; drawn by step and rank."""
-
-    def __init__(
-        self,
-        augment: Augment,
-        mix: MixConfig,
-        channels: Channels,
-        *,
-        seed: int,
-        rank: int,
-        device: torch.device,
-        channels_last: bool = False,
-    ) -> None:
-        self.augment, self.mix, self.channels = augment, mix, channels
-        self.seed, self.rank = seed, rank
-        self.layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.generator = torch.Generator(device)
-
-    def __call__(
-        self, images: Tensor, labels: Tensor, *, count: int, step: int, classes: int
-    ) -> tuple[list[Tensor], Tensor]:
-        """``count`` views of ``images`` [V, B, 3, H, W] (V = 1: all from the same) and their labels."""
-        reseed(self.generator, self.seed, "views", self.rank, step)
-        host = seeded(self.seed, "policy", self.rank, step)
-        # Partners, ratio and box are the same for all views and on all ranks.
-        mixing = draw_mixing(
-            images.shape[1:],
-            mixup=self.mix.mixup,
-            cutmix=self.mix.cutmix,
-            device=images.device,
-            generator=seeded(self.seed, "mixing", step),
-        )
-        views = []
-        for number in range(count):
-            view = self.augment(images[min(number, len(images) - 1)], self.generator, host)
-            seen = normalise(view, *self.channels)
-            seen = seen if mixing is None else mixing.images(seen)
-            views.append(seen.contiguous(memory_format=self.layout))
-        return views, labels if mixing is None else mixing.labels(labels, classes)
+__all__ = ["Stage1Task", "initialise_alone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
