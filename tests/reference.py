@@ -211,7 +211,7 @@ RESNET_PLUS_LAYERS = ["2252", "2252", "2362", "2362", "3362", "3372", "3473", "3
 
 
 def run(
-    name: str, sd: State, x: Tensor, number: int, choices: tuple[int, ...], bn_key: str = "stage"
+    name: str, sd: State, x: Tensor, number: int, choices: tuple[int, ...], bn_key: str = "prefix"
 ) -> Tensor:
     """Logits of a model's route, computed here."""
     family, form = name, ""

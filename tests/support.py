@@ -19,6 +19,7 @@ from dsnet.models.gated import run_gated
 from dsnet.slicing import SplitBatchNorm2d
 
 SUPERNETS = dsnet.list_models("supernet")
+IN_THE_PAPERS_TABLES = [name for name in SUPERNETS if name.startswith("ds_")]
 TINY = [name for name in SUPERNETS if name.endswith("_tiny")]
 FAMILIES = ["ds_mbnet", "ds_mbnet_plus", "ds_resnet", "ds_resnet_plus", "ds_vit_plus"]
 

@@ -133,6 +133,8 @@ def routing_by_hand(name: str) -> int:
         "ds_vit_plus": [(16, 8)],
         "ds_vit_plus_cifar": [(16, 8)],
         "ds_vit_plus_tiny": [(16, 3)],
+        "mbnet_depth": [(64, 2)],
+        "mbnet_depth_cifar": [(64, 2)],
     }
     return sum(h * t for h, t in hidden[name])
 

@@ -19,7 +19,7 @@ def scattered(scores: Tensor, stage: int, previous: int | None) -> Tensor:
 
 MIXED = [
     *((name, {}) for name in FAMILIES + TINY),
-    *((name, {"bn_key": "prefix"}) for name in TINY if "resnet" in name),
+    *((name, {"bn_key": "stage"}) for name in TINY if "resnet" in name),
 ]
 
 

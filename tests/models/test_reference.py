@@ -13,19 +13,19 @@ from dsnet.routes import Route
 from dsnet.slicing import SplitBatchNorm2d
 from dsnet.slicing import functional as SF
 from tests import reference
-from tests.support import FAMILIES, SUPERNETS, TINY, assert_close, images, random_model
+from tests.support import FAMILIES, IN_THE_PAPERS_TABLES, TINY, assert_close, images, random_model
 
 
 def check_against_reference(name: str, route: Route, *, batch: int = 2, **options: str) -> None:
     model = random_model(name, **options)
     x = images(model, batch, seed=route.number)
     expected = reference.run(
-        name, model.state_dict(), x, route.number, route.choices, options.get("bn_key", "stage")
+        name, model.state_dict(), x, route.number, route.choices, options.get("bn_key", "prefix")
     )
     assert_close(model(x, route), expected, 1e-10)
 
 
-@pytest.mark.parametrize("name", SUPERNETS)
+@pytest.mark.parametrize("name", IN_THE_PAPERS_TABLES)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_random_routes_equal_the_reference(name: str, data: st.DataObject) -> None:
@@ -33,7 +33,7 @@ def test_random_routes_equal_the_reference(name: str, data: st.DataObject) -> No
     check_against_reference(name, space[data.draw(st.integers(0, len(space) - 1))])
 
 
-@pytest.mark.parametrize("name", SUPERNETS)
+@pytest.mark.parametrize("name", IN_THE_PAPERS_TABLES)
 def test_smallest_and_largest_route_equal_the_reference(name: str) -> None:
     for route in (random_model(name).space.smallest, random_model(name).space.largest):
         check_against_reference(name, route)
@@ -46,10 +46,11 @@ def test_every_route_of_the_tiny_networks_equals_the_reference(name: str) -> Non
 
 
 @pytest.mark.parametrize("choices", [(0, 0), (2, 1), (1, 3), (3, 3)])
-def test_keys_by_prefix_equal_the_reference(choices: tuple[int, ...]) -> None:
-    model = random_model("ds_resnet_tiny", bn_key="prefix")
-    assert {m.keys for m in model.stages[1].modules() if isinstance(m, SplitBatchNorm2d)} == {16}
-    check_against_reference("ds_resnet_tiny", model.space.of_choices(choices), bn_key="prefix")
+def test_keys_by_stage_equal_the_reference(choices: tuple[int, ...]) -> None:
+    model, default = random_model("ds_resnet_tiny", bn_key="stage"), random_model("ds_resnet_tiny")
+    assert {m.keys for m in model.stages[1].modules() if isinstance(m, SplitBatchNorm2d)} == {4}
+    assert {m.keys for m in default.stages[1].modules() if isinstance(m, SplitBatchNorm2d)} == {16}
+    check_against_reference("ds_resnet_tiny", model.space.of_choices(choices), bn_key="stage")
 
 
 # --- mutations: each must turn the comparison red ------------------------------------------------------

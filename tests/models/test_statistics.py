@@ -60,7 +60,7 @@ def test_key_states_travel_in_the_state_dict() -> None:
     copy.load_state_dict(model.state_dict())
     assert copy.key_states(3) == {KeyState.RUNNING}
     assert torch.equal(copy(x, 3), model.eval()(x, 3))
-    other = dsnet.create_model("ds_resnet_tiny", bn_key="prefix")
+    other = dsnet.create_model("ds_resnet_tiny", bn_key="stage")
     with pytest.raises(RuntimeError, match="size mismatch"):
         other.load_state_dict(model.state_dict())
 

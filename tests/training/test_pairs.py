@@ -16,7 +16,7 @@ SHIFT = Augment(padding=1)  # so that views differ
 RUN = RunConfig(device="cpu", validate_every=100)
 KINDS = {
     "mbnet": ("ds_mbnet_tiny", {}, OptimConfig(lr=0.2, epochs=12, warmup=1, batch=64)),
-    "resnet": ("ds_resnet_tiny", {"bn_key": "prefix"}, OptimConfig(lr=0.5, epochs=10, warmup=1, batch=64)),
+    "resnet": ("ds_resnet_tiny", {}, OptimConfig(lr=0.5, epochs=10, warmup=1, batch=64)),
     "vit": (
         "ds_vit_plus_tiny",
         {},

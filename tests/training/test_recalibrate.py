@@ -25,7 +25,7 @@ def watch(model: dsnet.Supernet) -> dict[tuple[SplitBatchNorm2d, int], list[Tens
     return inputs
 
 
-@pytest.mark.parametrize("options", [{}, {"bn_key": "prefix"}])
+@pytest.mark.parametrize("options", [{}, {"bn_key": "stage"}])
 @pytest.mark.parametrize("name", TINY)
 def test_statistics_are_exact(name: str, options: dict[str, str]) -> None:
     if "vit" in name and options:

@@ -76,8 +76,8 @@ def test_a_test_split_with_other_classes_is_refused(pictures: Path, tmp_path: Pa
     (root / "test" / "green").symlink_to(pictures / "test" / "red")
     (root / "test" / "blue").symlink_to(pictures / "test" / "blue")
     told = error_of(lambda: train(config(root), tmp_path / "run"))
-    assert "other classes than the training split: green, red" in told
-    assert not (tmp_path / "run").exists()  # found out before training, not after
+    assert "classes that the training split does not have: green" in told
+    assert not (tmp_path / "run" / "recipe.json").exists()  # found out before training, not after
 
 
 def test_metrics_go_to_tensorboard_where_it_is_installed(

@@ -46,6 +46,9 @@ def run(args: argparse.Namespace) -> int:
     """Evaluates and prints."""
     if args.plot is not None and args.plot.suffix not in (".svg", ".html"):
         raise DsnetError(f"--plot writes .svg or .html, not {args.plot.name!r}")
+    for path in (args.plot, args.csv):
+        if path is not None and not path.parent.is_dir():
+            raise DsnetError(f"there is no folder {path.parent} to write {path.name} into")
     saved, model, images, data = open_run(args, "test")
     known = saved.data.get("input")
     if known is None:
@@ -69,9 +72,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         title = f"{model.spec.name} on {data}: {len(images)} test images"
         points = [Point(r.madds, r.accuracy, f"route {r.route}") for r in results]
-        picture = accuracy_plot(title, {"supernet": points})
+        curves = {"supernet": points}
+        picture = accuracy_plot(title, curves)
         args.plot.write_text(
-            picture if args.plot.suffix == ".svg" else page(title, picture), encoding="utf-8"
+            picture if args.plot.suffix == ".svg" else page(title, accuracy_plot("", curves)),
+            encoding="utf-8",
         )
     if args.json:
         about = {"model": model.spec.name, "data": data, "step": saved.data["step"], "routes": rows}

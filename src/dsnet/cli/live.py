@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -68,7 +69,8 @@ class LiveWatch(Watch):
         return batches
 
     def _draw(self, text: str) -> None:
-        print(f"\r\033[2K{text}", end="", file=sys.stderr, flush=True)
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be redrawn
+        print(f"\r\033[2K{text[:width]}", end="", file=sys.stderr, flush=True)
 
     def _say(self, text: str) -> None:
         print(f"\r\033[2K{text}" if self.live else text, file=sys.stderr, flush=True)

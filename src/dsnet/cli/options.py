@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsnet.data import SETS, ImageSet, LazySet, load
+from dsnet.data.classes import in_classes_of
 from dsnet.data.sets import Split
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
@@ -93,7 +94,10 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     size = trained.get("size") or model.geometry.image_size
     images = load(data, split, root=args.root or trained.get("root"), size=size)
     classes = model.head.classifier.out_features
-    if len(images.classes) != classes:
+    known = tuple(saved.data.get("classes", ()))
+    if len(images.classes) > classes or (not known and len(images.classes) != classes):
         raise DsnetError(f"{data} has {len(images.classes)} classes, the network {classes}")
+    if known:
+        images = in_classes_of(images, known, "the network")
     device = pick_device(args.device)
     return OpenedRun(saved, model.to(device), images.to(device), data)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import math
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from dsnet.cli.options import add_run_arguments, open_run, positive
+from dsnet.cli.options import OpenedRun, add_run_arguments, open_run, positive
 from dsnet.cli.progress import progress
-from dsnet.data.augment import normalise
-from dsnet.slicing import KeyState
-from dsnet.training import recalibrate, save_checkpoint
+from dsnet.data.augment import Augment
+from dsnet.errors import DsnetError
+from dsnet.training import TrainConfig, recalibrate, save_checkpoint
 from dsnet.training.checkpoint import default_name
+from dsnet.training.config import MixConfig
+from dsnet.training.settings import from_plain
+from dsnet.training.views import Views
 
 __all__ = ["add_command"]
 
@@ -23,40 +27,67 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "recalibrate",
         help="make the batch-norm statistics of every route of a checkpoint",
         description="Batch norms keep statistics of their own for every route. This makes all of them,\n"
-        "exactly, from one pass over training images, and saves them in the checkpoint.",
+        "exactly, from one pass over training images, and saves them in the checkpoint. Images\n"
+        "are augmented as in training, because that is what the weights know.",
         epilog="Example:\n  dsnet recalibrate runs/mine --name best --data cifar10 --images 10000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run_arguments(parser, "train")
     parser.add_argument("--images", type=positive, default=10_000, help="at most so many (default: 10000)")
+    parser.add_argument("--plain", action="store_true", help="images as they are, without augmentation")
     parser.add_argument("--seed", type=positive, default=1, help="which images and histories (default: 1)")
     parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Re-calibrates and saves."""
-    saved, model, images, data_name = open_run(args, "train")
+    if (args.run / "checkpoint.json").exists():
+        name = args.run.name.partition("-")[0]
+        raise DsnetError(f"{args.run} is a checkpoint; name its run: {args.run.parent} --name {name}")
+    opened = open_run(args, "train")
+    saved, model = opened.saved, opened.model
+    if not any(model.norms(route.choices) for route in model.space) or not model.key_states(0):
+        print(f"{model.spec.name} has no batch norms behind its gates: there is nothing to make")
+        return 0
     known = saved.data.get("input")
-    mean, std = (tuple(known["mean"]), tuple(known["std"])) if known else images.statistics()
+    channels = (tuple(known["mean"]), tuple(known["std"])) if known else opened.images.statistics()
     generator = torch.Generator().manual_seed(args.seed)
-    if len(images) > args.images:
-        images = images.take(torch.randperm(len(images), generator=generator)[: args.images])
-    batches = (normalise(x, mean, std) for x, _ in images.epoch(args.batch))
-    total = math.ceil(len(images) / args.batch)
-    seen = recalibrate(model, progress(batches, total, "batch"), generator=generator)
-    assert model.key_states(0) <= {KeyState.CALIBRATED}
+    chosen = torch.randperm(len(opened.images), generator=generator)[: args.images]
+    order = list(chosen.chunk(max(1, len(chosen) // args.batch)))  # of nearly equal size
+    views = _views(opened, channels, plain=args.plain, seed=args.seed)
+    alone = saved.data.get("route")
+    routes = None if alone is None else [alone]
+    batches = progress(_seen(opened, order, views), len(order), "batch")
+    seen = recalibrate(model, batches, routes, generator=generator)
     others = {group: values for group, values in saved.tensors.items() if group != "model"}
     kept = {
         key: value for key, value in saved.data.items() if key not in ("format", "step", "groups", "network")
     }
-    data = {**kept, "input": {"mean": list(mean), "std": list(std)}}
-    where = save_checkpoint(
-        args.run,
-        args.name or default_name(args.run),
-        model,
-        step=saved.data["step"],
-        tensors=others,
-        data=data,
-    )
-    print(f"{len(model.space)} routes re-calibrated on {seen} images of {data_name}; saved in {where}")
+    data = {**kept, "input": {"mean": list(channels[0]), "std": list(channels[1])}}
+    name = args.name or default_name(args.run)
+    where = save_checkpoint(args.run, name, model, step=saved.data["step"], tensors=others, data=data)
+    count = len(model.space) if routes is None else len(routes)
+    print(f"{count} routes re-calibrated on {seen} images of {opened.data}; saved in {where}")
+    if seen < 128:
+        print(f"{seen} images are few: statistics of at least 128 can be relied on")
     return 0
+
+
+def _views(
+    opened: OpenedRun, channels: tuple[tuple[float, ...], tuple[float, ...]], *, plain: bool, seed: int
+) -> Views:
+    """As in training, where the run says how that was; mixing and all."""
+    augment, mix = Augment(), MixConfig()
+    recipe = opened.saved.data.get("recipe")
+    if isinstance(recipe, dict) and not plain:
+        config = from_plain(TrainConfig, recipe)
+        augment, mix = config.augment, config.mix
+    device = opened.model.head.classifier.weight.device
+    return Views(augment, mix, channels, seed=seed, rank=0, device=device)
+
+
+def _seen(opened: OpenedRun, order: list[Tensor], views: Views) -> Iterator[Tensor]:
+    classes = opened.model.head.classifier.out_features
+    for number, (images, labels) in enumerate(opened.images.batches(order)):
+        (seen,), _ = views(images, labels, count=1, step=number, classes=classes)
+        yield seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 from pathlib import Path
 
 from dsnet.cli.live import LiveWatch
@@ -15,8 +16,9 @@ from dsnet.recipes import get_recipe, list_recipes
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import bar, human, table
 from dsnet.training.config import TrainConfig
+from dsnet.training.folder import read_recipe
 from dsnet.training.run import Outcome, train
-from dsnet.training.settings import from_plain, keys_of, override, parse_assignments, to_plain
+from dsnet.training.settings import keys_of, override, parse_assignments, to_plain
 
 __all__ = ["add_command", "resolve_recipe"]
 
@@ -63,13 +65,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def resolve_recipe(name: str, settings: list[str]) -> TrainConfig:
     """The configuration of a recipe by name or file, changed by ``key=value`` settings."""
     if name.endswith(".json"):
-        try:
-            data = json.loads(Path(name).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise DsnetError(f"{name} is no JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise DsnetError(f"{name} holds no settings: a recipe is an object of keys and values")
-        config = from_plain(TrainConfig, data)
+        config = read_recipe(Path(name))
+    elif (Path(name) / "recipe.json").is_file():
+        raise DsnetError(f"{name} is the folder of a run; its recipe is {Path(name) / 'recipe.json'}")
     else:
         config = get_recipe(name).config
     return override(config, parse_assignments(settings))
@@ -84,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(json.dumps(to_plain(config), indent=2) if args.json else _plan(args.recipe, config, model))
         return 0
-    stem = Path(args.recipe).parent.name if args.recipe.endswith(".json") else args.recipe
+    stem = args.recipe
+    if stem.endswith(".json"):
+        stem = Path(stem).resolve().parent.name if Path(stem).name == "recipe.json" else Path(stem).stem
     folder = args.out or Path("runs") / stem
     outcome = train(config, folder, resume=args.resume, watch=LiveWatch(quiet=args.json))
     if not outcome.first:
@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         ending = outcome.ending
         print(
             f"Stopped after step {ending.step} of {ending.steps}; saved in {folder}. "
-            "Go on with the same command and --resume."
+            "Go on with the same command and --resume.",
+            file=sys.stderr,
         )
         return 128 + (ending.signal or signal.SIGINT)
     if args.json:
@@ -158,6 +159,10 @@ def _results(outcome: Outcome, config: TrainConfig) -> str:
             earlier, later = before[result.route]
             row += ["–" if earlier is None else f"{earlier.accuracy:.2%}", f"{later.accuracy:.2%}"]
         rows.append(row)
+    if outcome.gated is not None:
+        gated = outcome.gated
+        cells = ["gated", human(gated.madds), bar(gated.madds, largest), f"{gated.accuracy:.2%}"]
+        rows.append(cells + ["", ""] * bool(before))
     header = ["route", "MAdds", "cost", "test"] + (["held-out before", "after"] if before else [])
     images = f"{outcome.test[0].images} test images"
     if before:

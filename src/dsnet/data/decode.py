@@ -96,6 +96,8 @@ def _open(source: str | bytes) -> Any:  # noqa: ANN401  (an image of Pillow, whi
         raise DamagedError("it is empty")
     try:
         with images.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
+            if opened.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
+                opened = images.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8))
             return opened.convert("RGB")
     except images.UnidentifiedImageError:  # its message only has the address of the bytes
         raise DamagedError("it is no image that Pillow can read") from None

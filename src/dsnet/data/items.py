@@ -17,6 +17,7 @@ from dsnet.errors import DsnetError
 __all__ = ["Listing", "Paths", "label_tensor", "list_class_folders", "numbered", "pick_columns"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"}
+MOST_CLASSES = 10**6
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels")
 
@@ -57,7 +58,9 @@ class Paths:
 
 def list_class_folders(folder: Path) -> Listing:
     """Images of ``folder/CLASS/*.jpg``, and of folders in there; classes in alphabetical order."""
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    classes = sorted(
+        path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     if not classes:
         raise DsnetError(f"{folder} has no folders: one folder a class is needed")
     files: list[str] = []
@@ -98,4 +101,9 @@ def label_tensor(labels: Sequence[object], where: str) -> Tensor:
 
 def numbered(labels: Tensor) -> tuple[str, ...]:
     """Names for classes that have none."""
-    return tuple(map(str, range(int(labels.max()) + 1))) if len(labels) else ()
+    if len(labels) == 0:
+        return ()
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= MOST_CLASSES:
+        raise DsnetError(f"labels must lie between 0 and {MOST_CLASSES - 1}, not between {low} and {high}")
+    return tuple(map(str, range(high + 1)))

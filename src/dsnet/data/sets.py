@@ -6,6 +6,7 @@ the layout that their publishers give them. ``digits`` comes with scikit-learn a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def load(
     demand by worker processes; by default one that would take more than 4 GiB in memory. Sets of a fixed size
     use none of the three.
     """
+    name = os.fspath(name)
     wanted = Wanted(split=split, root=root, size=size, ratio=ratio, lazy=lazy)
     if name in SETS:
         return SETS[name](wanted)

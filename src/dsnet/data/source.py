@@ -118,7 +118,9 @@ def channel_statistics(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tup
     if count == 0:
         raise DsnetError("a set without images has no statistics")
     mean = total / count
-    return tuple(mean.tolist()), tuple((squares / count - mean.square()).clamp(min=0).sqrt().tolist())
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    std[std == 0] = 1  # a channel that is the same everywhere says nothing
+    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def check_labels(name: str, count: int, labels: Tensor, classes: tuple[str, ...]) -> None:

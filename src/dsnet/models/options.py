@@ -50,7 +50,7 @@ class ConvOptions(GateOptions):
 
     norm: Literal["batch", "group"] = "batch"
     activation: Literal["silu", "relu", "hard_swish"] | None = None  # None: the family's own
-    bn_key: Literal["stage", "prefix"] = "stage"  # prefix: exact statistics for every history of choices
+    bn_key: Literal["stage", "prefix"] = "prefix"  # of several gates: every history apart, or the last choice
 
     def __post_init__(self) -> None:
         GateOptions.__post_init__(self)

@@ -104,7 +104,7 @@ class Supernet(nn.Module, ABC):
         geometry: Geometry,
         gates: Sequence[Gate],
         head: Head,
-        bn_key: BnKey = "stage",
+        bn_key: BnKey = "prefix",
     ) -> None:
         super().__init__()
         self.spec = ModelSpec(name=name)

@@ -18,7 +18,11 @@ DIGITS = TrainConfig(
 @register_recipe
 def digits_mbnet() -> Recipe:
     """DS-MBNet on digits (in scikit-learn): E-IB, 20 epochs. The one to try first."""
-    return Recipe(config=DIGITS, duration="", expect="")
+    return Recipe(
+        config=DIGITS,
+        duration="21 s on two CPU cores",
+        expect="96.9 / 98.6 % at the smallest / largest route (one seed, 359 test images)",
+    )
 
 
 @register_recipe
@@ -28,12 +32,11 @@ def digits_resnet() -> Recipe:
         config=replace(
             DIGITS,
             model="ds_resnet_tiny",
-            options={"bn_key": "prefix"},
             scheme=SchemeConfig(name="ib", alpha=0.97),
             optim=replace(DIGITS.optim, lr=0.5),
         ),
-        duration="",
-        expect="",
+        duration="1 min 40 s on two CPU cores",
+        expect="96.1 / 98.9 % at the smallest / largest route (one seed, 359 test images)",
     )
 
 
@@ -47,8 +50,8 @@ def digits_vit() -> Recipe:
             scheme=SchemeConfig(name="label", random=1),
             optim=OptimConfig(kind="adamw", lr=2e-3, weight_decay=0.05, epochs=30, warmup=2, batch=64),
         ),
-        duration="",
-        expect="",
+        duration="36 s on two CPU cores",
+        expect="95.8 / 96.4 % at the smallest / largest route (one seed, 359 test images)",
     )
 
 
@@ -66,7 +69,11 @@ CIFAR = TrainConfig(
 @register_recipe
 def cifar10_mbnet() -> Recipe:
     """DS-MBNet on CIFAR-10."""
-    return Recipe(config=CIFAR, duration="", expect="")
+    return Recipe(
+        config=CIFAR,
+        duration="about two minutes on one H200 (a step makes 12,400 images/s there)",
+        expect="not measured yet",
+    )
 
 
 @register_recipe
@@ -75,7 +82,7 @@ def cifar100_mbnet() -> Recipe:
     return Recipe(
         config=replace(CIFAR, data=DataConfig(name="cifar100")),
         duration="as cifar10_mbnet",
-        expect="not measured",
+        expect="not measured yet",
     )
 
 
@@ -87,8 +94,8 @@ def cifar10_guideline1() -> Recipe:
     """
     return Recipe(
         config=replace(CIFAR, model="mbnet_depth_cifar", scheme=SchemeConfig(name="label", random=0)),
-        duration="",
-        expect="",
+        duration="not measured yet",
+        expect="not measured yet",
     )
 
 
@@ -103,6 +110,6 @@ def imagenette_mbnet() -> Recipe:
             augment=Augment(crop=(0.25, 1.0), flip=True),
             optim=OptimConfig(lr=0.2, weight_decay=1e-4, epochs=60, warmup=3, batch=256),
         ),
-        duration="",
-        expect="",
+        duration="not measured yet",
+        expect="not measured yet",
     )

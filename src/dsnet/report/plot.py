@@ -12,7 +12,7 @@ from dsnet.report.text import human
 __all__ = ["Point", "accuracy_plot"]
 
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 440, 70, 20, 48, 56
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 440, 70, 34, 48, 56
 
 _STYLE = """<style>
 text { font: 13px system-ui, sans-serif; fill: #59636e } .title { font-size: 15px; fill: #1b1f24 }
@@ -34,7 +34,7 @@ def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]]) -> str:
     """One curve a name, points joined from the cheapest to the dearest; hover for their labels."""
     points = [point for curve in curves.values() for point in curve]
     x_ticks = _ticks(min(p.madds for p in points), max(p.madds for p in points))
-    y_ticks = _ticks(min(100 * p.accuracy for p in points), max(100 * p.accuracy for p in points))
+    y_ticks = _ticks(min(100 * p.accuracy for p in points), max(100 * p.accuracy for p in points), least=1)
 
     def x(madds: float) -> float:
         return LEFT + (madds - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
@@ -82,12 +82,13 @@ def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]]) -> str:
     return "\n".join(parts) + "\n</svg>\n"
 
 
-def _ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers that enclose the span."""
-    span = max(high - low, 1e-9 * max(abs(high), 1), 1e-9)
+def _ticks(low: float, high: float, most: int = 6, least: float = 0) -> list[float]:
+    """Round numbers that enclose the span, widened where it is narrower than ``least`` or nothing."""
+    if high - low <= least:
+        more = max(least, 0.1 * abs(high) if high == low else 0.0, 1e-9)
+        low, high = low - more / 2, high + more / 2
+    span = high - low
     power = 10 ** math.floor(math.log10(span / most))
     step = next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most)
     first, last = math.floor(low / step), math.ceil(high / step)
-    if first == last:
-        first, last = first - 1, last + 1
     return [round(number * step, 10) for number in range(first, last + 1)]

@@ -31,7 +31,7 @@ def evenly(count: int, most: int) -> list[int]:
     """At most ``most`` of ``count`` positions, evenly spaced, first and last among them."""
     if count <= most:
         return list(range(count))
-    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+    return sorted({round(i * (count - 1) / max(most - 1, 1)) for i in range(most)})
 
 
 def route_table(model: Supernet, rows: list[dict[str, Any]], *, most: int) -> str:

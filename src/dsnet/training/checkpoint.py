@@ -138,6 +138,10 @@ def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     folder = path if (path / "checkpoint.json").exists() else _named(path, name or default_name(path))
     try:
         data = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or not {"step", "network"} <= set(data):
+            raise DsnetError(
+                f"{folder} is no whole checkpoint: its checkpoint.json lacks what it should hold"
+            )
         if data.get("format") != FORMAT:
             given = data.get("format")
             raise DsnetError(f"{folder} has checkpoint format {given!r}; this version reads {FORMAT}")
@@ -152,12 +156,13 @@ def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
 def _named(path: Path, name: str) -> Path:
     pointer = path / name
     if not pointer.is_file():
-        kept = sorted(
-            p.name for p in path.glob("*") if p.is_file() and (path / p.read_text().strip()).is_dir()
-        )
+        kept = [name for name in ("last", "best", "final") if (path / name).is_file()]
         has = f"it has {', '.join(kept)}" if kept else "it has none"
         raise DsnetError(f"{path} has no checkpoint {name!r}; {has}")
-    return path / pointer.read_text(encoding="utf-8").strip()
+    folder = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if not folder.startswith(f"{name}-") or not (path / folder).is_dir():
+        raise DsnetError(f"{pointer} is damaged: it names no checkpoint of this run but {folder[:60]!r}")
+    return path / folder
 
 
 def load_model(path: str | Path, name: str | None = None) -> Supernet:

@@ -91,7 +91,7 @@ class SchemeConfig:
             raise DsnetError(f"scheme {self.name!r} {needs}")
         if self.joint is not None and (self.name != "label" or self.route is not None):
             raise DsnetError("joint training is by labels alone, with all routes: name=label, route=none")
-        if self.route is not None and (scheme.target is not None or scheme.external is not None):
+        if self.route is not None and self.name != "label":
             raise DsnetError(f"a route alone learns from labels: name=label, not {self.name!r}")
 
     def parse(self) -> Scheme:
@@ -141,6 +141,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         _at_least(self, 1, "log_every", "validate_every")
         _at_least(self, 0, "seed", "save_minutes", "save_steps")
+        if self.seed >= 2**63:
+            raise DsnetError(f"seed must be below 2**63, not {self.seed}")
         if self.compile and self.graphs:
             raise DsnetError("compile and graphs cannot be combined; choose one")
 
@@ -157,6 +159,12 @@ class TrainConfig:
     scheme: SchemeConfig = field(default_factory=SchemeConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        reserved = [key for key in self.options if key in ("device", "dtype", "generator", "name")]
+        wrong = reserved or [key for key in self.options if not isinstance(key, str)]
+        if wrong:
+            raise DsnetError(f"options.{wrong[0]} is no option of a model; `dsnet models --json` lists them")
 
     @property
     def average(self) -> bool:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dsnet.cost import cost
 from dsnet.errors import DsnetError
-from dsnet.models import State, Supernet
+from dsnet.models import State, Supernet, run_gated
 from dsnet.routes import Route
 from dsnet.slicing import KeyState
 
-__all__ = ["RouteResult", "evaluate"]
+__all__ = ["GatedResult", "RouteResult", "evaluate", "evaluate_gated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +77,42 @@ def evaluate(
             )
         )
     return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedResult:
+    """What a network reached where its gates decided, and what that cost."""
+
+    correct: int
+    images: int
+    madds: float  # mean of an image
+    taken: dict[int, int]  # route → images
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images whose best class is right."""
+        return self.correct / self.images
+
+
+@torch.no_grad()
+def evaluate_gated(model: Supernet, batches: Iterable[tuple[Tensor, Tensor]]) -> GatedResult:
+    """Top-1 accuracy and mean multiply-adds with the gates' own decisions, in eval mode."""
+    training = model.training
+    model.eval()
+    correct, count, size = 0, 0, None
+    taken: dict[int, int] = {}
+    try:
+        for images, labels in batches:
+            output = run_gated(model, images)
+            correct += int((output.logits.argmax(1) == labels).sum())
+            for choices in output.choices.tolist():
+                number = model.space.of_choices(choices).number
+                taken[number] = taken.get(number, 0) + 1
+            count += len(labels)
+            size = (images.shape[2], images.shape[3])
+    finally:
+        model.train(training)
+    if size is None:
+        raise DsnetError("no images to evaluate on: the data gave no batch")
+    total = sum(cost(model, number, size).madds() * images for number, images in taken.items())
+    return GatedResult(correct=correct, images=count, madds=total / count, taken=dict(sorted(taken.items())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,7 +21,7 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
+def stop_on_signals(told: Callable[[str], None] = lambda message: None) -> Iterator[StopRequest]:
     """While inside, the first SIGINT or SIGTERM is noted; the next one acts as it always does."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
@@ -34,6 +34,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         request.signal = number
         for each in watched:
             signal.signal(each, before[each])
+        told("stopping after this step, then saving; once more stops at once, without saving")
 
     for number in watched:
         signal.signal(number, note)

@@ -154,6 +154,11 @@ class Loop:
     # --- checkpoints -----------------------------------------------------------------------------------
     def restore(self, saved: Checkpoint) -> None:
         """Goes on from a checkpoint."""
+        lacking = {"optimizer", *self.task.tensors()} - set(saved.tensors)
+        if lacking:
+            raise DsnetError(
+                f"{self.folder}: the checkpoint lacks {', '.join(sorted(lacking))}; it cannot go on"
+            )
         self.task.model.load_state_dict(dict(saved.tensors["model"]))
         self.step = self.saved = int(saved.data["step"])
         self.task.restore(saved.tensors, self.step)
@@ -208,7 +213,7 @@ class Loop:
         """From where the run stands to the end of the epoch; whether someone asked to stop."""
         epoch, run = self.step // self.epoch_steps, self.config.run
         model = self.task.model.train()
-        for images, labels in self._batches(epoch):
+        for images, labels in self._batches(epoch, stop):
             set_learning_rate(self.optimizer, self._lr(self.step))
             self.optimizer.zero_grad(set_to_none=False)
             self.losses.add(self.step + 1, self.task.step(images, labels, self.step))
@@ -228,6 +233,8 @@ class Loop:
                 self.save()
             if self._asked_to_stop(stop):
                 return True
+        if self.step % self.epoch_steps:
+            return True
         model.eval()
         self._look()
         if (epoch + 1) % run.validate_every == 0 or self.step == self.steps:
@@ -236,8 +243,13 @@ class Loop:
             self.save()
         return self.step < self.steps and self.ranks.any(bool(stop))
 
-    def _batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.train.batches(self._order(epoch), **self.crops(epoch, self.task.views_in_a_step))
+    def _batches(self, epoch: int, stop: StopRequest) -> Iterator[tuple[Tensor, Tensor]]:
+        crops = self.crops(epoch, self.task.views_in_a_step)
+        try:
+            yield from self.train.batches(self._order(epoch), **crops)
+        except DsnetError:
+            if not stop:  # a signal to all processes ends those that decode as well
+                raise
 
     def _order(self, epoch: int) -> list[Tensor]:
         """This rank's share of every batch of the epoch that is still to come."""
@@ -309,9 +321,9 @@ class Loop:
 
     def _warn_if_lost(self, epoch: int, results: list[RouteResult]) -> None:
         """Says so where a network does no better than guessing although the warm-up is over."""
-        chance = 1 / len(self.train.classes)
-        lost = [r for r in results if r.accuracy < 1.5 * chance]
-        if lost and epoch + 1 > self.config.optim.warmup:
+        chance = 1 / max(len(self.train.classes), 1)
+        lost = [r for r in results if r.accuracy < chance + 0.05 * (1 - chance)]
+        if lost and chance < 1 and epoch + 1 > self.config.optim.warmup:
             worst = min(lost, key=lambda r: r.accuracy)
             self.watch.told(
                 f"not converging: after epoch {epoch + 1} route {worst.route} reaches {worst.accuracy:.1%} "

@@ -80,7 +80,7 @@ def _lines_up_to(path: Path, step: int) -> list[str]:
     if not path.exists():
         return []
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             if line.endswith("\n") and json.loads(line)["step"] <= step:
                 kept.append(line)

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsnet.data import LazySet, load
+from dsnet.data import ImageSet, LazySet, load
 from dsnet.data.augment import normalise
+from dsnet.data.classes import in_classes_of
 from dsnet.data.source import Source
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import KeyState
-from dsnet.training.checkpoint import load_checkpoint, save_checkpoint
+from dsnet.training.checkpoint import save_checkpoint
 from dsnet.training.config import TrainConfig
-from dsnet.training.evaluate import RouteResult
+from dsnet.training.evaluate import GatedResult, RouteResult, evaluate_gated
+from dsnet.training.folder import begin, locked, read_config, write_config
 from dsnet.training.interrupt import stop_on_signals
 from dsnet.training.joint import JointTask
 from dsnet.training.loop import Ending, Loop, Watch
 from dsnet.training.ranks import Ranks, joined
 from dsnet.training.recalibrate import recalibrate
 from dsnet.training.seeds import seeded
-from dsnet.training.settings import from_plain, to_plain
+from dsnet.training.settings import to_plain
 from dsnet.training.stage1 import Stage1Task, initialise_alone
 from dsnet.training.teacher import load_teacher
 from dsnet.training.views import Views
 
 __all__ = ["Outcome", "build_model", "pick_device", "read_config", "train"]
-
-# What may differ when a run goes on: where and how often, not what is learnt.
-FREE = ("device", "log_every", "validate_every", "save_minutes", "save_steps", "graphs", "compile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,76 +48,40 @@ class Outcome:
     first: bool = True  # whether this is the process that reports
     held_out: tuple[tuple[RouteResult | None, RouteResult], ...] = ()  # before and after re-calibration
     test: tuple[RouteResult, ...] = ()
+    gated: GatedResult | None = None  # on the test split, where the gates were trained too
 
 
-def train(config: TrainConfig, folder: Path, *, resume: bool = False, watch: Watch | None = None) -> Outcome:
+def train(
+    config: TrainConfig, folder: str | Path, *, resume: bool = False, watch: Watch | None = None
+) -> Outcome:
     """Trains into ``folder``; with ``resume`` goes on from its last checkpoint."""
-    watch = watch or Watch()
+    folder, watch = Path(folder), watch or Watch()
     device = pick_device(config.run.device)
-    with joined(device) as ranks:
+    with joined(device) as ranks, locked(folder) if ranks.first else nullcontext():
         watch = watch if ranks.first else Watch()
-        saved = load_checkpoint(folder, "last") if _begun(folder, config, resume=resume) else None
+        saved = begin(folder, config, resume=resume, told=watch.told)
         ranks.wait()
         loop, test = _prepare(config, folder, device, ranks, watch)
         if saved is not None:
             loop.restore(saved)
         elif ranks.first:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "recipe.json").write_text(
-                json.dumps(to_plain(config), indent=2) + "\n", encoding="utf-8"
-            )
-        with stop_on_signals() as stop:
+            write_config(folder, config)
+        with stop_on_signals(watch.told) as stop:
             ending = loop.run(stop)
         if not ending.done:
             return Outcome(folder=folder, ending=ending, first=ranks.first)
         return _finish(loop, test, ending)
 
 
-def read_config(folder: Path) -> TrainConfig:
-    """The configuration that a run in ``folder`` was started with."""
-    path = folder / "recipe.json"
-    try:
-        return from_plain(TrainConfig, json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise DsnetError(f"{folder} holds no run: it has no recipe.json") from None
-    except json.JSONDecodeError as error:
-        raise DsnetError(f"{path} is no JSON: {error}") from error
-
-
-def _begun(folder: Path, config: TrainConfig, *, resume: bool) -> bool:
-    """Whether there is a checkpoint to go on from; raises where that is not what was asked for."""
-    there = (folder / "last").is_file()
-    if there and not resume:
-        raise DsnetError(f"{folder} holds a run already: go on with it (--resume) or choose another folder")
-    if not resume or not (folder / "recipe.json").exists():
-        return False
-    before, now = to_plain(read_config(folder)), to_plain(config)
-    for key in FREE:
-        before["run"].pop(key)
-        now["run"].pop(key)
-    changed = [key for key in before if before[key] != now[key]]
-    if changed:
-        told = "; ".join(_difference(key, before[key], now[key]) for key in changed)
-        raise DsnetError(f"{folder} was started with other settings, so it cannot go on with these: {told}")
-    return there
-
-
-def _difference(group: str, before: Any, now: Any) -> str:  # noqa: ANN401  (plain data)
-    if isinstance(before, dict):
-        keys = [key for key in before | now if before.get(key) != now.get(key)]
-        return ", ".join(f"{group}.{key} was {before.get(key)!r}, not {now.get(key)!r}" for key in keys)
-    return f"{group} was {before!r}, not {now!r}"
-
-
 def pick_device(name: str) -> torch.device:
     """A device by name; ``auto`` is a GPU where there is one, each process of torchrun its own."""
     if name != "auto":
-        try:
-            return torch.device(name)
-        except RuntimeError:
-            raise DsnetError(
-                f"device={name!r} is none that torch knows; possible: auto, cpu, cuda, cuda:N"
-            ) from None
+        found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found is None or (name != "cpu" and int(found[1] or 0) >= there):
+            has = f"this machine has {there} CUDA devices" if there else "this machine has no CUDA device"
+            raise DsnetError(f"device={name!r} is not possible: auto, cpu, cuda or cuda:N; {has}")
+        return torch.device(name)
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -127,15 +91,15 @@ def _prepare(
 ) -> tuple[Loop, Source]:
     meta: Supernet = create_model(config.model, device="meta", **config.options)
     everything, test = _load(config, meta)
-    train, held_out = (everything, None)
-    if config.data.hold_out:
-        train, held_out = everything.hold_out(config.data.hold_out, seed=config.run.seed)
+    train, held_out = _split(config, everything, watch)
     channels = train.statistics()
     model = build_model(config, len(everything.classes)).to(device)
     if config.run.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     augment = config.augment
-    if train.crops_in_workers:  # they are made where files are decoded
+    if train.crops_in_workers and augment.size is not None:
+        raise DsnetError("augment.size is for sets in memory; data.size says how large files are decoded")
+    if train.crops_in_workers:  # crops are made where files are decoded
         augment = replace(augment, crop=None, size=None)
     views = Views(
         augment,
@@ -180,15 +144,35 @@ def build_model(config: TrainConfig, classes: int) -> Supernet:
     return model
 
 
+def _split(config: TrainConfig, everything: Source, watch: Watch) -> tuple[Source, Source | None]:
+    """What is trained on, and what is held out for validation."""
+    share = config.data.hold_out
+    if share == 0:
+        return everything, None
+    train, held_out = everything.hold_out(share, seed=config.run.seed)
+    if len(train) == 0:
+        raise DsnetError(f"data.hold_out={share} leaves none of the {len(everything)} images to train on")
+    if len(held_out) == 0:
+        watch.told(f"too few images to hold out {share:.0%} of every class: nothing is validated")
+        return everything, None
+    return train, held_out
+
+
 def _load(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
     """The training and the test split."""
     data, size = config.data, _size(config, model)
+    if Path(data.name).is_file():
+        raise DsnetError(
+            f"{data.name} is one file for both splits; name a folder with train*.parquet and test*.parquet"
+        )
     train, test = (
         load(data.name, split, root=data.root, size=size, lazy=data.lazy) for split in ("train", "test")
     )
-    if train.classes[: len(test.classes)] != test.classes:  # else the same number means another class
-        named = ", ".join(sorted(set(train.classes) ^ set(test.classes))) or "in another order"
-        raise DsnetError(f"the test split of {data.name} has other classes than the training split: {named}")
+    test = in_classes_of(test, train.classes, "the training split")
+    if isinstance(train, ImageSet) and data.size not in (None, train.images.shape[-1]):
+        raise DsnetError(
+            f"{data.name} has images of {train.images.shape[-1]} pixels; data.size cannot change that"
+        )
     if data.workers is not None:
         train, test = (
             replace(part, workers=data.workers) if isinstance(part, LazySet) else part
@@ -205,27 +189,34 @@ def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
     """Exact statistics, accuracies before and after, the final checkpoint."""
     config, task, model = loop.config, loop.task, loop.task.model
     routes = _shown(task.space)
-    before = _before(loop, routes)
     if config.run.keep == "average":
         assert isinstance(task, Stage1Task)
         assert task.average is not None
         with torch.no_grad():
             for ours, theirs in zip(model.parameters(), task.average.model.parameters(), strict=True):
                 ours.copy_(theirs)
+    before = _before(loop, routes)
     _recalibrate(loop)
     after = [] if loop.held_out is None else loop.results(loop.held_out, routes, "held-out images")
-    tested = loop.results(test.to(model.head.classifier.weight.device), routes, "test images")
+    test = test.to(model.head.classifier.weight.device)
+    tested = loop.results(test, routes, "test images")
+    gated = None
+    if config.scheme.joint is not None:
+        order = list(torch.split(torch.arange(len(test)), 2 * loop.batch))
+        gated = evaluate_gated(model, ((normalise(x[0], *loop.channels), y) for x, y in test.batches(order)))
     outcome = Outcome(
         folder=loop.folder,
         ending=ending,
         first=loop.ranks.first,
         held_out=tuple(zip(before, after, strict=True)) if after else (),
         test=tuple(tested),
+        gated=gated,
     )
     if loop.ranks.first:
         results = {
             "held_out": [[None if b is None else asdict(b), asdict(a)] for b, a in outcome.held_out],
             "test": [{**asdict(r), "accuracy": r.accuracy} for r in tested],
+            "gated": None if gated is None else {**asdict(gated), "accuracy": gated.accuracy},
         }
         data = {**loop.data, "results": results}
         save_checkpoint(loop.folder, "final", model, step=ending.step, data=data)

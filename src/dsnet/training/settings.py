@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -133,6 +134,8 @@ def _convert(kind: Any, value: Any, path: str) -> Any:  # noqa: ANN401  (types a
                 f"{path} is a group of settings, not {value!r}; its keys: {', '.join(_types(kind))}"
             )
         return from_plain(kind, value, f"{path}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DsnetError(f"{path} must be a finite number, not {value}")
     if _fits(kind, value):
         return tuple(value) if isinstance(value, list) else value
     if _fits_float(kind, value):

@@ -10,10 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dsnet.errors import DsnetError
 from dsnet.models import Supernet, initialise
 from dsnet.models.blocks import ConvNormAct
 from dsnet.routes import Route, RouteSpace
-from dsnet.slicing import Mode, batch_statistics
+from dsnet.slicing import KeyState, Mode, batch_statistics
 from dsnet.training.average import Average
 from dsnet.training.compiled import CompiledNetwork, enough_programs
 from dsnet.training.config import SchemeConfig, TrainConfig
@@ -55,6 +56,8 @@ class Stage1Task:
         self.config, self.model, self.views, self.ranks = config, model, views, ranks
         self.steps, self.classes = steps, model.head.classifier.out_features
         self.space = _space(config.scheme, model)
+        if config.scheme.drop_path and not any(hasattr(module, "share") for module in model.modules()):
+            raise DsnetError(f"scheme.drop_path: {model.spec.name} has no residual branches to leave out")
         self.scheme = _scheme(config.scheme)
         device = model.head.classifier.weight.device
         self.noise = torch.Generator(device)  # of stochastic depth and dropout
@@ -161,7 +164,8 @@ class Stage1Task:
 
     def validation_routes(self) -> list[Route]:
         """The routes that tell how training goes."""
-        return [self.space.smallest, self.space.largest] if len(self.space) > 1 else [self.space.smallest]
+        ends = dict.fromkeys((self.space.smallest, self.space.largest))
+        return [route for route in ends if KeyState.FRESH not in self.model.key_states(route)]
 
 
 def _space(config: SchemeConfig, model: Supernet) -> RouteSpace:

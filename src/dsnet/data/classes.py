@@ -1,0 +1,33 @@
+"""Sets whose classes are to be those of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from dsnet.data.images import ImageSet
+from dsnet.data.lazy import LazySet
+from dsnet.errors import DsnetError
+
+__all__ = ["in_classes_of"]
+
+S = TypeVar("S", bound=ImageSet | LazySet)
+
+
+def in_classes_of(source: S, classes: tuple[str, ...], whose: str) -> S:
+    """The set with its labels as numbers of ``classes``, by name; sets without names keep their numbers."""
+    if source.classes == classes:
+        return source
+    unnamed = all(name.isdigit() for name in source.classes) or all(name.isdigit() for name in classes)
+    if unnamed and len(source.classes) <= len(classes):
+        return replace(source, classes=classes)
+    strange = sorted(set(source.classes) - set(classes))
+    if strange:
+        raise DsnetError(
+            f"{source.name} has classes that {whose} does not have: {', '.join(strange[:5])} "
+            f"(it has {', '.join(classes[:5])}{', …' * (len(classes) > 5)})"
+        )
+    numbers = torch.tensor([classes.index(name) for name in source.classes], device=source.labels.device)
+    return replace(source, labels=numbers[source.labels], classes=classes)
