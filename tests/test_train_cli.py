@@ -139,7 +139,7 @@ def test_sigterm_saves_and_resume_finishes(tmp_path: Path) -> None:
         assert started.poll() is None, started.communicate()
         time.sleep(0.05)
     started.send_signal(signal.SIGTERM)
-    out, err = started.communicate(timeout=120)
+    _, err = started.communicate(timeout=120)
     assert started.returncode == 128 + signal.SIGTERM, err
     assert "--resume" in err
     assert 0 < load_checkpoint(folder, "last").data["step"] < 30

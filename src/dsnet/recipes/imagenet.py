@@ -32,7 +32,6 @@ CNN = TrainConfig(
     optim=OptimConfig(lr=0.08, epochs=150, warmup=5, batch=512),
     run=RUN,
 )
-RATE = "not run; at the 4,000 images/s that a step of IB makes on one H200, {}"
 UNTRIED = "not run"
 
 
@@ -41,7 +40,7 @@ def imagenet_ds_mbnet() -> Recipe:
     """DS-MBNet on ImageNet: E-IB, 150 epochs."""
     return Recipe(
         config=replace(CNN, model="ds_mbnet"),
-        duration=RATE.format("13 hours without loading"),
+        duration=UNTRIED,
         expect="paper: smallest 69.2 %, largest 75.9 %; with its gate 70.1 / 72.8 / 74.5 % (S, M, L)",
     )
 
