@@ -102,6 +102,15 @@ def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
     )
 
 
+def calibration_table(name: str, data: Data) -> str:
+    """Test accuracy by what the norms' statistics were made from."""
+    rows = [[row["case"], _mean(row["smallest"]), _mean(row["largest"])] for row in data["results"]]
+    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
+    return markdown(
+        ["statistics", "smallest route", "largest route"], rows, f"{where}, mean ± deviation (seeds)"
+    )
+
+
 def _mean(values: Sequence[float]) -> str:
     if not values:
         return ""
@@ -113,6 +122,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "slicing": slicing_table,
     "training": training_table,
     "schemes": schemes_table,
+    "calibration": calibration_table,
 }
 
 

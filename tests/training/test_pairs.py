@@ -10,6 +10,7 @@ from dsnet.data.augment import Augment
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.run import Outcome, train
 from tests.training.test_loop import metrics
+from tests.training.test_step import SCHEMES as STEPS
 
 DATA = DataConfig(name="digits", calibration=512)
 SHIFT = Augment(padding=1)  # so that views differ
@@ -23,21 +24,7 @@ KINDS = {
         OptimConfig(kind="adamw", lr=2e-3, weight_decay=0.05, epochs=16, warmup=1, batch=64),
     ),
 }
-SCHEMES = (
-    "label",
-    "single",
-    "id",
-    "ib",
-    "e-ib",
-    "h-ib",
-    "e-ib+h-ib",
-    "ib+mvco",
-    "h-ib+mvco",
-    "id+label",
-    "ib+label",
-    "ed",
-    "ed+mvco",
-)
+SCHEMES = (*STEPS, "single")
 # Test accuracy at the smallest and the largest route, in percent: one seed, one thread.
 REACHED = {
     ("mbnet", "label"): (93.0, 99.2),

@@ -1,0 +1,68 @@
+"""What the batch-norm statistics of the finished network are made from, and what that is worth.
+
+    python -m benchmarks.calibration [--seeds 0 1 2] [--json FILE]
+
+On digits, test accuracy in percent at the smallest and the largest route, by the same trained weights:
+statistics from augmented or from plain images (after training with padded crops), and for two gates
+statistics for every history of choices or for the last choice alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.timing import environment, write_json
+from dsnet.cli.train import resolve_recipe
+from dsnet.report.text import table
+from dsnet.training import train
+
+CASES = {
+    "DS-ViT++, augmented images": ("digits_vit", ["padding=1", "calibrate_on=augmented"]),
+    "DS-ViT++, plain images": ("digits_vit", ["padding=1", "calibrate_on=plain"]),
+    "DS-MBNet, augmented images": ("digits_mbnet", ["padding=1", "calibrate_on=augmented"]),
+    "DS-MBNet, plain images": ("digits_mbnet", ["padding=1", "calibrate_on=plain"]),
+    "DS-ResNet, every history": ("digits_resnet", ["options.bn_key=prefix"]),
+    "DS-ResNet, the last choice alone": ("digits_resnet", ["options.bn_key=stage"]),
+}
+
+
+def measure(recipe: str, settings: list[str], seed: int) -> list[float]:
+    config = resolve_recipe(recipe, [*settings, "epochs=10", f"seed={seed}", "device=cpu"])
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train(config, Path(folder) / "run")
+    return [round(100 * outcome.test[end].accuracy, 2) for end in (0, -1)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    args = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    for name, (recipe, settings) in CASES.items():
+        reached = [measure(recipe, settings, seed) for seed in args.seeds]
+        print(name, reached, flush=True)
+        smallest, largest = (list(column) for column in zip(*reached, strict=True))
+        results.append(
+            {"case": name, "recipe": recipe, "set": settings, "smallest": smallest, "largest": largest}
+        )
+    rows = [
+        [row["case"], f"{statistics.mean(row['smallest']):.1f}", f"{statistics.mean(row['largest']):.1f}"]
+        for row in results
+    ]
+    print("\n" + table(["statistics", "smallest", "largest"], rows, left=("statistics",)))
+    if args.json:
+        about = {"benchmark": "calibration", **environment(torch.device("cpu")), "seeds": args.seeds}
+        write_json(args.json, {**about, "results": results})
+
+
+if __name__ == "__main__":
+    main()
