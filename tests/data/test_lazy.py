@@ -182,6 +182,18 @@ def test_the_next_good_image_stands_in_for_a_damaged_one(damaged: LazySet, worke
     assert len(tried.damage.reasons) == 3
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_stands_in_where_images_are_counted(damaged: LazySet, workers: int) -> None:
+    tried = replace(damaged, workers=workers, damage=Damage())
+    with pytest.warns(UserWarning, match="skipped"):
+        (whole,) = list(tried.batches([torch.arange(len(tried))]))
+    (counted,) = list(tried.batches([torch.arange(len(tried))], full=False))
+    lost = len(tried) - len(counted[1])
+    assert lost == len(tried.damage.reasons) > 0
+    assert len(whole[1]) == len(tried)
+    assert sum(len(labels) for _, labels in tried.epoch(4)) == len(tried) - lost
+
+
 def test_too_many_damaged_images_stop_a_run(damaged: LazySet) -> None:
     tried = replace(damaged, damage=Damage(limit=2))
     with pytest.warns(UserWarning, match=r"[12]\.png"):

@@ -56,7 +56,7 @@ class ImageSet:
         return channel_statistics(divided(self.images, 4096))
 
     def batches(
-        self, order: Sequence[Tensor], *, crops: Crops | None = None
+        self, order: Sequence[Tensor], *, crops: Crops | None = None, full: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(images [1, B, 3, H, W], labels [B]) for every tensor of positions in ``order``."""
         if crops is not None:

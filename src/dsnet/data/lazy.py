@@ -86,12 +86,12 @@ class LazySet:
         return channel_statistics(images[0] for images, _ in self.to("cpu").batches(divided(some, 64)))
 
     def batches(
-        self, order: Sequence[Tensor], *, crops: Crops | None = None
+        self, order: Sequence[Tensor], *, crops: Crops | None = None, full: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(images [V, B, 3, size, size], labels [B]) for every tensor of positions in ``order``.
 
         V is 1 without crops. The crops of an image depend on their seed and on its place among the items,
-        not on workers or batches.
+        not on workers or batches. Without ``full`` nothing stands in for damaged images, as counting wants.
         """
         pillow()  # else it would be missed in the workers
         positions = [at.cpu() for at in order]
@@ -109,6 +109,9 @@ class LazySet:
             if len(at) and not stand_ins:
                 names = ", ".join(self.items.name(position) for position, _ in damaged[:5])
                 raise DsnetError(f"none of the {len(at)} images of a batch can be read: {names}")
+            if not full:
+                stand_ins = [place for place, shown in enumerate(stand_ins) if place == shown]
+                images = images[:, stand_ins]
             labels = self.labels[at[stand_ins]]
             yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
@@ -116,7 +119,9 @@ class LazySet:
         self, batch_size: int, generator: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of (images, labels): shuffled and of equal size with a generator, else all in order."""
-        for images, labels in self.batches(epoch_order(len(self), batch_size, generator)):
+        for images, labels in self.batches(
+            epoch_order(len(self), batch_size, generator), full=generator is not None
+        ):
             yield images[0], labels
 
     def _among_items(self, at: Tensor) -> Tensor:

@@ -69,9 +69,12 @@ class Source(Protocol):
         """The same set, its batches on a device."""
 
     def batches(
-        self, order: Sequence[Tensor], *, crops: Crops | None = None
+        self, order: Sequence[Tensor], *, crops: Crops | None = None, full: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images [V, B, 3, H, W] of bytes, labels [B]) for every tensor of positions in ``order``."""
+        """(images [V, B, 3, H, W] of bytes, labels [B]) for every tensor of positions in ``order``.
+
+        Without ``full`` a batch lacks images that cannot be read; else others stand in for them.
+        """
 
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None

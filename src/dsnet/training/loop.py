@@ -246,7 +246,7 @@ class Loop:
     def _batches(self, epoch: int, stop: StopRequest) -> Iterator[tuple[Tensor, Tensor]]:
         crops = self.crops(epoch, self.task.views_in_a_step)
         try:
-            yield from self.train.batches(self._order(epoch), **crops)
+            yield from self.train.batches(self._order(epoch), crops=crops)
         except DsnetError:
             if not stop:  # a signal to all processes ends those that decode as well
                 raise
@@ -258,13 +258,13 @@ class Loop:
         starts = range(self.step % self.epoch_steps * whole, self.epoch_steps * whole, whole)
         return [order[s + rank * self.batch : s + (rank + 1) * self.batch] for s in starts]
 
-    def crops(self, epoch: int, views: int) -> dict[str, Crops]:
+    def crops(self, epoch: int, views: int) -> Crops | None:
         """Crops are made where files are decoded, for sources that decode while training."""
         area = self.config.augment.crop
         if not self.train.crops_in_workers or area is None:
-            return {}
+            return None
         seed = seeded(self.config.run.seed, "crops", epoch).initial_seed()
-        return {"crops": Crops(views=views, area=area, seed=seed)}
+        return Crops(views=views, area=area, seed=seed)
 
     def _lr(self, step: int) -> float:
         optim = self.config.optim
@@ -335,7 +335,7 @@ class Loop:
         ranks, size = self.ranks, 2 * self.batch
         mine = torch.arange(len(source))[ranks.rank :: ranks.world]
         order = list(torch.split(mine, size))
-        batches = ((normalise(x[0], *self.channels), y) for x, y in source.batches(order))
+        batches = ((normalise(x[0], *self.channels), y) for x, y in source.batches(order, full=False))
         model = self.task.model
         own = evaluate(model, self.watch.progress(what, batches, len(order)), routes)
         device = model.head.classifier.weight.device

@@ -203,7 +203,9 @@ def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
     gated = None
     if config.scheme.joint is not None:
         order = list(torch.split(torch.arange(len(test)), 2 * loop.batch))
-        gated = evaluate_gated(model, ((normalise(x[0], *loop.channels), y) for x, y in test.batches(order)))
+        gated = evaluate_gated(
+            model, ((normalise(x[0], *loop.channels), y) for x, y in test.batches(order, full=False))
+        )
     outcome = Outcome(
         folder=loop.folder,
         ending=ending,
@@ -259,7 +261,7 @@ def _calibration(loop: Loop, order: list[Tensor]) -> Iterator[Tensor]:
         yield from (normalise(x[0], *loop.channels) for x, _ in loop.train.batches(order))
         return
     crops = loop.crops(loop.config.optim.epochs, 1)
-    for number, (images, labels) in enumerate(loop.train.batches(order, **crops)):
+    for number, (images, labels) in enumerate(loop.train.batches(order, crops=crops)):
         (seen,), _ = loop.task.views(
             images, labels, count=1, step=loop.steps + number, classes=len(loop.train.classes)
         )
