@@ -22,7 +22,7 @@ import torch
 
 from dsnet.errors import DsnetError
 
-__all__ = ["Route", "RouteSpace", "Slice", "thirds"]
+__all__ = ["Route", "RouteSpace", "Slice", "evenly", "thirds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +268,13 @@ def _integer(value: object) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError, ValueError):
         return None
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most ``most`` of ``count`` positions, evenly spaced, first and last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / max(most - 1, 1)) for i in range(most)})
 
 
 def thirds(routes: int) -> dict[str, tuple[int, ...]]:

@@ -15,8 +15,8 @@ from dsnet.data.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.report.page import page
 from dsnet.report.plot import Point, accuracy_plot
-from dsnet.report.routes import evenly
 from dsnet.report.text import bar, human, table
+from dsnet.routes import evenly
 from dsnet.training.evaluate import evaluate
 
 __all__ = ["add_command"]

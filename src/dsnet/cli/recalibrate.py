@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
         raise DsnetError(f"{args.run} is a checkpoint; name its run: {args.run.parent} --name {name}")
     opened = open_run(args, "train")
     saved, model = opened.saved, opened.model
-    if not any(model.norms(route.choices) for route in model.space) or not model.key_states(0):
-        print(f"{model.spec.name} has no batch norms behind its gates: there is nothing to make")
+    if not model.key_states(model.space.largest):
+        print(f"{model.spec.name} has no batch norms: there is nothing to make")
         return 0
     known = saved.data.get("input")
     channels = (tuple(known["mean"]), tuple(known["std"])) if known else opened.images.statistics()

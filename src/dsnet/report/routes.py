@@ -9,9 +9,9 @@ from dsnet.cost import cost
 from dsnet.counts import Convention
 from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
-from dsnet.routes import Route, Slice
+from dsnet.routes import Route, Slice, evenly
 
-__all__ = ["evenly", "route_rows", "route_table"]
+__all__ = ["route_rows", "route_table"]
 
 SIZES = tuple(f.name for f in fields(Slice))
 
@@ -25,13 +25,6 @@ def route_rows(
         counted = cost(model, route, image_size)
         rows.append({**route.to_dict(), "madds": counted.madds(convention), "params": counted.params})
     return rows
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """At most ``most`` of ``count`` positions, evenly spaced, first and last among them."""
-    if count <= most:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / max(most - 1, 1)) for i in range(most)})
 
 
 def route_table(model: Supernet, rows: list[dict[str, Any]], *, most: int) -> str:

@@ -19,7 +19,7 @@ from dsnet.data.classes import in_classes_of
 from dsnet.data.source import Source
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
-from dsnet.routes import Route, RouteSpace
+from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
 from dsnet.training.checkpoint import save_checkpoint
 from dsnet.training.config import TrainConfig
@@ -37,6 +37,8 @@ from dsnet.training.teacher import load_teacher
 from dsnet.training.views import Views
 
 __all__ = ["Outcome", "build_model", "pick_device", "read_config", "train"]
+
+SHOWN = 32  # routes at most that a finished run is judged by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +190,7 @@ def _size(config: TrainConfig, model: Supernet) -> int:
 def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
     """Exact statistics, accuracies before and after, the final checkpoint."""
     config, task, model = loop.config, loop.task, loop.task.model
-    routes = _shown(task.space)
+    routes = [task.space[i] for i in evenly(len(task.space), SHOWN)]
     if config.run.keep == "average":
         assert isinstance(task, Stage1Task)
         assert task.average is not None
@@ -225,13 +227,6 @@ def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
         (loop.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     loop.ranks.wait()
     return outcome
-
-
-def _shown(space: RouteSpace, most: int = 32) -> list[Route]:
-    """All routes that were trained, or evenly spaced ones."""
-    if len(space) <= most:
-        return list(space)
-    return [space[round(i * (len(space) - 1) / (most - 1))] for i in range(most)]
 
 
 def _before(loop: Loop, routes: list[Route]) -> list[RouteResult | None]:
