@@ -415,3 +415,44 @@ def test_an_interrupt_is_for_the_main_process_alone(root: Path, tmp_path: Path) 
     assert errors.count("Traceback") == 1, errors
     assert errors.rstrip().endswith("KeyboardInterrupt"), errors
     assert "DataLoader worker" not in errors
+
+
+LEAVES = """
+import sys
+from dataclasses import replace
+from multiprocessing import connection
+import time
+import torch
+from dsnet.data import load
+
+handovers = 0
+connect = connection.SocketClient
+
+def leave(address):
+    global handovers
+    handovers += 1
+    made = connect(address)
+    if handovers == 5:
+        made.close()
+        time.sleep(0.5)
+        raise KeyboardInterrupt
+    return made
+
+if __name__ == "__main__":
+    connection.SocketClient = leave
+    given = replace(load("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=1)
+    for _ in given.batches([torch.arange(12)] * 10**5):
+        pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tensors are handed over in another way")
+def test_a_worker_left_in_mid_handover_says_nothing(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LEAVES)
+    ended = subprocess.run(
+        [sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode != 0
+    assert "in leave" in ended.stderr
+    assert ended.stderr.count("Traceback") == 1, ended.stderr

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing.context import BaseContext
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ def run(work: Work, order: list[list[int]], *, workers: int, prefetch: int, pinn
         num_workers=min(workers, len(order)),
         prefetch_factor=prefetch if parallel else None,
         multiprocessing_context=_context() if parallel else None,
-        worker_init_fn=_ignore_interrupts,
+        worker_init_fn=_leave_the_end_to_main,
         pin_memory=pinned,
         generator=torch.Generator(),  # else it draws from the global one
     )
@@ -81,8 +82,17 @@ def _as_it_is(batch: object) -> object:
     return batch
 
 
-def _ignore_interrupts(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers
+def _leave_the_end_to_main(worker: int) -> None:
+    """The main process ends the workers; one that it leaves while handing over a batch says nothing of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _but_lost_connections
+
+
+def _but_lost_connections(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _context() -> BaseContext:
