@@ -23,7 +23,7 @@ LAYERS = [
     ["dsnet.gate"],
     ["dsnet.models"],
     ["dsnet.cost", "dsnet.extract"],
-    ["dsnet.data", "dsnet.training"],
+    ["dsnet.data", "dsnet.training", "dsnet.routing"],
     ["dsnet.recipes", "dsnet.report"],
     ["dsnet.cli"],
 ]

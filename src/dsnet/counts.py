@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from dsnet.errors import DsnetError
 
-__all__ = ["CONVENTIONS", "Convention", "Cost", "Shape"]
+__all__ = ["CONVENTIONS", "Convention", "Cost", "Shape", "human"]
 
 Convention = Literal["paper", "all"]
 CONVENTIONS: tuple[Convention, ...] = ("paper", "all")
@@ -63,3 +63,12 @@ class Cost:
         if convention == "all":
             return self.layers + self.pools + self.routing + self.attention
         raise DsnetError(f"unknown convention {convention!r}; possible: {', '.join(CONVENTIONS)}")
+
+
+def human(count: float) -> str:
+    """A count with three or four digits and a letter: 132.9M, 5.77B."""
+    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            value = count / limit
+            return f"{value:.2f}{letter}" if value < 10 else f"{value:.1f}{letter}"
+    return f"{count:.0f}"

@@ -119,10 +119,8 @@ def _check_positions(positions: object, images: int) -> None:
 
 
 def _take(group: _Group, positions: list[int]) -> _Group:
-    index = torch.tensor(positions, device=group.rows.device)
-    x, code, _ = group.state
-    code = code._replace(pooled=code.pooled[index], hidden=code.hidden[index])
-    return group._replace(rows=group.rows[index], state=group.state._replace(x=x[index], code=code))
+    at = torch.tensor(positions, device=group.rows.device)
+    return group._replace(rows=group.rows[at], state=group.state.take(at))
 
 
 def _merge(model: Supernet, groups: list[_Group]) -> list[_Group]:

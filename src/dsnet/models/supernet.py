@@ -86,6 +86,10 @@ class State(NamedTuple):
     code: Code
     gate: int  # which gate
 
+    def take(self, at: Tensor) -> State:
+        """Some of the images, by their places [n]."""
+        return State(self.x[at], Code(self.code.pooled[at], self.code.hidden[at]), self.gate)
+
 
 class Supernet(nn.Module, ABC):
     """One set of weights that runs as any route of its space.
@@ -223,6 +227,19 @@ class Supernet(nn.Module, ABC):
         """From the last gate to the logits."""
         self._check_segment(state, choices, mode, last=True)
         return run_steps((*self.chain(choices), self.head_step(choices)), state.x, mode)
+
+    def finish_from(
+        self, states: dict[tuple[int, ...], State], choices: tuple[int, ...], mode: Mode | None = None
+    ) -> Tensor:
+        """A route's logits from what stands at the gates on its way, by history; adds what is not there yet.
+
+        ``states`` begins as ``{(): model.enter(x)}``; routes that begin alike then share what they share.
+        """
+        for gates in range(1, len(choices)):
+            history = choices[:gates]
+            if history not in states:
+                states[history] = self.advance(states[history[:-1]], history, mode)
+        return self.finish(states[choices[:-1]], choices, mode)
 
     def head_step(self, choices: tuple[int, ...]) -> Step:
         """The head as the last link of a route's chain."""

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dsnet.counts import human
+
 __all__ = ["bar", "human", "table"]
-
-
-def human(count: float) -> str:
-    """A count with three or four digits and a letter: 132.9M, 5.77B."""
-    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
-            value = count / limit
-            return f"{value:.2f}{letter}" if value < 10 else f"{value:.1f}{letter}"
-    return f"{count:.0f}"
 
 
 def bar(value: float, largest: float, width: int = 24) -> str:

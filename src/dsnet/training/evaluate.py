@@ -50,11 +50,7 @@ def evaluate(
         for images, labels in batches:
             states: dict[tuple[int, ...], State] = {(): model.enter(images)}
             for choices in correct:
-                for gates in range(1, len(choices)):
-                    made = choices[:gates]
-                    if made not in states:
-                        states[made] = model.advance(states[made[:-1]], made)
-                logits = model.finish(states[choices[:-1]], choices)
+                logits = model.finish_from(states, choices)
                 correct[choices] += int((logits.argmax(1) == labels).sum())
             count += len(labels)
             size = (images.shape[2], images.shape[3])

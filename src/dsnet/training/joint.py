@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
-from dsnet.gate import Code
 from dsnet.models import State, Supernet
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import KeyState, Mode, batch_statistics
@@ -138,7 +137,7 @@ class JointTask:
         for number, choice in enumerate(choices):
             at = (drawn == number).nonzero()[:, 0]
             if len(at) >= LEAST:
-                losses.append(image_losses(self.model.finish(_take(state, at), choice), labels[at]))
+                losses.append(image_losses(self.model.finish(state.take(at), choice), labels[at]))
         weights = torch.cat(losses).sum() / len(labels) if losses else mixed.new_zeros(())
         gate = image_losses(mixed, labels).mean()
         # The value is that of the drawn routes; the gate's gradient comes through the candidates.
@@ -154,7 +153,7 @@ class JointTask:
             at = (drawn[:, 0] == position).nonzero()[:, 0]
             if len(at) < LEAST:
                 continue
-            made, group = (*history, choice), _take(state, at)
+            made, group = (*history, choice), state.take(at)
             if len(made) < len(self.model.gates):
                 ran += self._walk(self.model.advance(group, made), labels[at], log_p[at], made)
                 continue
@@ -179,7 +178,3 @@ class JointTask:
         """The routes that tell how training goes: those whose norms have seen images."""
         ends = [self.space.smallest, self.space.largest]
         return [r for r in ends if KeyState.FRESH not in self.model.key_states(r)]
-
-
-def _take(state: State, at: Tensor) -> State:
-    return State(state.x[at], Code(state.code.pooled[at], state.code.hidden[at]), state.gate)

@@ -59,7 +59,7 @@ def recalibrate(
 
     The prefix runs once a batch, whatever the number of routes. Where several gates decide and a key stands
     for many histories, it sees every previous choice equally often, and those before drawn uniformly; keys by
-    prefix see all of them. Use images as Stage I saw them, without augmentation, in batches of at least 128.
+    prefix see all of them. Use images as Stage I saw them, in batches of at least 128.
     Where several processes each see a share of the images, ``add`` adds up a tensor over them.
     """
     wanted = {model.space.resolve(r).choices for r in routes} if routes is not None else None

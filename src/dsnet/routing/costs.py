@@ -1,0 +1,88 @@
+"""What every part of a route costs, in multiply-adds or in milliseconds: one table for losses and decisions.
+
+A route's cost is that of the prefix plus that of each segment, which depends on the gate's choice and on the
+choice before it. A differentiable cost is probabilities times this table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dsnet.cost import madds
+from dsnet.counts import Shape
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.models.counting import prefix_cost, segment_cost
+
+__all__ = ["CostTable", "Unit"]
+
+Unit = Literal["madds", "ms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """Cost of an image: ``segments[gate][previous choice][choice]``; at the first gate previous is 0."""
+
+    unit: Unit
+    prefix: float
+    segments: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        values = [self.prefix, *(c for gate in self.segments for row in gate for c in row)]
+        if not self.segments or min(values) < 0 or not max(values) < float("inf"):
+            raise DsnetError("a cost table needs finite costs of at least 0 for every segment")
+
+    @classmethod
+    def of_model(cls, model: Supernet, image_size: int | tuple[int, int] | None = None) -> CostTable:
+        """Multiply-adds by arithmetic, gates included (the paper's convention)."""
+        image = model.geometry.shape(image_size)
+        prefix, first = prefix_cost(model, image)
+        shapes: dict[tuple[int, ...], Shape] = {(): first}
+        segments: list[list[list[float]]] = []
+        for gate, options in enumerate(model.slice_table):
+            previous = 1 if gate == 0 else len(model.slice_table[gate - 1])
+            rows = [[0.0] * len(options) for _ in range(previous)]
+            for history in itertools.product(*(range(len(row)) for row in model.slice_table[: gate + 1])):
+                cost, shapes[history] = segment_cost(model, history, shapes[history[:-1]])
+                rows[history[-2] if gate else 0][history[-1]] = float(cost.madds())
+            segments.append(rows)
+        table = cls(
+            unit="madds",
+            prefix=float(prefix.madds()),
+            segments=tuple(tuple(tuple(row) for row in rows) for rows in segments),
+        )
+        largest = model.space.largest
+        assert table.of(largest.choices) == madds(model, largest, image_size)
+        return table
+
+    def segment(self, gate: int, previous: int | None, choice: int) -> float:
+        """Cost of what runs behind a gate's choice, up to the next gate or the end."""
+        return self.segments[gate][previous or 0][choice]
+
+    def of(self, choices: tuple[int, ...]) -> float:
+        """Cost of a whole route."""
+        total, previous = self.prefix, 0
+        for gate, choice in enumerate(choices):
+            total += self.segments[gate][previous][choice]
+            previous = choice
+        return total
+
+    def of_several(self, routes: Iterable[tuple[int, ...]]) -> float:
+        """Cost of running several routes on one image, what they share counted once."""
+        ran = {choices[:gates] for choices in routes for gates in range(1, len(choices) + 1)}
+        parts = ((h, h[-2] if len(h) > 1 else None) for h in sorted(ran))
+        return self.prefix + sum(self.segment(len(h) - 1, previous, h[-1]) for h, previous in parts)
+
+    @property
+    def largest(self) -> float:
+        """Cost of the route that takes every gate's last choice."""
+        return self.of(tuple(len(gate[0]) - 1 for gate in self.segments))
+
+    def fits(self, model: Supernet) -> bool:
+        """Whether it has a cost for every choice of this network."""
+        sizes = [len(row) for row in model.slice_table]
+        before = [1, *sizes[:-1]]
+        return [(len(gate), len(gate[0])) for gate in self.segments] == list(zip(before, sizes, strict=True))

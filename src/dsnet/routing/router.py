@@ -1,0 +1,164 @@
+"""A router with a knob: which rule meets a budget, as calibration found it; and a network routed by it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from dsnet.counts import human
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.routing.costs import CostTable, Unit
+from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput
+
+__all__ = ["Point", "Routed", "Router", "RouterKind", "parse_budget", "written"]
+
+RouterKind = Literal["gate", "cascade"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A setting of a router, and what it came to on the calibration images."""
+
+    cost: float  # mean of an image
+    accuracy: float
+    numbers: tuple[float, ...]  # a gate's weight of cost; a cascade's thresholds
+    routes: tuple[int, ...] = ()  # of a cascade
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A way of deciding, with the settings that calibration found, from the cheapest to the dearest."""
+
+    kind: RouterKind
+    costs: CostTable
+    curve: tuple[Point, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(RouterKind):
+            raise DsnetError(f"unknown router {self.kind!r}; possible: {', '.join(get_args(RouterKind))}")
+        if [p.cost for p in self.curve] != sorted(p.cost for p in self.curve):
+            raise DsnetError("the settings of a router must be in order of their cost")
+
+    def point(self, budget: float) -> Point:
+        """The setting whose mean cost was nearest to the budget."""
+        if not self.curve:
+            raise DsnetError(
+                f"this {self.kind} is not calibrated, so it cannot keep a budget; run `dsnet calibrate RUN`"
+            )
+        low, high = self.curve[0].cost, self.curve[-1].cost
+        slack = 0.005 * high  # a reachable end, written with three digits, is still reachable
+        if not low - slack <= budget <= high + slack:
+            unit = self.costs.unit
+            raise DsnetError(
+                f"a mean cost of {written(budget, unit)} is out of reach: this {self.kind} goes from "
+                f"{written(low, unit)} to {written(high, unit)}"
+            )
+        return min(self.curve, key=lambda point: abs(point.cost - budget))
+
+    def rule(self, budget: float | None = None) -> GateRule | CascadeRule:
+        """The rule for a budget, in the unit of the costs; without one, the gates' own decision."""
+        if budget is None:
+            if self.kind == "cascade":
+                raise DsnetError("a cascade has no setting of its own: give it a budget")
+            return GateRule(costs=self.costs)
+        point = self.point(budget)
+        if self.kind == "gate":
+            return GateRule(costs=self.costs, weight=point.numbers[0])
+        return CascadeRule(costs=self.costs, routes=point.routes, thresholds=point.numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types)."""
+        return {
+            "kind": self.kind,
+            "costs": asdict(self.costs),
+            "curve": [[p.cost, p.accuracy, list(p.numbers), list(p.routes)] for p in self.curve],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Router:
+        """The router that `to_dict` wrote."""
+        try:
+            costs = data["costs"]
+            table = CostTable(
+                unit=costs["unit"],
+                prefix=costs["prefix"],
+                segments=tuple(tuple(tuple(row) for row in gate) for gate in costs["segments"]),
+            )
+            curve = tuple(
+                Point(cost=c, accuracy=a, numbers=tuple(numbers), routes=tuple(routes))
+                for c, a, numbers, routes in data["curve"]
+            )
+            return cls(kind=data["kind"], costs=table, curve=curve)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DsnetError):
+                raise
+            raise DsnetError(f"this is no router: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
+    """A network whose images find their own routes within a budget; called like the network.
+
+    Nothing is stored on the network, so two of these with different budgets can share it between threads.
+    ``budget`` is a mean cost in the unit of the router, or text: ``"300M"``, ``"45%"`` of the largest route.
+    """
+
+    model: Supernet
+    router: Router
+    budget: float | str | None = None
+    rule: GateRule | CascadeRule = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.router.costs.fits(self.model):
+            raise DsnetError(f"this router was made for another network than {self.model.spec.name}")
+        budget = parse_budget(self.budget, self.router.costs) if isinstance(self.budget, str) else self.budget
+        object.__setattr__(self, "budget", budget)
+        object.__setattr__(self, "rule", self.router.rule(budget))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Images [B, C, H, W] → logits [B, classes]."""
+        return self.rule(self.model, x).logits
+
+    def run(self, x: Tensor) -> RoutedOutput:
+        """Logits, and the number of the route that gave each."""
+        return self.rule(self.model, x)
+
+    def path(self, route: int) -> tuple[int, ...]:
+        """The routes that ran for an image that ``route`` answered."""
+        return self.rule.path(route)
+
+    def cost(self, route: int) -> float:
+        """What an image cost that ``route`` answered, in the unit of the router."""
+        return self.rule.cost(self.model, route)
+
+    def at(self, budget: float | str | None) -> Routed:
+        """The same network and router at another budget."""
+        return Routed(self.model, self.router, budget)
+
+
+def parse_budget(text: str, costs: CostTable) -> float:
+    """``300M``, ``1.2B``, ``45%`` (of the largest route), ``5ms`` → a mean cost in the table's unit."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(%|ms|[kKMBG]?)\s*", text)
+    if found is None:
+        raise DsnetError(f"a budget is written as 300M, 1.2B, 5ms or 45%, not {text!r}")
+    number, suffix = float(found[1]), found[2]
+    if not math.isfinite(number) or number <= 0:
+        raise DsnetError(f"a budget must be above 0, not {text!r}")
+    if suffix == "%":
+        return number / 100 * costs.largest
+    unit: Unit = "ms" if suffix == "ms" else "madds"
+    if unit != costs.unit and not (suffix == "" and costs.unit == "ms"):
+        has = "milliseconds (5ms, 45%)" if costs.unit == "ms" else "multiply-adds (300M, 45%)"
+        raise DsnetError(f"this router counts {has}; {text!r} is in another unit")
+    return number * {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}.get(suffix, 1.0)
+
+
+def written(cost: float, unit: Unit) -> str:
+    """A cost as people write it."""
+    return f"{cost:.3g} ms" if unit == "ms" else f"{human(cost)} MAdds"

@@ -1,0 +1,151 @@
+"""Rules that say at which route every image of a batch runs: frozen values, called with a network and images.
+
+`GateRule` lets the gates decide, each choice handicapped by what it costs; `CascadeRule` runs a cheap route
+first and goes on to a dearer one where the answer is not sure. A rule draws nothing, keeps nothing, and
+leaves the network as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+from dsnet.models import State, Supernet, run_gated
+from dsnet.models.gated import Decide
+from dsnet.routing.costs import CostTable
+
+__all__ = ["CascadeRule", "GateRule", "RoutedOutput", "Rule", "gate_decision", "margin"]
+
+
+class RoutedOutput(NamedTuple):
+    """Logits [B, classes] and the number [B] of the route that gave them, in the order of the batch."""
+
+    logits: Tensor
+    routes: Tensor
+
+
+class Rule(Protocol):
+    """How a batch is routed."""
+
+    costs: CostTable
+
+    def __call__(self, model: Supernet, x: Tensor) -> RoutedOutput:
+        """Runs every image at its route."""
+
+    def path(self, route: int) -> tuple[int, ...]:
+        """The routes that ran for an image that ``route`` answered, in order."""
+
+    def cost(self, model: Supernet, route: int) -> float:
+        """What such an image cost, everything that ran included."""
+
+
+def margin(logits: Tensor) -> Tensor:
+    """How sure an answer is: the difference between the two largest probabilities, [B]."""
+    best = F.softmax(logits.float() if logits.dtype != torch.float64 else logits, dim=-1).topk(2, dim=-1)[0]
+    return best[..., 0] - best[..., 1]
+
+
+def gate_decision(costs: CostTable, weight: float, options: Sequence[Sequence[int]]) -> Decide:
+    """Decides by score − ``weight`` · cost / cost of the largest route; the cheaper one of equals.
+
+    ``options`` are every gate's choices. Softmax is left out: it moves all scores of an image alike.
+    """
+    if not math.isfinite(weight):
+        raise DsnetError(f"the weight of cost must be finite, not {weight}")
+    scale = weight / costs.largest
+
+    def decide(scores: Tensor, gate: int, previous: int | None) -> Tensor:
+        if weight == 0:
+            return scores.argmax(1)
+        row = [scale * costs.segment(gate, previous, choice) for choice in options[gate]]
+        return (scores.double() - torch.tensor(row, dtype=torch.float64, device=scores.device)).argmax(1)
+
+    return decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateRule:
+    """The gates decide; ``weight`` (λ) above 0 saves, below 0 spends, 0 is the gates' own decision."""
+
+    costs: CostTable
+    weight: float = 0.0
+
+    def __call__(self, model: Supernet, x: Tensor) -> RoutedOutput:
+        """Runs every image at the route that its gates take."""
+        options = [model.gate(stage).choices for stage in range(len(model.gates))]
+        output = run_gated(model, x, gate_decision(self.costs, self.weight, options))
+        if len(model.gates) == 1:
+            return RoutedOutput(output.logits, output.choices[:, 0])
+        numbers = [model.space.of_choices(choices).number for choices in output.choices.tolist()]
+        return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
+
+    def path(self, route: int) -> tuple[int, ...]:
+        """The one route that ran."""
+        return (route,)
+
+    def cost(self, model: Supernet, route: int) -> float:
+        """The route's own cost, gates included."""
+        return self.costs.of(model.space.resolve(route).choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeRule:
+    """Runs ``routes`` one after the other; an image whose margin is under the threshold goes on to the next.
+
+    One threshold fewer than routes. What two routes share (the prefix; with several gates also the segments
+    that both begin with) runs once.
+    """
+
+    costs: CostTable
+    routes: tuple[int, ...]
+    thresholds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.routes or list(self.routes) != sorted(set(self.routes)):
+            raise DsnetError(f"a cascade needs routes from the smallest to the largest, not {self.routes}")
+        if len(self.thresholds) != len(self.routes) - 1 or any(map(math.isnan, self.thresholds)):
+            raise DsnetError(
+                f"a cascade of {len(self.routes)} routes needs {len(self.routes) - 1} thresholds, "
+                f"not {self.thresholds}"
+            )
+
+    def __call__(self, model: Supernet, x: Tensor) -> RoutedOutput:
+        """Runs every image until an answer is sure, or at the last route."""
+        if model.training:
+            raise DsnetError("a cascade needs the network in eval mode: call .eval(), or give a route")
+        rows = torch.arange(len(x), device=x.device)
+        routes = torch.full((len(x),), self.routes[0], dtype=torch.long, device=x.device)
+        states: dict[tuple[int, ...], State] = {(): model.enter(x)}
+        logits: Tensor | None = None
+        for number, threshold in zip(self.routes, (*self.thresholds, None), strict=True):
+            answers = model.finish_from(states, model.space.resolve(number).choices)
+            if logits is None:
+                logits = answers
+            else:
+                logits = logits.index_copy(0, rows, answers)
+                routes[rows] = number
+            if threshold is None:
+                break
+            unsure = (margin(answers) < threshold).nonzero()[:, 0]
+            if len(unsure) == 0:
+                break
+            if len(unsure) < len(rows):
+                rows = rows[unsure]
+                states = {history: state.take(unsure) for history, state in states.items()}
+        assert logits is not None
+        return RoutedOutput(logits, routes)
+
+    def path(self, route: int) -> tuple[int, ...]:
+        """All routes up to the one that answered."""
+        return self.routes[: self.routes.index(route) + 1]
+
+    def cost(self, model: Supernet, route: int) -> float:
+        """Prefix and every segment that ran, each once."""
+        return self.costs.of_several(model.space.resolve(number).choices for number in self.path(route))
