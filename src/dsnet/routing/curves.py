@@ -15,7 +15,7 @@ from dsnet.routing.router import Point, Router
 
 __all__ = ["calibrate_cascade", "calibrate_gate", "interpolate", "oracle", "random_router", "static_points"]
 
-LEVELS = 257  # settings that a router keeps, evenly spaced in cost
+LEVELS = 513  # settings that a router keeps, evenly spaced in cost
 CANDIDATES = 16  # routes at most that cascades are made of
 GRID = 33  # thresholds of each step that cascades of three routes try
 
@@ -116,7 +116,8 @@ def _one_gate(outputs: Outputs, costs: CostTable) -> _Settings:
     total = price[now].sum() + torch.cat([torch.zeros(1), saved[order].cumsum(0)])
     correct = right[every, now].sum() - torch.cat([torch.zeros(1), gained[order].cumsum(0)])
     between = torch.cat([weights[:1] + 1, (weights[1:] + weights[:-1]) / 2, weights[-1:] - 1])
-    apart = weights[1:] < weights[:-1]  # images that move at the same weight move together
+    # Images that move at the same weight, but for rounding, move together.
+    apart = weights[:-1] - weights[1:] > 1e-9 * (1 + weights[1:].abs())
     kept = torch.cat([torch.ones(1, dtype=torch.bool), apart, torch.ones(1, dtype=torch.bool)])
     count = len(outputs)
     return _Settings(total[kept] / count, correct[kept] / count, between[kept][:, None])
