@@ -10,7 +10,7 @@ from torch import nn
 
 import dsnet
 from dsnet.counts import Shape
-from dsnet.gate import Code, Gate, RoutingHead, attention_width, scalar_scores
+from dsnet.gate import Code, Gate, HeadForm, RoutingHead, attention_width, scalar_scores
 from tests.support import assert_close, error_of, images, randomise
 
 
@@ -43,7 +43,7 @@ def test_attention_starts_at_one() -> None:
 
 
 def test_a_separate_first_layer_reads_the_pooled_features() -> None:
-    gate = randomise(Gate(24, choices=(0, 1, 2), separate=True, dtype=torch.float64))
+    gate = randomise(Gate(24, choices=(0, 1, 2), form=HeadForm(separate=True), dtype=torch.float64))
     x = torch.randn(4, 20, 5, 5, dtype=torch.float64)
     with torch.no_grad():
         hidden = plain(gate.routing.first, 20, 16)(x.mean((2, 3))).relu()
@@ -64,7 +64,7 @@ def test_the_scalar_heads_best_score_is_the_even_cut(s: float, routes: int) -> N
 
 
 def test_the_scalar_head_has_one_output() -> None:
-    head = randomise(RoutingHead(8, 16, (0, 1, 2, 3), kind="scalar", dtype=torch.float64))
+    head = randomise(RoutingHead(8, 16, (0, 1, 2, 3), HeadForm(kind="scalar"), dtype=torch.float64))
     hidden = torch.rand(5, 16, dtype=torch.float64)
     scores = head(Code(hidden[:, :8], hidden))
     s = plain(head.last, 16, 1)(hidden).sigmoid()
@@ -96,4 +96,4 @@ def test_a_gate_without_a_routing_head_says_so() -> None:
     gate = Gate(8)
     _, code = gate(torch.zeros(1, 8, 2, 2))
     assert "no routing head" in error_of(lambda: gate.score(code))
-    assert "onehot, scalar" in error_of(lambda: RoutingHead(8, 16, (0,), kind="softmax"))
+    assert "onehot, scalar" in error_of(lambda: HeadForm(kind="softmax"))

@@ -13,6 +13,7 @@ from dsnet.errors import DsnetError
 from dsnet.extract import extract
 from dsnet.models import Supernet, create_model, list_models, run_gated
 from dsnet.routes import Route, RouteSpace, Slice
+from dsnet.routing import Routed, load_routed
 from dsnet.slicing import Mode
 from dsnet.training import recalibrate
 
@@ -25,6 +26,8 @@ __all__ = [
     "Mode",
     "run_gated",
     "recalibrate",
+    "Routed",
+    "load_routed",
     "Route",
     "RouteSpace",
     "Slice",

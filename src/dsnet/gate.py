@@ -8,6 +8,7 @@ A gate that decides computes in float32 or better, whatever the precision around
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -20,9 +21,30 @@ from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.plain import traced
 
-__all__ = ["Code", "Gate", "RoutingHead", "attention_width", "scalar_scores"]
+__all__ = ["Code", "Gate", "HeadForm", "RoutingHead", "attention_width", "scalar_scores"]
 
 HeadKind = Literal["onehot", "scalar"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadForm:
+    """How a routing head is made.
+
+    The paper's ablations: ``separate`` gives it a first layer of its own on the pooled features, as wide as
+    the shared one or ``width``; ``kind="scalar"`` makes it predict one number in [0, 1] instead of scores.
+    """
+
+    kind: HeadKind = "onehot"
+    separate: bool = False
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("onehot", "scalar"):
+            raise DsnetError(f"unknown routing head {self.kind!r}; possible: onehot, scalar")
+        if self.width is not None and (not self.separate or self.width < 1):
+            raise DsnetError(
+                f"width={self.width} needs a first layer of the head's own (separate) and at least 1"
+            )
 
 
 def attention_width(channels: int, *, routing: bool) -> int:
@@ -47,8 +69,7 @@ class RoutingHead(nn.Module):
     """Scores for every choice that a gate has.
 
     ``choices`` are numbers of the full space (for several gates: of the gate's own choices), so a head
-    trained for a narrowed space still speaks of the same routes. The paper's ablations: ``separate``
-    gives the head a first layer of its own, ``kind="scalar"`` makes it predict one number in [0, 1].
+    trained for a narrowed space still speaks of the same routes.
     """
 
     def __init__(
@@ -56,28 +77,26 @@ class RoutingHead(nn.Module):
         channels: int,
         hidden: int,
         choices: tuple[int, ...],
+        form: HeadForm = HeadForm(),  # noqa: B008  (a frozen value)
         *,
-        kind: HeadKind = "onehot",
-        separate: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if kind not in ("onehot", "scalar"):
-            raise DsnetError(f"unknown routing head {kind!r}; possible: onehot, scalar")
         if not choices or not all(type(c) is int and c >= 0 for c in choices):
             raise DsnetError(f"a routing head needs the numbers of its choices, not {choices!r}")
-        self.kind: HeadKind = kind
+        self.form = form
         self.choices = choices
-        self.first = SlicedLinear(channels, hidden, device=device, dtype=dtype) if separate else None
-        outputs = len(choices) if kind == "onehot" else 1
+        hidden = form.width or hidden
+        self.first = SlicedLinear(channels, hidden, device=device, dtype=dtype) if form.separate else None
+        outputs = len(choices) if form.kind == "onehot" else 1
         self.last = SlicedLinear(hidden, outputs, init_std=0.01, device=device, dtype=dtype)
 
     def forward(self, code: Code) -> Tensor:
         """Scores [B, choices]."""
         hidden = code.hidden if self.first is None else F.relu(_precise_linear(self.first, code.pooled))
         scores = _precise_linear(self.last, hidden)
-        return scalar_scores(scores.sigmoid(), len(self.choices)) if self.kind == "scalar" else scores
+        return scalar_scores(scores.sigmoid(), len(self.choices)) if self.form.kind == "scalar" else scores
 
     def get_extra_state(self) -> Tensor:
         """The choices, for the state dict: the same weights mean nothing for other ones."""
@@ -102,8 +121,7 @@ class Gate(nn.Module):
         channels: int,
         *,
         choices: tuple[int, ...] | None = None,
-        head: HeadKind = "onehot",
-        separate: bool = False,
+        form: HeadForm = HeadForm(),  # noqa: B008  (a frozen value)
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -114,9 +132,7 @@ class Gate(nn.Module):
         self.routing = (
             None
             if choices is None
-            else RoutingHead(
-                channels, hidden, choices, kind=head, separate=separate, device=device, dtype=dtype
-            )
+            else RoutingHead(channels, hidden, choices, form, device=device, dtype=dtype)
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Code]:
@@ -131,15 +147,20 @@ class Gate(nn.Module):
             scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1]))
         return x * scale.to(x.dtype)[:, :, None, None], Code(pooled, hidden)
 
-    def replace_routing(self, choices: tuple[int, ...], generator: torch.Generator | None = None) -> None:
-        """Puts a new, untrained routing head in place of the old one, for these choices."""
+    def replace_routing(
+        self,
+        choices: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        *,
+        form: HeadForm | None = None,
+    ) -> None:
+        """Puts a new, untrained routing head in place of the old one: for these choices, of the old form."""
         old, weight = self._routing(), self.first.weight
         new = RoutingHead(
             self.first.in_features,
             self.first.out_features,
             choices,
-            kind=old.kind,
-            separate=old.first is not None,
+            form or old.form,
             device=weight.device,
             dtype=weight.dtype,
         )
@@ -157,6 +178,11 @@ class Gate(nn.Module):
     def choices(self) -> tuple[int, ...]:
         """What the routing head decides between, in the order of its scores."""
         return self._routing().choices
+
+    @property
+    def form(self) -> HeadForm:
+        """How the routing head is made."""
+        return self._routing().form
 
     def score(self, code: Code) -> Tensor:
         """The routing head's scores [B, choices] in float32 or better."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dsnet.cli.options import add_run_arguments, open_run, positive
 from dsnet.cli.progress import progress
+from dsnet.cli.routed import run_routed
 from dsnet.data.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.report.page import page
@@ -28,10 +29,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "evaluate",
         help="accuracy, multiply-adds and parameters of every route of a checkpoint",
         description="Runs the test split through every route of a checkpoint's network and shows what each\n"
-        "reaches and costs. Where there are many routes, an evenly spaced sample of them.",
+        "reaches and costs. Where there are many routes, an evenly spaced sample of them. With --routed:\n"
+        "the calibrated routers at some budgets, beside single routes, stand-alone networks, a random\n"
+        "router and an oracle at the same mean cost.",
         epilog="Examples:\n"
         "  dsnet evaluate runs/digits_mbnet\n"
-        "  dsnet evaluate runs/mine --data cifar10 --csv routes.csv --plot routes.svg",
+        "  dsnet evaluate runs/mine --data cifar10 --csv routes.csv --plot routes.svg\n"
+        "  dsnet evaluate runs/mine --routed --budget 45% --budget 300M --plot routers.html\n"
+        "  dsnet evaluate runs/mine --routed --alone runs/route0 --alone runs/route13",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_run_arguments(parser, "test")
@@ -39,6 +44,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--csv", type=Path, help="also as a table in this file")
     parser.add_argument("--plot", type=Path, help="also as a picture, accuracy against cost (.svg or .html)")
+    parser.add_argument("--routed", action="store_true", help="the routers of a calibrated run")
+    parser.add_argument(
+        "--budget", action="append", help="with --routed: mean cost, 300M, 45%%, 5ms; may be repeated"
+    )
+    parser.add_argument(
+        "--alone", action="append", type=Path, metavar="RUN", help="with --routed: a route trained alone"
+    )
     parser.set_defaults(run_command=run)
 
 
@@ -49,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.plot, args.csv):
         if path is not None and not path.parent.is_dir():
             raise DsnetError(f"there is no folder {path.parent} to write {path.name} into")
+    if args.routed:
+        return run_routed(args)
+    if args.budget or args.alone:
+        raise DsnetError("--budget and --alone are for --routed")
     saved, model, images, data = open_run(args, "test")
     known = saved.data.get("input")
     if known is None:

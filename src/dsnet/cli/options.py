@@ -61,7 +61,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     """A run's folder, which of its checkpoints, and the data of a split."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
     parser.add_argument(
-        "--name", help="which of its checkpoints: final, best, last (default: final, else last)"
+        "--name",
+        help="which of its checkpoints: gated, final, best, last (default: the first of these that is there)",
     )
     parser.add_argument(
         "--data",

@@ -12,6 +12,7 @@ from dsnet.cli.options import OpenedRun, add_run_arguments, open_run, positive
 from dsnet.cli.progress import progress
 from dsnet.data.augment import Augment
 from dsnet.errors import DsnetError
+from dsnet.routing.run import kept_data
 from dsnet.training import TrainConfig, recalibrate, save_checkpoint
 from dsnet.training.checkpoint import default_name
 from dsnet.training.config import MixConfig
@@ -61,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
     seen = recalibrate(model, batches, routes, generator=generator)
     others = {group: values for group, values in saved.tensors.items() if group != "model"}
     kept = {
-        key: value for key, value in saved.data.items() if key not in ("format", "step", "groups", "network")
+        key: value
+        for key, value in kept_data(saved).items()
+        if key != "routing"  # made with other statistics
     }
     data = {**kept, "input": {"mean": list(channels[0]), "std": list(channels[1])}}
     name = args.name or default_name(args.run)

@@ -117,8 +117,7 @@ class DepthNet(Supernet):
                 Gate(
                     table.early[-1].width,
                     choices=space.choices[0],
-                    head=options.gate_head,
-                    separate=options.gate_first_layer == "separate",
+                    form=options.head_form,
                     **factory,
                 )
             ],

@@ -57,8 +57,7 @@ class MBNet(Supernet):
         gate = Gate(
             channels,
             choices=space.choices[0],
-            head=options.gate_head,
-            separate=options.gate_first_layer == "separate",
+            form=options.head_form,
             **factory,
         )
         classes = table.num_classes if options.num_classes is None else options.num_classes

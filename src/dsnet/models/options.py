@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsnet.errors import DsnetError
+from dsnet.gate import HeadForm
 from dsnet.models.blocks import ACTIVATIONS
 
 __all__ = ["ConvOptions", "GateOptions", "ViTOptions", "check_count"]
@@ -37,6 +38,11 @@ class GateOptions:
         if self.num_classes is not None:
             check_count("num_classes", self.num_classes)
         check_count("in_channels", self.in_channels)
+
+    @property
+    def head_form(self) -> HeadForm:
+        """How routing heads are made."""
+        return HeadForm(kind=self.gate_head, separate=self.gate_first_layer == "separate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

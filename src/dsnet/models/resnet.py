@@ -165,8 +165,7 @@ class ResNet(Supernet):
                 Gate(
                     width,
                     choices=tuple(range(len(choices))),
-                    head=options.gate_head,
-                    separate=options.gate_first_layer == "separate",
+                    form=options.head_form,
                     **factory,
                 )
                 for width, choices in zip(widths_in, table.slices, strict=False)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import Code, Gate
+from dsnet.gate import Code, Gate, HeadForm
 from dsnet.models.blocks import Head, Step, run_steps
 from dsnet.models.gated import Decide, greedy, run_gated
 from dsnet.routes import Route, RouteSpace, Slice
@@ -153,12 +153,16 @@ class Supernet(nn.Module, ABC):
         return self._space
 
     def reset_routing(
-        self, space: RouteSpace | None = None, *, generator: torch.Generator | None = None
+        self,
+        space: RouteSpace | None = None,
+        *,
+        form: HeadForm | None = None,
+        generator: torch.Generator | None = None,
     ) -> None:
         """Gives every gate a new, untrained routing head for ``space``: this network's own, or narrowed."""
         space = self.space if space is None else self.space.narrow(space)
         for stage, choices in enumerate(space.choices):
-            self.gate(stage).replace_routing(choices, generator)
+            self.gate(stage).replace_routing(choices, generator, form=form)
 
     def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
         """`segment_steps` as laid out; the prefix for no choices."""
@@ -197,7 +201,7 @@ class Supernet(nn.Module, ABC):
                 y = run_steps((step for step in self.chain(made) if step.size is size), y, mode)
                 stages.append(self.head.pool(y))
             if gates < len(choices):
-                state = self._stand_at(gates, y)
+                state = self.stand_at(gates, y)
         return run_steps([self.head_step(choices)], y, mode), tuple(stages)
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
@@ -208,9 +212,10 @@ class Supernet(nn.Module, ABC):
         """Prefix and first gate: all that runs before the first decision."""
         self.check_images(x)
         self._check_statistics((), mode)
-        return self._stand_at(0, run_steps(self.chain(()), x, mode))
+        return self.stand_at(0, run_steps(self.chain(()), x, mode))
 
-    def _stand_at(self, gate: int, x: Tensor) -> State:
+    def stand_at(self, gate: int, x: Tensor) -> State:
+        """What a gate makes of the features in front of it."""
         scaled, code = self.gates[gate](x)
         return State(scaled, code, gate)
 
@@ -221,12 +226,24 @@ class Supernet(nn.Module, ABC):
     def advance(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> State:
         """From the gate that made the last of ``choices`` to the next one."""
         self._check_segment(state, choices, mode, last=False)
-        return self._stand_at(len(choices), run_steps(self.chain(choices), state.x, mode))
+        return self.stand_at(len(choices), run_steps(self.chain(choices), state.x, mode))
 
     def finish(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
         self._check_segment(state, choices, mode, last=True)
         return run_steps((*self.chain(choices), self.head_step(choices)), state.x, mode)
+
+    def run_segment(self, x: Tensor, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+        """What stands behind the gate that made the last of ``choices``, up to the next gate or the logits.
+
+        ``x`` are features that its attention has scaled; they may be wider than the previous choice, if what
+        is beyond it is zero.
+        """
+        self._check_statistics(choices, mode)
+        chain = self.chain(choices)
+        return run_steps(
+            (*chain, self.head_step(choices)) if len(choices) == len(self.gates) else chain, x, mode
+        )
 
     def finish_from(
         self, states: dict[tuple[int, ...], State], choices: tuple[int, ...], mode: Mode | None = None

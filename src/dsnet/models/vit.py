@@ -181,8 +181,7 @@ class ViT(Supernet):
         gate = Gate(
             table.stem_width,
             choices=space.choices[0],
-            head=options.gate_head,
-            separate=options.gate_first_layer == "separate",
+            form=options.head_form,
             **factory,
         )
         classes = table.num_classes if options.num_classes is None else options.num_classes

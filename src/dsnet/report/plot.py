@@ -30,8 +30,13 @@ class Point(NamedTuple):
     label: str = ""
 
 
-def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]]) -> str:
+def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]], *, unit: str = "madds") -> str:
     """One curve a name, points joined from the cheapest to the dearest; hover for their labels."""
+    axis = "milliseconds an image" if unit == "ms" else "multiply-adds an image"
+
+    def shown(cost: float) -> str:
+        return f"{cost:.3g} ms" if unit == "ms" else human(cost)
+
     points = [point for curve in curves.values() for point in curve]
     x_ticks = _ticks(min(p.madds for p in points), max(p.madds for p in points))
     y_ticks = _ticks(min(100 * p.accuracy for p in points), max(100 * p.accuracy for p in points), least=1)
@@ -53,7 +58,7 @@ def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]]) -> str:
             f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         )
         parts.append(
-            f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{human(tick)}</text>'
+            f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{shown(tick)}</text>'
         )
     for tick in y_ticks:
         parts.append(
@@ -61,8 +66,7 @@ def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]]) -> str:
         )
         parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g} %</text>')
     parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">'
-        "multiply-adds an image</text>"
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">{axis}</text>'
     )
     for number, (name, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -70,7 +74,7 @@ def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]]) -> str:
         way = " ".join(f"{x(p.madds):.1f},{y(100 * p.accuracy):.1f}" for p in ordered)
         parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for p in ordered:
-            tip = f"{name} {p.label}: {p.accuracy:.2%} at {human(p.madds)}"
+            tip = f"{name} {p.label}: {p.accuracy:.2%} at {shown(p.madds)}"
             parts.append(
                 f'<circle cx="{x(p.madds):.1f}" cy="{y(100 * p.accuracy):.1f}" r="4" fill="{colour}">'
                 f"<title>{escape(tip)}</title></circle>"

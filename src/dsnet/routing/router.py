@@ -29,6 +29,7 @@ class Point:
     accuracy: float
     numbers: tuple[float, ...]  # a gate's weight of cost; a cascade's thresholds
     routes: tuple[int, ...] = ()  # of a cascade
+    taken: tuple[tuple[int, int], ...] = ()  # (route, images that it answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +46,22 @@ class Router:
         if [p.cost for p in self.curve] != sorted(p.cost for p in self.curve):
             raise DsnetError("the settings of a router must be in order of their cost")
 
+    def keeps(self, budget: float) -> bool:
+        """Whether a mean cost is within reach."""
+        if not self.curve:
+            return False
+        low, high = self.curve[0].cost, self.curve[-1].cost
+        slack = 0.005 * high  # an end that was written with three digits is still reached
+        return low - slack <= budget <= high + slack
+
     def point(self, budget: float) -> Point:
         """The setting whose mean cost was nearest to the budget."""
         if not self.curve:
             raise DsnetError(
                 f"this {self.kind} is not calibrated, so it cannot keep a budget; run `dsnet calibrate RUN`"
             )
-        low, high = self.curve[0].cost, self.curve[-1].cost
-        slack = 0.005 * high  # a reachable end, written with three digits, is still reachable
-        if not low - slack <= budget <= high + slack:
-            unit = self.costs.unit
+        if not self.keeps(budget):
+            low, high, unit = self.curve[0].cost, self.curve[-1].cost, self.costs.unit
             raise DsnetError(
                 f"a mean cost of {written(budget, unit)} is out of reach: this {self.kind} goes from "
                 f"{written(low, unit)} to {written(high, unit)}"
@@ -67,7 +74,10 @@ class Router:
             if self.kind == "cascade":
                 raise DsnetError("a cascade has no setting of its own: give it a budget")
             return GateRule(costs=self.costs)
-        point = self.point(budget)
+        return self.rule_of(self.point(budget))
+
+    def rule_of(self, point: Point) -> GateRule | CascadeRule:
+        """The rule of a setting."""
         if self.kind == "gate":
             return GateRule(costs=self.costs, weight=point.numbers[0])
         return CascadeRule(costs=self.costs, routes=point.routes, thresholds=point.numbers)
@@ -77,7 +87,10 @@ class Router:
         return {
             "kind": self.kind,
             "costs": asdict(self.costs),
-            "curve": [[p.cost, p.accuracy, list(p.numbers), list(p.routes)] for p in self.curve],
+            "curve": [
+                [p.cost, p.accuracy, list(p.numbers), list(p.routes), [list(pair) for pair in p.taken]]
+                for p in self.curve
+            ],
         }
 
     @classmethod
@@ -91,8 +104,14 @@ class Router:
                 segments=tuple(tuple(tuple(row) for row in gate) for gate in costs["segments"]),
             )
             curve = tuple(
-                Point(cost=c, accuracy=a, numbers=tuple(numbers), routes=tuple(routes))
-                for c, a, numbers, routes in data["curve"]
+                Point(
+                    cost=cost,
+                    accuracy=accuracy,
+                    numbers=tuple(numbers),
+                    routes=tuple(routes),
+                    taken=tuple((int(route), int(count)) for route, count in taken),
+                )
+                for cost, accuracy, numbers, routes, taken in data["curve"]
             )
             return cls(kind=data["kind"], costs=table, curve=curve)
         except (KeyError, TypeError, ValueError) as error:

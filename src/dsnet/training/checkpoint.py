@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dsnet.errors import DsnetError
+from dsnet.gate import HeadForm
 from dsnet.models import Supernet, create_model
 from dsnet.routes import RouteSpace
 
@@ -51,8 +52,9 @@ class Checkpoint:
         space = RouteSpace.from_dict(saved["space"])
         if space != model.space:
             raise DsnetError(f"the checkpoint's {saved['name']} has other routes than this version builds")
-        for stage, choices in enumerate(saved["gates"]):
-            model.gate(stage).replace_routing(tuple(choices))
+        forms = saved.get("heads") or [None] * len(saved["gates"])
+        for stage, (choices, form) in enumerate(zip(saved["gates"], forms, strict=True)):
+            model.gate(stage).replace_routing(tuple(choices), form=None if form is None else HeadForm(**form))
         model.load_state_dict(dict(self.tensors["model"]))
         return model
 
@@ -91,6 +93,7 @@ def save_checkpoint(
             "options": dict(model.spec.options),
             "space": model.space.to_dict(),
             "gates": [list(model.gate(stage).choices) for stage in range(len(model.gates))],
+            "heads": [asdict(model.gate(stage).form) for stage in range(len(model.gates))],
         },
         **(data or {}),
     }
@@ -129,8 +132,8 @@ def _flush(path: Path) -> None:
 
 
 def default_name(folder: Path) -> str:
-    """The checkpoint that is meant where none is named: ``final`` where there is one, else ``last``."""
-    return "final" if (folder / "final").is_file() else "last"
+    """The checkpoint that is meant where none is named: ``gated``, else ``final``, else ``last``."""
+    return next((name for name in ("gated", "final") if (folder / name).is_file()), "last")
 
 
 def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
@@ -156,7 +159,7 @@ def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
 def _named(path: Path, name: str) -> Path:
     pointer = path / name
     if not pointer.is_file():
-        kept = [name for name in ("last", "best", "final") if (path / name).is_file()]
+        kept = [name for name in ("last", "best", "final", "gated") if (path / name).is_file()]
         has = f"it has {', '.join(kept)}" if kept else "it has none"
         raise DsnetError(f"{path} has no checkpoint {name!r}; {has}")
     folder = pointer.read_text(encoding="utf-8", errors="replace").strip()

@@ -101,7 +101,7 @@ class SchemeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Optimiser and schedule: a line up over the warm-up, then half a cosine down to 0."""
+    """Optimiser and schedule: a line up over the warm-up, then half a cosine down to 0, or steps down."""
 
     kind: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
@@ -110,6 +110,7 @@ class OptimConfig:
     clip: float = 0.0  # largest norm of all gradients together; 0: no limit
     epochs: int = 10
     warmup: float = 0.0  # epochs
+    decay: float | None = None  # factor of the learning rate after every epoch, instead of the cosine
     batch: int = 64  # images a step, over all ranks
 
     def __post_init__(self) -> None:
@@ -119,6 +120,8 @@ class OptimConfig:
             raise DsnetError(f"lr must be above 0, not {self.lr}")
         if not 0 <= self.momentum < 1:
             raise DsnetError(f"momentum must be at least 0 and below 1, not {self.momentum}")
+        if self.decay is not None and not 0 < self.decay <= 1:
+            raise DsnetError(f"decay must be above 0 and at most 1, not {self.decay}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

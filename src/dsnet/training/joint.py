@@ -94,6 +94,10 @@ class JointTask:
         """All routes see the same view."""
         return 1
 
+    def begin_epoch(self) -> None:
+        """Training mode: norms use and note the statistics of the batch."""
+        self.model.train()
+
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
         """Forward and backward; losses by name."""
         seed, scheme = self.config.run.seed, self.config.scheme

@@ -30,7 +30,7 @@ from dsnet.training.checkpoint import (
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import RouteResult, evaluate
 from dsnet.training.interrupt import StopRequest
-from dsnet.training.optim import cosine, make_optimizer, set_learning_rate
+from dsnet.training.optim import learning_rate, make_optimizer, set_learning_rate
 from dsnet.training.ranks import Ranks
 from dsnet.training.records import DivergedError, LossBuffer, MetricsFile
 from dsnet.training.seeds import seeded
@@ -56,6 +56,9 @@ class Task(Protocol):
     @property
     def views_in_a_step(self) -> int:
         """How many views of the images a step takes."""
+
+    def begin_epoch(self) -> None:
+        """Puts the network in the mode that it is trained in."""
 
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
         """Forward and backward; losses by name, ``loss`` being what is minimised."""
@@ -212,7 +215,7 @@ class Loop:
     def _epoch(self, stop: StopRequest) -> bool:
         """From where the run stands to the end of the epoch; whether someone asked to stop."""
         epoch, run = self.step // self.epoch_steps, self.config.run
-        model = self.task.model.train()
+        self.task.begin_epoch()
         for images, labels in self._batches(epoch, stop):
             set_learning_rate(self.optimizer, self._lr(self.step))
             self.optimizer.zero_grad(set_to_none=False)
@@ -235,7 +238,7 @@ class Loop:
                 return True
         if self.step % self.epoch_steps:
             return True
-        model.eval()
+        self.task.model.eval()
         self._look()
         if (epoch + 1) % run.validate_every == 0 or self.step == self.steps:
             self._validate(epoch)
@@ -267,8 +270,7 @@ class Loop:
         return Crops(views=views, area=area, seed=seed)
 
     def _lr(self, step: int) -> float:
-        optim = self.config.optim
-        return optim.lr * cosine(step, steps=self.steps, warmup=round(optim.warmup * self.epoch_steps))
+        return learning_rate(self.config.optim, step, steps=self.steps, epoch_steps=self.epoch_steps)
 
     def _save_is_due(self) -> bool:
         """By the number of steps, or by the clock of the first rank."""

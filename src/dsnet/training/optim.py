@@ -12,8 +12,9 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from dsnet.errors import DsnetError
 from dsnet.gate import Gate, RoutingHead
+from dsnet.training.config import OptimConfig
 
-__all__ = ["cosine", "make_optimizer", "parameter_groups"]
+__all__ = ["cosine", "learning_rate", "make_optimizer", "parameter_groups", "set_learning_rate"]
 
 
 def parameter_groups(
@@ -55,6 +56,15 @@ def cosine(step: int, *, steps: int, warmup: int) -> float:
     if steps <= warmup:
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (steps - warmup))))
+
+
+def learning_rate(optim: OptimConfig, step: int, *, steps: int, epoch_steps: int) -> float:
+    """The learning rate of a step."""
+    warmup = round(optim.warmup * epoch_steps)
+    if optim.decay is None:
+        return optim.lr * cosine(step, steps=steps, warmup=warmup)
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return optim.lr * rise * optim.decay ** (step // epoch_steps)
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

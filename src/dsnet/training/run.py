@@ -36,7 +36,7 @@ from dsnet.training.stage1 import Stage1Task, initialise_alone
 from dsnet.training.teacher import load_teacher
 from dsnet.training.views import Views
 
-__all__ = ["Outcome", "build_model", "pick_device", "read_config", "train"]
+__all__ = ["Outcome", "build_model", "load_data", "pick_device", "read_config", "split_data", "train"]
 
 SHOWN = 32  # routes at most that a finished run is judged by
 
@@ -92,8 +92,8 @@ def _prepare(
     config: TrainConfig, folder: Path, device: torch.device, ranks: Ranks, watch: Watch
 ) -> tuple[Loop, Source]:
     meta: Supernet = create_model(config.model, device="meta", **config.options)
-    everything, test = _load(config, meta)
-    train, held_out = _split(config, everything, watch)
+    everything, test = load_data(config, meta)
+    train, held_out = split_data(config, everything, watch)
     channels = train.statistics()
     model = build_model(config, len(everything.classes)).to(device)
     if config.run.channels_last:
@@ -146,7 +146,7 @@ def build_model(config: TrainConfig, classes: int) -> Supernet:
     return model
 
 
-def _split(config: TrainConfig, everything: Source, watch: Watch) -> tuple[Source, Source | None]:
+def split_data(config: TrainConfig, everything: Source, watch: Watch) -> tuple[Source, Source | None]:
     """What is trained on, and what is held out for validation."""
     share = config.data.hold_out
     if share == 0:
@@ -160,7 +160,7 @@ def _split(config: TrainConfig, everything: Source, watch: Watch) -> tuple[Sourc
     return train, held_out
 
 
-def _load(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
+def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
     """The training and the test split."""
     data, size = config.data, _size(config, model)
     if Path(data.name).is_file():

@@ -124,6 +124,10 @@ class Stage1Task:
         """How many views a step takes."""
         return self.scheme.views(self.scheme.networks(self.space, self.config.scheme.random))
 
+    def begin_epoch(self) -> None:
+        """Training mode: norms use and note the statistics of the batch."""
+        self.model.train()
+
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
         """Forward and backward of a step's networks; its losses by name."""
         seed = self.config.run.seed

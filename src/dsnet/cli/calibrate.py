@@ -1,0 +1,153 @@
+"""``dsnet calibrate``: routers that keep a budget, from one pass over held-out images."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dsnet.cli.progress import progress
+from dsnet.errors import DsnetError
+from dsnet.report.text import table
+from dsnet.routes import evenly
+from dsnet.routing.calibration import Calibration, calibrate
+from dsnet.routing.costs import CostTable
+from dsnet.routing.curves import interpolate, static_points
+from dsnet.routing.latency import LatencyTable
+from dsnet.routing.outputs import Outputs, collect, simulate
+from dsnet.routing.router import parse_budget, written
+from dsnet.routing.run import TrainedRun, calibration_images, kept_data, open_trained
+from dsnet.training.checkpoint import default_name, save_checkpoint
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="find the settings of gate and cascade that keep a budget",
+        description="Runs held-out images through the network once and finds, for every mean cost, the\n"
+        "gate's weight of cost and the cascade's thresholds. Saved with the checkpoint: any budget then\n"
+        "works without training again (`--budget` of evaluate and predict, `Routed.at`).",
+        epilog="Examples:\n"
+        "  dsnet calibrate runs/digits_mbnet --sweep\n"
+        "  dsnet calibrate runs/mine --target-madds 300M\n"
+        "  dsnet profile runs/mine --out t.json && dsnet calibrate runs/mine --latency-table t.json "
+        "--target-ms 5",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
+    parser.add_argument("--name", help="which of its checkpoints (default: gated, else final)")
+    wanted = parser.add_mutually_exclusive_group()
+    wanted.add_argument(
+        "--target-madds", metavar="COST", help="mean multiply-adds an image: 300M, 1.2B, 45%%"
+    )
+    wanted.add_argument("--target-ms", metavar="MS", help="mean milliseconds an image; needs --latency-table")
+    wanted.add_argument("--sweep", action="store_true", help="show the whole curve (default)")
+    parser.add_argument("--latency-table", type=Path, metavar="FILE", help="count milliseconds of this table")
+    parser.add_argument(
+        "--router", choices=("auto", "gate", "cascade"), default="auto", help="(default: auto)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Calibrates, saves, and shows what a budget comes to."""
+    if (args.run / "checkpoint.json").exists():
+        raise DsnetError(f"{args.run} is a checkpoint; name its run: {args.run.parent}")
+    if args.target_ms is not None and args.latency_table is None:
+        raise DsnetError(
+            "--target-ms needs --latency-table FILE: `dsnet profile RUN --out FILE` measures one here"
+        )
+    opened = open_trained(args.run, args.name, device=args.device)
+    costs = _costs(opened, args.latency_table)
+    target = args.target_ms or args.target_madds
+    budget = None if target is None else parse_budget(target, costs)
+    gated = "gate" in opened.saved.data
+    if args.router == "gate" and not gated:
+        raise DsnetError(f"the gates of {args.run} are not trained; run `dsnet gate {args.run}` first")
+    images = calibration_images(opened)
+    batches = progress(opened.seen(images), -(-len(images) // 256), "batch")
+    routes = [opened.model.space[i] for i in evenly(len(opened.model.space), 32)]
+    outputs = collect(opened.model, batches, routes)
+    made = calibrate(outputs, costs, gate=gated)
+    if budget is not None:
+        made.router(args.router, budget).point(budget)  # an error before anything is written
+    name = args.name or default_name(args.run)
+    data = {**kept_data(opened.saved), "routing": made.to_dict()}
+    tensors = {group: values for group, values in opened.saved.tensors.items() if group != "model"}
+    save_checkpoint(args.run, name, opened.model, step=opened.saved.data["step"], tensors=tensors, data=data)
+    rows = [
+        _row(made, outputs, b, args.router) for b in ([budget] if budget else _budgets(made, args.router))
+    ]
+    if args.json:
+        about = {"images": made.images, "digest": made.digest, "unit": costs.unit, "budgets": rows}
+        print(json.dumps(about, indent=2))
+        return 0
+    print(f"{opened.model.spec.name}, {made.images} held-out images\n")
+    print(_table(rows, costs))
+    if not gated:
+        print(f"\nOnly a cascade: the gates are not trained (`dsnet gate {args.run}`).")
+    picked = [row for row in rows if row["gain"] is not None]
+    if budget is not None and picked:
+        print(f"\n{rows[0]['router']} it is: {100 * rows[0]['gain']:.2f} points above the other router.")
+    print(f"\nSaved in {args.run / name}. Next: dsnet evaluate {args.run} --routed")
+    return 0
+
+
+def _costs(opened: TrainedRun, path: Path | None) -> CostTable:
+    model = opened.model
+    if path is None:
+        return CostTable.of_model(model, opened.config.data.size or model.geometry.image_size)
+    table = LatencyTable.load(path)
+    table.check(model, model.head.classifier.weight.device)
+    return table.costs()
+
+
+def _budgets(made: Calibration, router: str) -> list[float]:
+    low, high = made.reach(router)  # type: ignore[arg-type]
+    return [low + share / 8 * (high - low) for share in range(9)]
+
+
+def _row(made: Calibration, outputs: Outputs, budget: float, router: str) -> dict[str, Any]:
+    """What a budget comes to on the calibration images."""
+    pick = made.pick(budget)
+    kind = pick.kind if router == "auto" else router
+    rule = made.router(kind, budget).rule(budget)  # type: ignore[arg-type]
+    seen = simulate(rule, outputs)
+    static = interpolate(static_points(outputs, made.costs), seen.cost)
+    known = {k: r.point(budget).accuracy for k, r in made.routers.items() if r.keeps(budget)}
+    return {
+        "target": budget,
+        "cost": seen.cost,
+        "cost_error": seen.cost_error,
+        "router": kind,
+        "gain": pick.gain if router == "auto" else None,
+        "accuracy": seen.accuracy,
+        "static": static,
+        "accuracies": known,
+        "setting": {k: v for k, v in asdict(rule).items() if k != "costs"},
+    }
+
+
+def _table(rows: list[dict[str, Any]], costs: CostTable) -> str:
+    kinds = [kind for kind in ("gate", "cascade") if any(kind in row["accuracies"] for row in rows)]
+    body = []
+    for row in rows:
+        body.append(
+            [
+                written(row["target"], costs.unit),
+                f"{written(row['cost'], costs.unit)} ± {row['cost_error'] / row['cost']:.1%}",
+                f"{row['cost'] / costs.largest:.0%}",
+                *(f"{100 * row['accuracies'][k]:.2f} %" if k in row["accuracies"] else "–" for k in kinds),
+                f"{100 * row['static']:.2f} %",
+                row["router"],
+            ]
+        )
+    header = ["budget", "mean cost", "of the largest", *kinds, "single routes", "router"]
+    return table(header, body, left=("router",))

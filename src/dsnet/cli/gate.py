@@ -1,0 +1,108 @@
+"""``dsnet gate``: Stage II, a trained supernet's gates learn to decide."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from dsnet.cli.live import LiveWatch
+from dsnet.report.text import bar, table
+from dsnet.routing.config import GateConfig
+from dsnet.routing.run import GateOutcome, train_gate
+from dsnet.training.settings import override, parse_assignments, to_plain
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    settings = "\n".join(f"  {f.name:13}{_default(f.default)}" for f in fields(GateConfig))
+    parser = commands.add_parser(
+        "gate",
+        help="train the gates of a trained supernet (Stage II)",
+        description="Gives the network of a run new routing heads and trains them; its weights do not\n"
+        "change by a bit. Saved as the checkpoint `gated` of the run. Networks with one gate take\n"
+        "seconds: what the frozen weights say of the images is kept in memory.\n\nSettings:\n" + settings,
+        epilog="Examples:\n"
+        "  dsnet gate runs/digits_mbnet                                    the paper's losses\n"
+        "  dsnet gate runs/mine --set value=1 --set target=0 --set complexity=0 --set sgs=0\n"
+        "                     scores learn the chance that each route is right: best with a budget\n"
+        "  dsnet gate runs/mine --set space=S --save-as gated-S           the paper's DS-MBNet-S\n"
+        "  dsnet gate runs/mine --set latency=t.json                      a penalty in milliseconds\n"
+        "Then: dsnet calibrate RUN, and dsnet evaluate RUN --routed.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
+    parser.add_argument("--name", help="which of its checkpoints to start from (default: final, else last)")
+    parser.add_argument(
+        "--save-as", default="gated", metavar="NAME", help="checkpoint to write (default: gated)"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_argument("--resume", action="store_true", help="go on with training that was stopped")
+    parser.add_argument("--dry-run", action="store_true", help="show the settings; train nothing")
+    parser.add_argument("--json", action="store_true", help="the settings (--dry-run) or the results as JSON")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, or shows what would be trained."""
+    config = override(GateConfig(), parse_assignments(args.set))
+    if args.dry_run:
+        plain = to_plain(config)
+        print(json.dumps(plain, indent=2) if args.json else "\n".join(f"{k} = {v}" for k, v in plain.items()))
+        return 0
+    outcome = train_gate(
+        args.run,
+        config,
+        name=args.name,
+        save_as=args.save_as,
+        device=args.device,
+        resume=args.resume,
+        watch=LiveWatch(quiet=args.json),
+    )
+    if not outcome.done:
+        ending = outcome.ending
+        print(
+            f"Stopped after step {ending.step} of {ending.steps}. Go on with the same command and --resume.",
+            file=sys.stderr,
+        )
+        return 128 + (ending.signal or signal.SIGINT)
+    if not outcome.first:
+        return 0
+    print(json.dumps([r.to_dict() for r in outcome.reports], indent=2) if args.json else _shown(outcome))
+    return 0
+
+
+def _default(value: object) -> str:
+    return {None: "none", True: "true", False: "false"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
+
+
+def _shown(outcome: GateOutcome) -> str:
+    lines = []
+    for report in outcome.reports:
+        total, most = sum(report.taken.values()), max(report.taken.values())
+        which = f"Gate {report.gate}" if len(outcome.reports) > 1 else "The gate"
+        lines.append(
+            f"{which} on {total} held-out images: {report.entropy:.2f} bits of choice, "
+            f"{report.information:.3f} of them about how hard an image is\n"
+        )
+        rows = [
+            [str(choice), str(count), f"{count / total:.0%}", bar(count, most) if count else ""]
+            for choice, count in report.taken.items()
+        ]
+        lines.append(table(["choice", "images", "share", ""], rows, left=("",)) + "\n")
+    static = [report for report in outcome.reports if report.static]
+    if static:
+        lines.append(
+            f"warning: {'the gate decides' if len(outcome.reports) == 1 else f'{len(static)} gates decide'} "
+            "nothing: (nearly) all images get the same choice. `dsnet calibrate` spreads them for a budget;\n"
+            "--set value=1 --set target=0 --set complexity=0 --set sgs=0 trains a gate for that, --set\n"
+            "even=true gives rare targets more weight, --set images=held_out shows it harder images.\n"
+        )
+    lines.append(f"Saved as {outcome.folder / outcome.name}. Next: dsnet calibrate {outcome.folder}")
+    return "\n".join(lines)

@@ -1,0 +1,163 @@
+"""``dsnet profile``: how long every route of a network takes on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from dsnet.cli.options import image_size, parse_settings, positive
+from dsnet.cli.progress import progress
+from dsnet.cost import madds
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet, create_model, list_models
+from dsnet.models.registry import model_entry
+from dsnet.report.text import bar, human, table
+from dsnet.routes import evenly
+from dsnet.routing import LatencyTable, profile
+from dsnet.training import load_checkpoint
+from dsnet.training.run import pick_device
+
+__all__ = ["add_command"]
+
+MOST_ROWS = 32
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "profile",
+        help="time every route of a network on this machine, for budgets in milliseconds",
+        description="Times a network's parts on this machine: what runs before the first gate, and what\n"
+        "runs behind every choice of every gate. A route's time is the sum of its parts'. The\n"
+        "file that --out writes is a table of latencies, by which budgets can be given in\n"
+        "milliseconds; it holds for this network on this device. Weights do not matter, so a\n"
+        "model by name will do.",
+        epilog="Examples:\n"
+        "  dsnet profile ds_mbnet\n"
+        "  dsnet profile ds_mbnet_cifar --set num_classes=100 --batch 1 8 64\n"
+        "  dsnet profile runs/digits_mbnet --threads 1 --out latency.json\n"
+        "  dsnet profile ds_resnet --device cuda --batch 32 --image-size 160 --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "network", metavar="MODEL|RUN", help="a supernet (`dsnet models` lists them), or the folder of a run"
+    )
+    parser.add_argument(
+        "--batch", type=positive, nargs="+", default=[1], metavar="N", help="batch sizes (default: 1)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="of the CPU (default: torch's own choice)"
+    )
+    parser.add_argument(
+        "--repeats", type=positive, default=30, metavar="N", help="times each part is timed (default: 30)"
+    )
+    parser.add_argument(
+        "--image-size",
+        type=image_size,
+        metavar="N",
+        help="height and width (default: what the run was trained at, or the model is made for)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the model, as create_model takes it; may be repeated",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the table of latencies here")
+    parser.add_argument("--json", action="store_true", help="print the table of latencies as JSON")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, writes and prints."""
+    if args.out is not None and (args.out.is_dir() or not args.out.parent.is_dir()):
+        raise DsnetError(f"--out takes a file in a folder that is there, not {args.out}")
+    cores = os.cpu_count() or 1
+    if args.threads is not None and args.threads > cores:
+        raise DsnetError(
+            f"--threads {args.threads} would wait for each other: this machine has {cores} cores"
+        )
+    device = pick_device(args.device)
+    model, size = _open(args.network, args.set)
+    threads = torch.get_num_threads()
+    try:
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
+        measured = profile(
+            model.to(device),
+            batches=args.batch,
+            repeats=args.repeats,
+            image_size=args.image_size or size,
+            progress=progress,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    if args.out is not None:
+        measured.save(args.out)
+    if args.json:
+        print(json.dumps(measured.to_dict(), indent=2))
+        return 0
+    _show(model, measured, args.repeats)
+    if args.out is not None:
+        print(f"\nwrote {args.out}")
+    return 0
+
+
+def _open(network: str, settings: list[str]) -> tuple[Supernet, int | None]:
+    """The network, and the image size it was trained at where a run says so."""
+    if network in list_models("supernet"):  # a folder of the same name is ./NAME
+        return create_model(network, **parse_settings(settings)), None
+    path = Path(network)
+    if path.is_dir():
+        if settings:
+            raise DsnetError(f"--set is for a model by name; {path} is a run and has its options already")
+        saved = load_checkpoint(path)
+        recipe = saved.data.get("recipe")
+        trained = recipe.get("data", {}) if isinstance(recipe, dict) else {}
+        return saved.model(), trained.get("size")
+    if path.parent != Path():
+        raise DsnetError(f"there is no folder {path}; a run is the folder that `dsnet train` made")
+    try:
+        model_entry(network)
+    except DsnetError as error:
+        raise DsnetError(f"{error} (and there is no folder of that name)") from None
+    raise DsnetError(f"{network} is a static network: it has no routes; `dsnet models` lists the supernets")
+
+
+def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:
+    height, width = measured.image_size
+    routes = [model.space[i] for i in evenly(len(model.space), MOST_ROWS)]
+    several = model.space.gates > 1
+    threads = "one thread" if measured.threads == 1 else f"{measured.threads} threads"
+    print(
+        f"{model.spec.name} at {height} × {width}, {measured.backend}, {measured.dtype}, on {measured.kind} "
+        f"({measured.device}), {threads}, torch {measured.torch_version}; {repeats} repeats"
+    )
+    header = ["route", *(["choices"] if several else []), "MAdds", "ms an image", "p95", "of the slowest"]
+    for entry in measured.entries:
+        times = [entry.of(route.choices) for route in routes]
+        slowest = max(t.p50 for t in times)
+        body = [
+            [
+                str(route.number),
+                *([" ".join(map(str, route.choices))] if several else []),
+                human(madds(model, route, measured.image_size)),
+                f"{t.p50 / entry.batch:.3f}",
+                f"{t.p95 / entry.batch:.3f}",
+                f"{bar(t.p50, slowest)} {t.p50 / slowest:.0%}",
+            ]
+            for route, t in zip(routes, times, strict=True)
+        ]
+        print(f"\nbatch {entry.batch}\n{table(header, body, left=('of the slowest',))}")
+    if len(routes) < len(model.space):
+        print(f"{len(routes)} of {len(model.space)} routes, evenly spaced")
+    print(
+        "\nMilliseconds an image: a batch's time over its size. A route's time is the sum of its parts'\n"
+        "medians, its p95 the sum of theirs, which is on the high side. Deciding and regrouping are left out."
+    )

@@ -1,0 +1,157 @@
+"""``dsnet evaluate --routed``: gate and cascade on the test split, beside what they must beat."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+from dsnet.cli.progress import progress
+from dsnet.errors import DsnetError
+from dsnet.report.page import bar_chart, escape, page
+from dsnet.report.plot import Point as Dot
+from dsnet.report.plot import accuracy_plot
+from dsnet.report.text import bar, table
+from dsnet.routes import evenly
+from dsnet.routing.calibration import Calibration
+from dsnet.routing.compare import Comparison, Row, compare
+from dsnet.routing.costs import CostTable
+from dsnet.routing.outputs import collect
+from dsnet.routing.router import Point, parse_budget, written
+from dsnet.routing.run import open_trained
+from dsnet.training.checkpoint import load_checkpoint
+
+__all__ = ["run_routed"]
+
+SHARES = (0.3, 0.4, 0.5, 0.65, 0.8)  # of the way from the least to the largest cost, where no budget is given
+
+
+def run_routed(args: argparse.Namespace) -> int:
+    """Evaluates the routers of a calibrated run and prints."""
+    if args.data is not None or args.root is not None:
+        raise DsnetError("--routed uses the run's own test split; --data and --root are not for it")
+    opened = open_trained(args.run, args.name, device=args.device)
+    calibration = Calibration.of(opened.saved, args.run)
+    costs = calibration.costs
+    low, high = calibration.reach()
+    budgets = [parse_budget(text, costs) for text in args.budget or ()]
+    budgets = budgets or [low + share * (high - low) for share in SHARES]
+    alone = [_stand_alone(path, costs, opened.model.spec.name) for path in args.alone or ()]
+    routes = [opened.model.space[i] for i in evenly(len(opened.model.space), args.routes)]
+    total = -(-len(opened.test) // args.batch)
+    batches = progress(opened.seen(opened.test, args.batch), total, "batch")
+    outputs = collect(opened.model, batches, routes)
+    found = compare(outputs, calibration, budgets, alone)
+    title = f"{opened.model.spec.name} on {opened.config.data.name}: {found.images} test images"
+    if args.csv is not None:
+        _write_csv(args.csv, found)
+    if args.plot is not None:
+        many = [low + i / 24 * (high - low) for i in range(25)]
+        curves = _curves(compare(outputs, calibration, many, alone))
+        if args.plot.suffix == ".svg":
+            args.plot.write_text(accuracy_plot(title, curves, unit=costs.unit), encoding="utf-8")
+        else:
+            args.plot.write_text(_page(title, curves, found, costs), encoding="utf-8")
+    if args.json:
+        about = {
+            "model": opened.model.spec.name,
+            "data": opened.config.data.name,
+            "images": found.images,
+            "unit": costs.unit,
+            "shares": found.shares,
+            "rows": [row.to_dict() for row in found.rows],
+            "static": [[p.cost, p.accuracy] for p in found.static],
+            "alone": [[p.cost, p.accuracy] for p in found.alone],
+            "oracle": [found.oracle.cost, found.oracle.accuracy],
+        }
+        print(json.dumps(about, indent=2))
+        return 0
+    print(f"{title}\n")
+    print(_shown(found, costs))
+    return 0
+
+
+def _stand_alone(folder: Path, costs: CostTable, name: str) -> Point:
+    """A network trained alone at one route, from its run."""
+    saved = load_checkpoint(folder)
+    route, network = saved.data.get("route"), saved.data["network"]["name"]
+    if route is None or network != name:
+        what = f"is a {network}" if network != name else "was not trained at one route (scheme.route)"
+        raise DsnetError(f"--alone {folder}: {what}; it takes runs of {name} trained with scheme.route=N")
+    result = saved.data["results"]["test"][0]
+    space = saved.data["network"]["space"]["routes"]
+    choices = next(tuple(r["choices"]) for r in space if r["number"] == route)
+    return Point(cost=costs.of(choices), accuracy=result["accuracy"], numbers=(), routes=(route,))
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def _shown(found: Comparison, costs: CostTable) -> str:
+    header = ["router", "budget", "mean cost", "of largest", "accuracy", "single routes", "random"]
+    header += ["stand-alone"] * bool(found.alone) + ["easy", "dependent", "hard"]
+    rows = []
+    for row in found.rows:
+        cells = [
+            row.router,
+            written(row.budget, costs.unit),
+            f"{written(row.cost, costs.unit)} ± {row.cost_error / row.cost:.1%}",
+            f"{row.cost / costs.largest:.0%}",
+            f"{100 * row.accuracy:.2f} ± {100 * row.error:.2f} %",
+            _percent(row.static),
+            _percent(row.random),
+        ]
+        cells += [_percent(row.alone)] if found.alone else []
+        rows.append(cells + [_percent(value) for value in row.by_difficulty.values()])
+    lines = [table(header, rows, left=("router",)), ""]
+    shares = ", ".join(f"{share:.0%} {name}" for name, share in found.shares.items())
+    lines.append(
+        f"Images: {shares}. Oracle (the cheapest route that is right): {_percent(found.oracle.accuracy)} at "
+        f"{written(found.oracle.cost, costs.unit)}.\n"
+        "Single routes, stand-alone: mixed to the same mean cost. Random: drawn with the same histogram."
+    )
+    for row in _middle(found):
+        total, most = sum(row.taken.values()), max(row.taken.values())
+        body = [[str(r), str(n), f"{n / total:.0%}", bar(n, most)] for r, n in row.taken.items()]
+        lines.append(f"\nRoutes that answered, {row.router} at {written(row.budget, costs.unit)}:\n")
+        lines.append(table(["route", "images", "share", ""], body, left=("",)))
+    return "\n".join(lines)
+
+
+def _middle(found: Comparison) -> list[Row]:
+    """Of every router the row in the middle of the budgets."""
+    kinds = dict.fromkeys(row.router for row in found.rows)
+    return [(curve := found.curve(kind))[len(curve) // 2] for kind in kinds]
+
+
+def _curves(found: Comparison) -> dict[str, list[Dot]]:
+    curves = {"single routes": [Dot(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.static]}
+    if found.alone:
+        curves["stand-alone"] = [Dot(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.alone]
+    for kind in dict.fromkeys(row.router for row in found.rows):
+        curves[kind] = [Dot(row.cost, row.accuracy) for row in found.curve(kind)]
+    curves["oracle"] = [Dot(found.oracle.cost, found.oracle.accuracy)]
+    return curves
+
+
+def _page(title: str, curves: dict[str, list[Dot]], found: Comparison, costs: CostTable) -> str:
+    parts = [accuracy_plot("", curves, unit=costs.unit)]
+    for row in _middle(found):
+        parts.append(f"<h2>{escape(f'Routes that answered: {row.router}')}</h2>")
+        parts.append(
+            f"<p>At a mean of {escape(written(row.cost, costs.unit))}, {_percent(row.accuracy)} right.</p>"
+        )
+        names = [f"route {route}" for route in row.taken]
+        counts = list(row.taken.values())
+        parts.append(bar_chart(names, counts, [f"{n} images" for n in counts]))
+    return page(title, "\n".join(parts))
+
+
+def _write_csv(path: Path, found: Comparison) -> None:
+    plain = [{k: v for k, v in row.to_dict().items() if not isinstance(v, dict)} for row in found.rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(plain[0]))
+        writer.writeheader()
+        writer.writerows(plain)

@@ -1,0 +1,138 @@
+"""Routers calibrated on held-out images: kept with a checkpoint, asked for any budget afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.routing.costs import CostTable
+from dsnet.routing.curves import calibrate_cascade, calibrate_gate
+from dsnet.routing.outputs import Outputs, simulate
+from dsnet.routing.router import Routed, Router, RouterKind, parse_budget, written
+from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+
+__all__ = ["Calibration", "Pick", "RouterName", "calibrate", "load_routed"]
+
+RouterName = Literal["auto", "gate", "cascade"]
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """A router for a budget, and how much better it was than the other one."""
+
+    kind: RouterKind
+    gain: float | None  # accuracy on the calibration images; none where there is no other that keeps it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Routers whose settings were found on the same images."""
+
+    images: int
+    digest: str  # of the images and labels
+    routers: Mapping[RouterKind, Router]
+
+    @property
+    def costs(self) -> CostTable:
+        """What all routers count."""
+        return next(iter(self.routers.values())).costs
+
+    def reach(self, name: RouterName = "auto") -> tuple[float, float]:
+        """The least and the largest mean cost that can be kept."""
+        curves = [r.curve for kind, r in self.routers.items() if name in ("auto", kind)]
+        return min(c[0].cost for c in curves), max(c[-1].cost for c in curves)
+
+    def pick(self, budget: float) -> Pick:
+        """The router that was more accurate at this budget."""
+        found = {kind: r.point(budget).accuracy for kind, r in self.routers.items() if r.keeps(budget)}
+        if not found:
+            low, high = self.reach()
+            unit = self.costs.unit
+            raise DsnetError(
+                f"a mean cost of {written(budget, unit)} is out of reach: the routers go from "
+                f"{written(low, unit)} to {written(high, unit)}"
+            )
+        best = max(found, key=lambda kind: found[kind])
+        others = [accuracy for kind, accuracy in found.items() if kind != best]
+        return Pick(kind=best, gain=found[best] - max(others) if others else None)
+
+    def router(self, name: RouterName, budget: float | None = None) -> Router:
+        """The router of that name; ``auto``: the more accurate one at the budget."""
+        if name not in get_args(RouterName):
+            raise DsnetError(f"unknown router {name!r}; possible: {', '.join(get_args(RouterName))}")
+        if name == "auto":
+            if budget is None:
+                raise DsnetError("router auto needs a budget: it picks the more accurate one there")
+            name = self.pick(budget).kind
+        if name not in self.routers:
+            raise DsnetError(f"there is no {name} here; calibrated: {', '.join(self.routers)}")
+        return self.routers[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types)."""
+        return {
+            "format": FORMAT,
+            "images": self.images,
+            "digest": self.digest,
+            "routers": {kind: router.to_dict() for kind, router in self.routers.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
+        """The calibration that `to_dict` wrote."""
+        try:
+            if data["format"] != FORMAT:
+                raise DsnetError(f"calibration format {data['format']!r}; this version reads {FORMAT}")
+            routers = {kind: Router.from_dict(router) for kind, router in data["routers"].items()}
+            return cls(images=data["images"], digest=data["digest"], routers=routers)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DsnetError(f"this is no calibration: {error!r}") from error
+
+    @classmethod
+    def of(cls, saved: Checkpoint, where: str | Path) -> Calibration:
+        """The calibration that a checkpoint holds."""
+        data = saved.data.get("routing")
+        if data is None:
+            raise DsnetError(f"{where} is not calibrated; run `dsnet calibrate {where}` first")
+        return cls.from_dict(data)
+
+
+def calibrate(outputs: Outputs, costs: CostTable, *, gate: bool = True) -> Calibration:
+    """All settings of cascade and, where it is trained, gate, with the routes that each would have taken."""
+    made = [calibrate_cascade(outputs, costs)]
+    if gate:
+        made.insert(0, calibrate_gate(outputs, costs))
+    routers = {router.kind: _with_histograms(router, outputs) for router in made}
+    return Calibration(images=len(outputs), digest=outputs.digest, routers=routers)
+
+
+def _with_histograms(router: Router, outputs: Outputs) -> Router:
+    points = []
+    for point in router.curve:
+        counts = torch.bincount(simulate(router.rule_of(point), outputs).columns, minlength=1).tolist()
+        taken = tuple((outputs.routes[c].number, n) for c, n in enumerate(counts) if n)
+        points.append(replace(point, taken=taken))
+    return replace(router, curve=tuple(points))
+
+
+def load_routed(
+    run: str | Path,
+    budget: float | str | None = None,
+    *,
+    router: RouterName = "auto",
+    name: str | None = None,
+    device: torch.device | str = "cpu",
+) -> Routed:
+    """The network of a calibrated run, routed within a budget (``"300M"``, ``"45%"``, or a number)."""
+    saved = load_checkpoint(Path(run), name)
+    calibration = Calibration.of(saved, run)
+    model: Supernet = saved.model().to(device)
+    number = parse_budget(budget, calibration.costs) if isinstance(budget, str) else budget
+    return Routed(model, calibration.router(router, number), number)

@@ -1,0 +1,391 @@
+"""What every part of a route takes on a device: measured once, kept in a file, used as a table of costs.
+
+A route's time is that of the prefix plus that of each segment, as in a `CostTable`. Times are of whole
+batches at one route; scoring at the gates and regrouping a mixed batch are not in them.
+
+>>> import dsnet
+>>> table = profile(dsnet.create_model("ds_mbnet_tiny"), batches=(1, 4), repeats=1)
+>>> table.batches
+(1, 4)
+>>> table.costs(batch=4).unit  # an image's share of a batch of four
+'ms'
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import functools
+import itertools
+import json
+import math
+import operator
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+from dsnet.models import State, Supernet
+from dsnet.models.supernet import ModelSpec
+from dsnet.routing.costs import CostTable
+from dsnet.slicing import KeyState, SplitBatchNorm2d
+
+__all__ = ["BatchTimes", "DeviceKind", "LatencyTable", "Time", "device_name", "profile"]
+
+FORMAT = 1
+WARM_UP = 3  # rounds: kernels are chosen and memory is taken in the first ones
+
+DeviceKind = Literal["cpu", "cuda"]
+Progress = Callable[[Iterable[int], int, str], Iterable[int]]
+"""(rounds, how many, what they are) → the rounds, passed on one by one; as `dsnet.cli.progress` does."""
+
+
+class Time(NamedTuple):
+    """Milliseconds for a whole batch."""
+
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTimes:
+    """Times at a batch size: ``segments[gate][previous choice][choice]``; at the first gate previous is 0."""
+
+    batch: int
+    prefix: Time
+    segments: tuple[tuple[tuple[Time, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        if type(self.batch) is not int or self.batch < 1:
+            raise DsnetError(f"a batch size is a positive integer, not {self.batch!r}")
+        if not self.segments or not all(gate and gate[0] for gate in self.segments):
+            raise DsnetError(f"batch {self.batch} lacks the times of its segments")
+        for gate, (rows, previous) in enumerate(zip(self.segments, (1, *self.choices), strict=False)):
+            if [len(row) for row in rows] != [self.choices[gate]] * previous:
+                raise DsnetError(
+                    f"batch {self.batch}, gate {gate}: {previous} × {self.choices[gate]} times are needed, "
+                    f"there are {[len(row) for row in rows]}"
+                )
+        for p50, p95 in (self.prefix, *(t for gate in self.segments for row in gate for t in row)):
+            if not (math.isfinite(p50) and math.isfinite(p95) and 0 <= p50 <= p95):
+                raise DsnetError(
+                    f"batch {self.batch} has a time of p50 {p50} ms, p95 {p95} ms; "
+                    "both must be finite, at least 0 and in this order"
+                )
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many choices every gate has."""
+        return tuple(len(gate[0]) for gate in self.segments)
+
+    def of(self, choices: tuple[int, ...]) -> Time:
+        """A whole route: the sums of its parts. That of p95 is on the high side: parts seldom lag at once."""
+        before = (0, *choices)
+        parts = [self.prefix, *(self.segments[g][before[g]][c] for g, c in enumerate(choices))]
+        return Time(sum(part.p50 for part in parts), sum(part.p95 for part in parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTable:
+    """Times of all parts of a network at some batch sizes, and what they were measured on."""
+
+    model: ModelSpec
+    image_size: tuple[int, int]  # height, width
+    kind: DeviceKind
+    device: str  # the processor's or GPU's name
+    backend: str  # what ran the network: "eager", the network itself
+    dtype: str
+    threads: int  # of torch, on the host
+    torch_version: str
+    date: str
+    entries: tuple[BatchTimes, ...]  # by batch size, smallest first
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(DeviceKind):
+            raise DsnetError(
+                f"unknown kind of device {self.kind!r}; possible: {', '.join(get_args(DeviceKind))}"
+            )
+        if not self.entries or list(self.batches) != sorted(set(self.batches)):
+            raise DsnetError(f"a latency table needs batch sizes, smallest first, not {list(self.batches)}")
+        if len({entry.choices for entry in self.entries}) > 1:
+            raise DsnetError(
+                "the batch sizes of a latency table must be of one network; their choices differ"
+            )
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that were measured."""
+        return tuple(entry.batch for entry in self.entries)
+
+    def at(self, batch: int | None = None) -> BatchTimes:
+        """The times at a batch size; by default the smallest."""
+        for entry in self.entries:
+            if batch is None or entry.batch == batch:
+                return entry
+        raise DsnetError(
+            f"this latency table has no batch size {batch}; it has {', '.join(map(str, self.batches))}"
+        )
+
+    def costs(self, batch: int | None = None) -> CostTable:
+        """Milliseconds an image (medians over the batch size), as measured: noise is left in."""
+        times = self.at(batch)
+        return CostTable(
+            unit="ms",
+            prefix=times.prefix.p50 / times.batch,
+            segments=tuple(
+                tuple(tuple(t.p50 / times.batch for t in row) for row in gate) for gate in times.segments
+            ),
+        )
+
+    def check(self, model: Supernet, device: torch.device) -> None:
+        """Raises where it was made for another network or for another device than this one."""
+        command = f"`dsnet profile RUN --device {device.type}`"
+        if self.model != model.spec:
+            raise DsnetError(
+                f"this latency table is of {_written(self.model)}, not of {_written(model.spec)}; "
+                f"measure that one: {command}"
+            )
+        choices = tuple(len(row) for row in model.slice_table)
+        if self.entries[0].choices != choices:
+            raise DsnetError(
+                f"this latency table is of a {self.model.name} whose gates have {self.entries[0].choices} "
+                f"choices, not {choices}; measure this one: {command}"
+            )
+        if (self.kind, self.device) != (device.type, device_name(device)):
+            raise DsnetError(
+                f"this latency table was measured on {self.kind} ({self.device}), not on {device.type} "
+                f"({device_name(device)}); measure the network there: {command}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types)."""
+        return {
+            "format": FORMAT,
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "model": {"name": self.model.name, "options": dict(self.model.options)},
+            "image_size": list(self.image_size),
+            "entries": [
+                {
+                    "batch": entry.batch,
+                    "prefix": entry.prefix._asdict(),
+                    "segments": [[[t._asdict() for t in row] for row in gate] for gate in entry.segments],
+                }
+                for entry in self.entries
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LatencyTable:
+        """The table that `to_dict` wrote."""
+        if isinstance(data, Mapping) and data.get("format", FORMAT) != FORMAT:
+            raise DsnetError(f"a latency table of format {data['format']!r} cannot be read; only {FORMAT}")
+        names = {f.name for f in fields(cls)}
+        _require_keys("a latency table", data, {"format", *names})
+        _require_keys("the model of a latency table", data["model"], {"name", "options"})
+        plain = {name: data[name] for name in names - {"model", "image_size", "entries"}}
+        for name, value in plain.items():
+            if type(value) is not (int if name == "threads" else str):
+                raise DsnetError(f"{name} of a latency table cannot be {value!r}")
+        try:
+            height, width = map(operator.index, data["image_size"])
+            options = tuple(sorted(data["model"]["options"].items()))
+            return cls(
+                **plain,
+                model=ModelSpec(name=data["model"]["name"], options=options),
+                image_size=(height, width),
+                entries=tuple(map(_entry, data["entries"])),
+            )
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            if isinstance(error, DsnetError):
+                raise
+            raise DsnetError(f"this latency table holds something else than times: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as JSON."""
+        try:
+            Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise DsnetError(f"{path} cannot be written: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> LatencyTable:
+        """The table in a file that `save` wrote."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise DsnetError(
+                f"{path} cannot be read: {error.strerror}; `dsnet profile RUN --out {path}` makes it"
+            ) from error
+        except ValueError as error:
+            raise DsnetError(f"{path} is no latency table: it holds no JSON ({error})") from error
+        try:
+            return cls.from_dict(data)
+        except DsnetError as error:
+            raise DsnetError(f"{path} is no usable latency table: {error}") from error
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, or of the host's processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "no such device here"
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _written(spec: ModelSpec) -> str:
+    return f"{spec.name}({', '.join(f'{key}={value!r}' for key, value in spec.options)})"
+
+
+def _require_keys(what: str, data: object, keys: set[str]) -> None:
+    if not isinstance(data, Mapping):
+        raise DsnetError(f"{what} is an object with {', '.join(sorted(keys))}, not {data!r:.60}")
+    missing, unknown = sorted(keys - set(data)), sorted(set(data) - keys)
+    if missing or unknown:
+        says = f"lacks {', '.join(missing)}" if missing else f"knows no {', '.join(unknown)}"
+        raise DsnetError(f"{what} {says}")
+
+
+def _entry(data: Mapping[str, Any]) -> BatchTimes:
+    _require_keys("a batch size of a latency table", data, {"batch", "prefix", "segments"})
+    return BatchTimes(
+        batch=data["batch"],
+        prefix=_time(data["prefix"]),
+        segments=tuple(tuple(tuple(map(_time, row)) for row in gate) for gate in data["segments"]),
+    )
+
+
+def _time(data: Mapping[str, float]) -> Time:
+    _require_keys("a time", data, set(Time._fields))
+    if not {*map(type, data.values())} <= {int, float}:
+        raise DsnetError(f"a time is two numbers of milliseconds, not {dict(data)}")
+    return Time(p50=float(data["p50"]), p95=float(data["p95"]))
+
+
+# --- measuring ---------------------------------------------------------------------------------------------
+def _silent(items: Iterable[int], total: int, label: str) -> Iterable[int]:
+    return items
+
+
+def profile(
+    model: Supernet,
+    *,
+    batches: Sequence[int] = (1,),
+    repeats: int = 30,
+    image_size: int | tuple[int, int] | None = None,
+    progress: Progress = _silent,
+) -> LatencyTable:
+    """Times every part of the network, eager and in eval mode, on the device and in the precision it has.
+
+    The parts take turns, so that a slow moment of the machine hits all of them. What runs is a copy: the
+    network stays as it is, and statistics that its norms lack, for some routes or for all, do not matter.
+    """
+    weight = model.head.classifier.weight
+    device, image = weight.device, model.geometry.shape(image_size)
+    if device.type not in get_args(DeviceKind):
+        raise DsnetError(
+            f"a network on {device} cannot be timed; move it to {' or '.join(get_args(DeviceKind))}"
+        )
+    for what, counts in (("batches", tuple(batches)), ("repeats", (repeats,))):
+        if not counts or any(type(count) is not int or count < 1 for count in counts):
+            raise DsnetError(
+                f"{what} must be positive integers, not {', '.join(map(repr, counts)) or 'none'}"
+            )
+    copied = _copy_to_time(model)
+    entries = []
+    for batch in sorted(set(batches)):
+        drawn = torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
+        rounds = progress(range(WARM_UP + repeats), WARM_UP + repeats, f"batch {batch}: round")
+        entries.append(_measure(copied, drawn.to(device, weight.dtype), rounds))
+    return LatencyTable(
+        model=model.spec,
+        image_size=(image.height, image.width),
+        kind="cuda" if device.type == "cuda" else "cpu",
+        device=device_name(device),
+        backend="eager",
+        dtype=str(weight.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        torch_version=str(torch.__version__),  # a class of its own, which is no plain data
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        entries=tuple(entries),
+    )
+
+
+def _copy_to_time(model: Supernet) -> Supernet:
+    """In eval mode, all norm keys as if fresh: those with statistics and those without then run alike."""
+    copied = copy.deepcopy(model).eval()
+    for module in copied.modules():
+        if isinstance(module, SplitBatchNorm2d):
+            module.states = [KeyState.FRESH] * module.keys
+    return copied
+
+
+@torch.inference_mode()
+def _measure(model: Supernet, x: Tensor, rounds: Iterable[int]) -> BatchTimes:
+    calls = _calls(model, x)
+    samples: dict[tuple[int, ...], list[float]] = {history: [] for history in calls}
+    for number in rounds:
+        for history, call in calls.items():
+            taken = _milliseconds(call, x.device)
+            if number >= WARM_UP:
+                samples[history].append(taken)
+    times = {history: _summary(taken) for history, taken in samples.items()}
+    sizes = [len(row) for row in model.slice_table]
+    segments = []
+    for gate, size in enumerate(sizes):
+        row = [times[history] for history in _histories(sizes, gate)]
+        segments.append(tuple(tuple(row[i : i + size]) for i in range(0, len(row), size)))
+    return BatchTimes(batch=len(x), prefix=times[()], segments=tuple(segments))
+
+
+def _histories(sizes: Sequence[int], gate: int) -> list[tuple[int, ...]]:
+    """Every pair of a gate's choice and the one before it, each behind the first way that leads there."""
+    pairs = (range(1 if earlier < gate - 1 else size) for earlier, size in enumerate(sizes[: gate + 1]))
+    return list(itertools.product(*pairs))
+
+
+def _calls(model: Supernet, x: Tensor) -> dict[tuple[int, ...], Callable[[], object]]:
+    """The prefix and every segment, by the choices that lead through it, on what stands in front of it."""
+    calls: dict[tuple[int, ...], Callable[[], object]] = {(): functools.partial(model.enter, x)}
+    states: dict[tuple[int, ...], State] = {(): model.enter(x)}
+    sizes = [len(row) for row in model.slice_table]
+    for gate in range(len(sizes)):
+        for history in _histories(sizes, gate):
+            before = states[history[:-1]]
+            if gate == len(sizes) - 1:
+                calls[history] = functools.partial(model.finish, before, history)
+                continue
+            calls[history] = functools.partial(model.advance, before, history)
+            if not any(history[:-1]):  # the first way to this choice: what is behind it starts here
+                states[history] = model.advance(before, history)
+    return calls
+
+
+def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - begun)
+    stream = torch.cuda.current_stream(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize(device)  # nothing is queued: what the host takes to launch is then timed too
+    start.record(stream)
+    call()
+    end.record(stream)
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _summary(samples: list[float]) -> Time:
+    at = torch.tensor([0.5, 0.95], dtype=torch.float64)
+    p50, p95 = torch.tensor(samples, dtype=torch.float64).quantile(at).tolist()
+    return Time(round(p50, 6), round(p95, 6))

@@ -1,0 +1,274 @@
+"""A whole run of Stage II: from a trained supernet to gates that decide, and what they decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsnet.data.augment import Augment, normalise
+from dsnet.data.source import Source
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.routing.cached import memory_of, train_from_signals
+from dsnet.routing.config import GateConfig
+from dsnet.routing.costs import CostTable
+from dsnet.routing.latency import LatencyTable
+from dsnet.routing.monitor import GateReport, gate_reports
+from dsnet.routing.outputs import collect
+from dsnet.routing.stage2 import GateTask
+from dsnet.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dsnet.training.config import MixConfig, OptimConfig, TrainConfig
+from dsnet.training.folder import locked
+from dsnet.training.interrupt import stop_on_signals
+from dsnet.training.loop import Ending, Loop, Watch
+from dsnet.training.ranks import Ranks, joined
+from dsnet.training.run import load_data, pick_device, split_data
+from dsnet.training.seeds import seeded
+from dsnet.training.settings import from_plain, to_plain
+from dsnet.training.teacher import Channels
+from dsnet.training.views import Views
+
+__all__ = [
+    "GateOutcome",
+    "TrainedRun",
+    "calibration_images",
+    "kept_data",
+    "open_trained",
+    "train_gate",
+]
+
+FITS = 2 * 2**30  # bytes of signals that are kept without asking
+PASSES = 3  # over the images, where they fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedRun:
+    """A run of Stage I, ready for routers: its network, and the images as it divided them."""
+
+    folder: Path
+    saved: Checkpoint
+    config: TrainConfig
+    model: Supernet
+    channels: Channels
+    train: Source
+    held_out: Source
+    test: Source
+
+    def seen(self, images: Source, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of (normalised images, labels), all in order, without augmentation."""
+        order = list(torch.split(torch.arange(len(images)), batch))
+        for x, labels in images.batches(order, full=False):
+            yield normalise(x[0], *self.channels), labels
+
+
+def open_trained(
+    folder: str | Path, name: str | None = None, *, device: str = "auto", watch: Watch | None = None
+) -> TrainedRun:
+    """Opens a run's checkpoint (``final`` by default) with the data that it was trained on."""
+    folder, watch = Path(folder), watch or Watch()
+    saved = load_checkpoint(folder, name)
+    recipe, known = saved.data.get("recipe"), saved.data.get("input")
+    if not isinstance(recipe, dict) or known is None:
+        raise DsnetError(f"{folder} does not say what it was trained on: `dsnet train` did not make it")
+    if saved.data.get("route") is not None:
+        raise DsnetError(
+            f"{folder} was trained at route {saved.data['route']} alone: there is nothing to choose"
+        )
+    config = from_plain(TrainConfig, recipe)
+    model = saved.model()
+    everything, test = load_data(config, model)
+    train, held_out = split_data(config, everything, watch)
+    if held_out is None:
+        raise DsnetError(
+            f"{folder} held no images out (data.hold_out={config.data.hold_out}); routers need some that "
+            "Stage I has not seen: train it again with data.hold_out=0.1"
+        )
+    place = pick_device(device)
+    return TrainedRun(
+        folder=folder,
+        saved=saved,
+        config=config,
+        model=model.to(place),
+        channels=(tuple(known["mean"]), tuple(known["std"])),
+        train=train.to(place),
+        held_out=held_out.to(place),
+        test=test.to(place),
+    )
+
+
+def kept_data(saved: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's plain data, without what saving it writes anew."""
+    own = ("format", "step", "groups", "network")
+    return {key: value for key, value in saved.data.items() if key not in own}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOutcome:
+    """What gate training came to."""
+
+    folder: Path
+    name: str
+    ending: Ending
+    first: bool = True  # whether this is the process that reports
+    kept: int = 0  # passes over the images that were kept in memory; 0: the network ran in every step
+    reports: tuple[GateReport, ...] = ()  # the gates' own decisions on held-out images
+
+    @property
+    def done(self) -> bool:
+        """Whether it got to the end."""
+        return self.ending.done
+
+
+def train_gate(
+    folder: str | Path,
+    config: GateConfig,
+    *,
+    name: str | None = None,
+    save_as: str = "gated",
+    device: str = "auto",
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> GateOutcome:
+    """Trains new routing heads on a run's network and saves both as a checkpoint of the run."""
+    folder, watch = Path(folder), watch or Watch()
+    if name is None and (folder / "final").is_file():
+        name = "final"
+    with joined(pick_device(device)) as ranks:
+        watch = watch if ranks.first else Watch()
+        run = open_trained(folder, name, device=device, watch=watch)
+        model, generator = run.model, seeded(config.seed, "routing heads")
+        place = model.head.classifier.weight.device
+        model.cpu().reset_routing(config.routes(model), form=config.form, generator=generator)
+        model.to(place)
+        source, judged = _images(run, config)
+        task = _task(run, config, ranks.rank)
+        passes, optim = _passes(config, task, len(source), ranks.world), _optim(config, len(source))
+        work = folder / f"{save_as}.stage2"
+        with locked(work) if ranks.first else nullcontext():
+            if passes:
+                ending = train_from_signals(
+                    task, source, optim=optim, passes=passes, folder=work, watch=watch
+                )
+            else:
+                ending = _online(
+                    run, task, source, config, optim, work, ranks=ranks, resume=resume, watch=watch
+                )
+        if not ending.done:
+            return GateOutcome(folder=folder, name=save_as, ending=ending, first=ranks.first)
+        model.requires_grad_(True)
+        reports = gate_reports(collect(model, run.seen(judged)), task.costs)
+        if ranks.first:
+            told = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
+            data = {key: value for key, value in kept_data(run.saved).items() if key != "routing"}
+            save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **told})
+        ranks.wait()
+    return GateOutcome(
+        folder=folder,
+        name=save_as,
+        ending=ending,
+        first=ranks.first,
+        kept=passes,
+        reports=tuple(reports),
+    )
+
+
+def calibration_images(run: TrainedRun) -> Source:
+    """Held-out images that no part of the network has learnt from, its gates included."""
+    gate = run.saved.data.get("gate")
+    learnt = isinstance(gate, dict) and gate.get("images") == "held_out"
+    return _halves(run, int(gate["seed"]))[1] if learnt and isinstance(gate, dict) else run.held_out
+
+
+def _halves(run: TrainedRun, seed: int) -> tuple[Source, Source]:
+    """The held-out images for learning and for judging, where gates learn from held-out ones."""
+    return run.held_out.hold_out(0.5, seed=seed)
+
+
+def _images(run: TrainedRun, config: GateConfig) -> tuple[Source, Source]:
+    """What the gates learn from, and what they are judged by."""
+    return (run.train, run.held_out) if config.images == "train" else _halves(run, config.seed)
+
+
+def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateTask:
+    model = run.model
+    device = model.head.classifier.weight.device
+    size = run.config.data.size or model.geometry.image_size
+    costs = CostTable.of_model(model, size)
+    if config.latency is not None:
+        table = LatencyTable.load(config.latency)
+        table.check(model, device)
+        costs = table.costs()
+    augment = run.config.augment if config.augment else Augment()
+    crops = augment.crop
+    if run.train.crops_in_workers:
+        augment = replace(augment, crop=None, size=None)  # crops are made where files are decoded
+    views = Views(augment, MixConfig(), run.channels, seed=config.seed, rank=rank, device=device)
+    precision = torch.bfloat16 if run.config.run.precision == "bfloat16" else None
+    return GateTask(config, model, views, costs=costs, rank=rank, precision=precision, crops=crops)
+
+
+def _passes(config: GateConfig, task: GateTask, images: int, world: int) -> int:
+    """How many passes over the images are kept in memory."""
+    if len(task.options) > 1:
+        if config.passes:
+            raise DsnetError(
+                f"passes={config.passes}: with several gates nothing can be kept, the network runs in every "
+                "step; set passes=0"
+            )
+        return 0
+    if config.passes is not None:
+        if config.passes and world > 1:
+            raise DsnetError(f"passes={config.passes}: signals are kept by one process; set passes=0")
+        return min(config.passes, config.epochs)
+    if world > 1:
+        return 0
+    return min(PASSES, config.epochs, FITS // (images * memory_of(task)))
+
+
+def _optim(config: GateConfig, images: int) -> OptimConfig:
+    batch = config.batch or max(1, min(512, images // 20))
+    if batch > images:
+        raise DsnetError(f"batch={batch} is more than the {images} images to learn from")
+    return OptimConfig(
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=0.0,
+        decay=config.decay,
+        epochs=config.epochs,
+        batch=batch,
+    )
+
+
+def _online(
+    run: TrainedRun,
+    task: GateTask,
+    source: Source,
+    config: GateConfig,
+    optim: OptimConfig,
+    folder: Path,
+    *,
+    ranks: Ranks,
+    resume: bool,
+    watch: Watch,
+) -> Ending:
+    """The network runs in every step; stops and goes on as Stage I does."""
+    whole = replace(run.config, optim=optim, run=replace(run.config.run, seed=config.seed))
+    if not config.augment:
+        whole = replace(whole, augment=Augment())
+    data = {**kept_data(run.saved), "recipe": to_plain(whole), "gate": to_plain(config)}
+    saved = load_checkpoint(folder, "last") if resume and (folder / "last").is_file() else None
+    if saved is not None and saved.data.get("gate") != data["gate"]:
+        raise DsnetError(f"{folder} was started with other settings; go on with those, or without --resume")
+    loop = Loop(
+        whole, task, source, None, channels=run.channels, folder=folder, ranks=ranks, watch=watch, data=data
+    )
+    if saved is not None:
+        loop.restore(saved)
+    with stop_on_signals(watch.told) as stop:
+        return loop.run(stop)

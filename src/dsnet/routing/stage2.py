@@ -1,0 +1,168 @@
+"""Stage II: gates learn, weights do not change by a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+from dsnet.gate import RoutingHead
+from dsnet.models import Supernet
+from dsnet.routes import Route, RouteSpace
+from dsnet.routing.config import GateConfig
+from dsnet.routing.costs import CostTable
+from dsnet.routing.losses import (
+    complexity_penalty,
+    even_weights,
+    expected_costs,
+    mixed_loss,
+    sgs_loss,
+    sgs_targets,
+    value_loss,
+)
+from dsnet.routing.signals import Signals, difficulty, one_gate, several_gates
+from dsnet.training.joint import gumbel_one_hot
+from dsnet.training.seeds import reseed
+from dsnet.training.views import Views
+
+__all__ = ["GateTask"]
+
+
+class GateTask:
+    """What the loop trains in Stage II: the routing heads of a network that has new ones."""
+
+    def __init__(
+        self,
+        config: GateConfig,
+        model: Supernet,
+        views: Views,
+        *,
+        costs: CostTable,
+        rank: int = 0,
+        precision: torch.dtype | None = None,
+        crops: tuple[float, float] | None = None,
+    ) -> None:
+        if not costs.fits(model):
+            raise DsnetError(f"these costs are of another network than {model.spec.name}")
+        if config.value and len(model.gates) > 1:
+            raise DsnetError(f"value={config.value} is for networks with one gate, not {len(model.gates)}")
+        self.config, self.model, self.views, self.costs = config, model, views, costs
+        self.rank, self.precision = rank, precision
+        self.crops = (
+            crops  # shares of the area to cut out, for images that are cropped where they are decoded
+        )
+        self.options = [model.gate(stage).choices for stage in range(len(model.gates))]
+        reached = (
+            r for r in model.space if all(c in o for c, o in zip(r.choices, self.options, strict=True))
+        )
+        self.space: RouteSpace = model.space.narrow(list(reached))
+        self.noise = torch.Generator(model.head.classifier.weight.device)
+        model.eval().requires_grad_(False)
+        self.parameters = [
+            parameter.requires_grad_(True)
+            for module in model.modules()
+            if isinstance(module, RoutingHead)
+            for parameter in module.parameters()
+        ]
+
+    # --- what the loop asks for ----------------------------------------------------------------------
+    def groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """The routing heads, without decay."""
+        return [{"params": self.parameters, "weight_decay": 0.0}]
+
+    @property
+    def views_in_a_step(self) -> int:
+        """All routes see the same view."""
+        return 1
+
+    def begin_epoch(self) -> None:
+        """Eval mode: weights and statistics stay what they are."""
+        self.model.eval()
+
+    def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
+        """Forward and backward; losses by name."""
+        if len(self.options) == 1:
+            return self.learn(self.signals(images, labels, step), step)
+        reseed(self.noise, self.config.seed, "gate", self.rank, step)
+        (x,), _ = self._seen(images, labels, step)
+        with self._autocast():
+            easy, solved = difficulty(self.model, x, labels, self.space)
+            walk = several_gates(self.model, x, self.noise)
+        label = F.cross_entropy(walk.logits.float(), labels)
+        return self._learn(self._pay(label, walk.scores, walk.draws, easy, solved))
+
+    def update(self) -> None:
+        """Nothing beside the optimiser."""
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Nothing beside the network and the optimiser."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+        """Nothing to take up."""
+
+    def validation_routes(self) -> list[Route]:
+        """None: single routes do not change in this stage."""
+        return []
+
+    # --- one gate ------------------------------------------------------------------------------------
+    def signals(self, images: Tensor, labels: Tensor, step: int) -> Signals:
+        """What the frozen network says of the view of images [1, B, 3, H, W] that belongs to a step."""
+        (x,), _ = self._seen(images, labels, step)
+        with self._autocast():
+            return one_gate(self.model, x, labels, self.space)
+
+    def learn(self, found: Signals, step: int) -> dict[str, Tensor]:
+        """Forward and backward of the head alone."""
+        reseed(self.noise, self.config.seed, "gate", self.rank, step)
+        scores = self.model.gate(0).score(found.code)
+        draw = gumbel_one_hot(scores, self.noise)
+        label = mixed_loss(draw, found.losses, found.pull)
+        paid = self._pay(label, [scores], [draw], found.right[:, 0], found.right[:, -1])
+        if self.config.value:
+            paid["gate/value"] = value_loss(scores, found.right)
+        return self._learn(paid)
+
+    # --- both ----------------------------------------------------------------------------------------
+    def _pay(
+        self, label: Tensor, scores: list[Tensor], draws: list[Tensor], easy: Tensor, solved: Tensor
+    ) -> dict[str, Tensor]:
+        config = self.config
+        penalty = complexity_penalty(expected_costs(draws, self.costs, self.options), self.costs.largest)
+        targets = [sgs_targets(easy, solved, len(own), config.strategy) for own in self.options]
+        weights = even_weights(targets[0]) if config.even else None
+        terms = {
+            "gate/target": label,
+            "gate/complexity": penalty,
+            "gate/sgs": sgs_loss(scores, targets, weights),
+        }
+        for gate, own in enumerate(scores):
+            terms[f"entropy/gate_{gate}"] = _entropy(F.softmax(own.detach(), 1).mean(0))
+        return terms
+
+    def _learn(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Adds up what is weighted, goes backward, and gives the values."""
+        named = {name: value for name, value in terms.items() if name.startswith("gate/")}
+        loss = torch.stack(
+            [getattr(self.config, n.removeprefix("gate/")) * v for n, v in named.items()]
+        ).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {name: value.detach() for name, value in terms.items()} | {"loss": loss.detach()}
+
+    def _seen(self, images: Tensor, labels: Tensor, step: int) -> tuple[list[Tensor], Tensor]:
+        classes = self.model.head.classifier.out_features
+        return self.views(images, labels, count=1, step=step, classes=classes)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        device = self.model.head.classifier.weight.device.type
+        return torch.autocast(device, self.precision, enabled=self.precision is not None)
+
+
+def _entropy(shares: Tensor) -> Tensor:
+    """In bits; of the mean softmax over the batch: 0 where a gate always says the same."""
+    return -(shares * shares.clamp(min=1e-12).log2()).sum()
