@@ -15,7 +15,7 @@ import torch
 import dsnet
 from dsnet.cli import main
 from dsnet.models.supernet import ModelSpec
-from dsnet.routing import CostTable, LatencyTable, latency, profile
+from dsnet.routing import CostTable, LatencyTable, profile, profiling
 from dsnet.routing.latency import BatchTimes, Time, device_name
 from dsnet.training import save_checkpoint
 from tests.support import error_of
@@ -237,12 +237,12 @@ def test_every_time_is_in_its_place_and_parts_take_turns(name: str, monkeypatch:
                 assert result.gate == len(history)
                 assert result.x.shape[0] == 2
         ran.append(history)
-        if ran.count(()) <= latency.WARM_UP:
+        if ran.count(()) <= profiling.WARM_UP:
             return 1e15
         previous = history[-2] if len(history) > 1 else None
         return expected.segment(len(history) - 1, previous, history[-1]) if history else expected.prefix
 
-    monkeypatch.setattr(latency, "_milliseconds", clock)
+    monkeypatch.setattr(profiling, "_milliseconds", clock)
     seen: list[tuple[int, str]] = []
 
     def watch(items: Any, total: int, label: str) -> Any:  # noqa: ANN401  (as it came)
@@ -256,7 +256,7 @@ def test_every_time_is_in_its_place_and_parts_take_turns(name: str, monkeypatch:
     ]
     sizes = [len(row) for row in model.slice_table]
     parts = 1 + sum(size * before for size, before in zip(sizes, (1, *sizes), strict=False))
-    rounds = latency.WARM_UP + 2
+    rounds = profiling.WARM_UP + 2
     assert seen == [(rounds, "batch 2: round")]
     assert len(set(ran)) == parts
     assert ran == ran[:parts] * rounds
