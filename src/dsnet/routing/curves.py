@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dsnet.routes import evenly
 from dsnet.routing.costs import CostTable
+from dsnet.routing.moves import cheaper_moves
 from dsnet.routing.outputs import Outputs, Simulated, walk
 from dsnet.routing.router import Point, Router
 
@@ -99,22 +100,14 @@ def _one_gate(outputs: Outputs, costs: CostTable) -> _Settings:
     price = torch.tensor([costs.of((choice,)) for choice in outputs.options[0]], dtype=torch.float64)
     unit, scores = price / costs.largest, outputs.scores[0][0].double()
     right = outputs.correct[:, columns].double()
-    every = torch.arange(len(outputs))
-    now = price.argmax().expand(len(outputs)).clone()
-    moves: list[tuple[Tensor, Tensor, Tensor]] = []  # at which weight, how much is saved, what is gained
-    for _ in range(len(price) - 1):
-        gap = unit[now][:, None] - unit
-        at = (scores.gather(1, now[:, None]) - scores) / gap
-        weight, to = at.masked_fill(gap <= 0, torch.inf).min(1)
-        going = torch.isfinite(weight)
-        saved, gained = price[now] - price[to], right[every, to] - right[every, now]
-        moves.append((weight[going], saved[going], gained[going]))
-        now = torch.where(going, to, now)
-    weights, saved, gained = (torch.cat(parts) for parts in zip(*moves, strict=True))
-    weights, order = weights.sort(descending=True, stable=True)
+    moves = cheaper_moves(scores, unit, price.argmax().expand(len(outputs)))
+    weights, order = moves.price.sort(descending=True, stable=True)
+    saved = (price[moves.before] - price[moves.after])[order]
+    gained = (right[moves.image, moves.after] - right[moves.image, moves.before])[order]
+    cheapest = int(price.argmin())
     # From everyone at the cheapest choice on: below each weight one more image is at a dearer one.
-    total = price[now].sum() + torch.cat([torch.zeros(1), saved[order].cumsum(0)])
-    correct = right[every, now].sum() - torch.cat([torch.zeros(1), gained[order].cumsum(0)])
+    total = len(outputs) * price[cheapest] + torch.cat([torch.zeros(1), saved.cumsum(0)])
+    correct = right[:, cheapest].sum() - torch.cat([torch.zeros(1), gained.cumsum(0)])
     between = torch.cat([weights[:1] + 1, (weights[1:] + weights[:-1]) / 2, weights[-1:] - 1])
     # Images that move at the same weight, but for rounding, move together.
     apart = weights[:-1] - weights[1:] > 1e-9 * (1 + weights[1:].abs())

@@ -7,6 +7,7 @@ leaves the network as it is.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import State, Supernet, run_gated
 from dsnet.models.gated import Decide
 from dsnet.routing.costs import CostTable
+from dsnet.routing.moves import within
 
 __all__ = ["CascadeRule", "GateRule", "RoutedOutput", "Rule", "gate_decision", "margin"]
 
@@ -36,8 +38,11 @@ class Rule(Protocol):
 
     costs: CostTable
 
-    def __call__(self, model: Supernet, x: Tensor) -> RoutedOutput:
-        """Runs every image at its route."""
+    def __call__(self, model: Supernet, x: Tensor, allowance: float | None = None) -> RoutedOutput:
+        """Runs every image at its route; all of them together for no more than ``allowance``."""
+
+    def least(self, model: Supernet) -> float:
+        """What an image costs at least."""
 
     def path(self, route: int) -> tuple[int, ...]:
         """The routes that ran for an image that ``route`` answered, in order."""
@@ -59,15 +64,51 @@ def gate_decision(costs: CostTable, weight: float, options: Sequence[Sequence[in
     """
     if not math.isfinite(weight):
         raise DsnetError(f"the weight of cost must be finite, not {weight}")
-    scale = weight / costs.largest
 
     def decide(scores: Tensor, gate: int, previous: int | None) -> Tensor:
-        if weight == 0:
-            return scores.argmax(1)
-        row = [scale * costs.segment(gate, previous, choice) for choice in options[gate]]
-        return (scores.double() - torch.tensor(row, dtype=torch.float64, device=scores.device)).argmax(1)
+        return _values(scores, costs, weight, gate, previous, options[gate]).argmax(1)
 
     return decide
+
+
+def _values(
+    scores: Tensor, costs: CostTable, weight: float, gate: int, previous: int | None, own: Sequence[int]
+) -> Tensor:
+    if weight == 0:
+        return scores
+    row = [weight / costs.largest * costs.segment(gate, previous, choice) for choice in own]
+    return scores.double() - torch.tensor(row, dtype=torch.float64, device=scores.device)
+
+
+class _Capped:
+    """Decides as `gate_decision` does, within what all images of a batch may cost together.
+
+    Every image keeps what the cheapest way on would cost; choices that cost more share what is left over.
+    """
+
+    def __init__(
+        self, costs: CostTable, weight: float, options: Sequence[Sequence[int]], allowance: float, images: int
+    ) -> None:
+        self.costs, self.weight, self.options = costs, weight, options
+        self.left = allowance - images * (costs.prefix + self._onward(0, None))
+
+    def _onward(self, gate: int, previous: int | None) -> float:
+        """Cost of the cheapest way from a gate to the end."""
+        if gate == len(self.options):
+            return 0.0
+        return min(self._through(gate, previous, choice) for choice in self.options[gate])
+
+    def _through(self, gate: int, previous: int | None, choice: int) -> float:
+        return self.costs.segment(gate, previous, choice) + self._onward(gate + 1, choice)
+
+    def __call__(self, scores: Tensor, gate: int, previous: int | None) -> Tensor:
+        own = self.options[gate]
+        kept = self._onward(gate, previous)
+        more = torch.tensor([self._through(gate, previous, c) - kept for c in own], dtype=torch.float64)
+        values = _values(scores, self.costs, self.weight, gate, previous, own)
+        taken = within(values, more, self.left)
+        self.left -= float(more.to(taken.device)[taken].sum())
+        return taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +118,21 @@ class GateRule:
     costs: CostTable
     weight: float = 0.0
 
-    def __call__(self, model: Supernet, x: Tensor) -> RoutedOutput:
+    def __call__(self, model: Supernet, x: Tensor, allowance: float | None = None) -> RoutedOutput:
         """Runs every image at the route that its gates take."""
-        options = [model.gate(stage).choices for stage in range(len(model.gates))]
-        output = run_gated(model, x, gate_decision(self.costs, self.weight, options))
+        options = _options(model)
+        decide = gate_decision(self.costs, self.weight, options)
+        if allowance is not None:
+            decide = _Capped(self.costs, self.weight, options, allowance, len(x))
+        output = run_gated(model, x, decide)
         if len(model.gates) == 1:
             return RoutedOutput(output.logits, output.choices[:, 0])
         numbers = [model.space.of_choices(choices).number for choices in output.choices.tolist()]
         return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
+
+    def least(self, model: Supernet) -> float:
+        """The cheapest route that the gates can take."""
+        return min(self.costs.of(choices) for choices in itertools.product(*_options(model)))
 
     def path(self, route: int) -> tuple[int, ...]:
         """The one route that ran."""
@@ -116,14 +164,18 @@ class CascadeRule:
                 f"not {self.thresholds}"
             )
 
-    def __call__(self, model: Supernet, x: Tensor) -> RoutedOutput:
-        """Runs every image until an answer is sure, or at the last route."""
+    def __call__(self, model: Supernet, x: Tensor, allowance: float | None = None) -> RoutedOutput:
+        """Runs every image until an answer is sure, or at the last route.
+
+        Within an ``allowance`` the least sure go on first.
+        """
         if model.training:
             raise DsnetError("a cascade needs the network in eval mode: call .eval(), or give a route")
         rows = torch.arange(len(x), device=x.device)
         routes = torch.full((len(x),), self.routes[0], dtype=torch.long, device=x.device)
         states: dict[tuple[int, ...], State] = {(): model.enter(x)}
         logits: Tensor | None = None
+        left = math.inf if allowance is None else allowance - len(x) * self.least(model)
         for number, threshold in zip(self.routes, (*self.thresholds, None), strict=True):
             answers = model.finish_from(states, model.space.resolve(number).choices)
             if logits is None:
@@ -133,7 +185,14 @@ class CascadeRule:
                 routes[rows] = number
             if threshold is None:
                 break
-            unsure = (margin(answers) < threshold).nonzero()[:, 0]
+            sure = margin(answers)
+            unsure = (sure < threshold).nonzero()[:, 0]
+            if allowance is not None:
+                following = self.routes[self.routes.index(number) + 1]
+                more = self.cost(model, following) - self.cost(model, number)
+                most = max(0, math.floor(left / more))
+                unsure = unsure[sure[unsure].argsort(stable=True)[:most]].sort()[0]
+                left -= len(unsure) * more
             if len(unsure) == 0:
                 break
             if len(unsure) < len(rows):
@@ -142,6 +201,10 @@ class CascadeRule:
         assert logits is not None
         return RoutedOutput(logits, routes)
 
+    def least(self, model: Supernet) -> float:
+        """The first route."""
+        return self.costs.of(model.space.resolve(self.routes[0]).choices)
+
     def path(self, route: int) -> tuple[int, ...]:
         """All routes up to the one that answered."""
         return self.routes[: self.routes.index(route) + 1]
@@ -149,3 +212,7 @@ class CascadeRule:
     def cost(self, model: Supernet, route: int) -> float:
         """Prefix and every segment that ran, each once."""
         return self.costs.of_several(model.space.resolve(number).choices for number in self.path(route))
+
+
+def _options(model: Supernet) -> list[tuple[int, ...]]:
+    return [model.gate(stage).choices for stage in range(len(model.gates))]

@@ -1,0 +1,155 @@
+"""A routed network in use: what has history is kept here, never on the network or the router."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+from dsnet.routing.router import Routed, parse_budget, written
+from dsnet.routing.rules import RoutedOutput
+
+__all__ = ["Drift", "Session"]
+
+ENOUGH = 100  # images, before anything is said of drift
+SURE = 1e-4  # chance of such a difference where nothing has changed
+FAR = 0.05  # share of images that must have changed route for it to matter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """How the routes of the last images differ from those of the calibration images."""
+
+    images: int
+    distance: float  # share of images at another route than was expected
+    chance: float  # of a difference as large where nothing has changed
+
+    @property
+    def drifted(self) -> bool:
+        """Whether images are no longer like those that the budget was calibrated on."""
+        return self.images >= ENOUGH and self.chance < SURE and self.distance > FAR
+
+    def __str__(self) -> str:
+        if not self.drifted:
+            return f"no drift in the last {self.images} images"
+        return (
+            f"drift: {self.distance:.0%} of the last {self.images} images take another route than at "
+            "calibration; calibrate again on images like these"
+        )
+
+
+class Session:
+    """Counts routes and costs of a routed network, watches them drift and, if told so, caps their mean cost.
+
+    With a ``cap`` the mean cost of the last ``window`` images is never above it after a batch, whatever the
+    images: routes then depend on what came before. Threads may share a session.
+    """
+
+    def __init__(self, routed: Routed, *, window: int = 1000, cap: float | str | None = None) -> None:
+        if window < 1:
+            raise DsnetError(f"a window has at least one image, not {window}")
+        self.routed, self.window = routed, window
+        costs = routed.router.costs
+        self.cap = parse_budget(cap, costs) if isinstance(cap, str) else cap
+        least = routed.rule.least(routed.model)
+        if self.cap is not None and self.cap < least:
+            unit = costs.unit
+            raise DsnetError(
+                f"a cap of {written(self.cap, unit)} cannot be kept: an image costs at least "
+                f"{written(least, unit)}"
+            )
+        self._lock = threading.Lock()
+        self._recent: deque[tuple[int, float]] = deque(maxlen=window)  # (route, cost)
+        self._taken: Counter[int] = Counter()
+        self._spent = 0.0
+
+    def __call__(self, x: Tensor) -> RoutedOutput:
+        """Runs a batch: logits, and the number of the route that gave each."""
+        if self.cap is None:
+            output = self.routed.run(x)
+            with self._lock:
+                self._note(output)
+            return output
+        with self._lock:  # what one batch may cost depends on all before it
+            parts = []
+            for part in torch.split(x, self.window) if len(x) else (x,):
+                parts.append(self.routed.rule(self.routed.model, part, self._allowance(len(part))))
+                self._note(parts[-1])
+        return RoutedOutput(torch.cat([p.logits for p in parts]), torch.cat([p.routes for p in parts]))
+
+    def _allowance(self, images: int) -> float:
+        assert self.cap is not None
+        counted = min(len(self._recent) + images, self.window)
+        old = list(self._recent)[len(self._recent) - (counted - images) :]
+        return self.cap * counted - sum(cost for _, cost in old)
+
+    def _note(self, output: RoutedOutput) -> None:
+        routes = output.routes.tolist()
+        prices = {route: self.routed.cost(route) for route in set(routes)}
+        for route in routes:
+            self._recent.append((route, prices[route]))
+            self._taken[route] += 1
+            self._spent += prices[route]
+
+    # --- what has been seen ----------------------------------------------------------------------------
+    @property
+    def images(self) -> int:
+        """How many images there have been."""
+        return sum(self._taken.values())
+
+    @property
+    def taken(self) -> dict[int, int]:
+        """Route → images that it answered, of all."""
+        return dict(sorted(self._taken.items()))
+
+    @property
+    def mean_cost(self) -> float:
+        """Of all images."""
+        return self._spent / max(self.images, 1)
+
+    @property
+    def recent_cost(self) -> float:
+        """Of the last window."""
+        with self._lock:
+            return sum(cost for _, cost in self._recent) / max(len(self._recent), 1)
+
+    def drift(self) -> Drift | None:
+        """The last window against the calibration images; none where no budget says what to expect."""
+        expected = self._expected()
+        if not expected:
+            return None
+        with self._lock:
+            live = Counter(route for route, _ in self._recent)
+        routes = sorted({*expected, *live})
+        seen = torch.tensor([live[route] for route in routes], dtype=torch.float64)
+        known = torch.tensor([expected.get(route, 0) for route in routes], dtype=torch.float64)
+        n, m = float(seen.sum()), float(known.sum())
+        if n == 0 or len(routes) < 2:
+            return Drift(images=int(n), distance=0.0, chance=1.0)
+        distance = float((seen / n - known / m).abs().sum() / 2)
+        # Pearson's test that two histograms come from the same distribution.
+        statistic = (((m / n) ** 0.5 * seen - (n / m) ** 0.5 * known).square() / (seen + known)).sum()
+        degrees = torch.tensor((len(routes) - 1) / 2, dtype=torch.float64)
+        chance = float(torch.special.gammaincc(degrees, statistic / 2))
+        return Drift(images=int(n), distance=distance, chance=chance)
+
+    def _expected(self) -> dict[int, int]:
+        budget = self.routed.budget
+        return {} if budget is None else dict(self.routed.router.point(float(budget)).taken)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types), for logs."""
+        drift = self.drift()
+        return {
+            "images": self.images,
+            "mean_cost": self.mean_cost,
+            "recent_cost": self.recent_cost,
+            "taken": {str(route): count for route, count in self.taken.items()},
+            "drift": None if drift is None else {"distance": drift.distance, "chance": drift.chance},
+            "drifted": bool(drift and drift.drifted),
+        }
