@@ -161,7 +161,7 @@ def test_heads_of_every_form_survive_a_checkpoint(mbnet: Path) -> None:
 
 
 def test_a_value_gate_learns_the_routes_accuracies(mbnet: Path) -> None:
-    config = GateConfig(value=1, target=0, complexity=0, sgs=0, lr=0.2, epochs=10)
+    config = GateConfig(goal="value", lr=0.2, epochs=10)
     train_gate(mbnet, config, save_as="value", device="cpu")
     run = open_trained(mbnet, "value", device="cpu")
     outputs = collect(run.model, run.seen(run.train))
@@ -233,7 +233,7 @@ def test_what_cannot_be_trained_says_why(mbnet: Path, resnet: Path, tmp_path: Pa
     assert "t.json" in wrong(latency=str(tmp_path / "t.json"))
     message = error_of(lambda: train_gate(resnet, GateConfig(passes=2), device="cpu"))
     assert "several gates" in message
-    assert "one gate" in error_of(lambda: train_gate(resnet, GateConfig(value=1), device="cpu"))
+    assert "one gate" in error_of(lambda: train_gate(resnet, GateConfig(goal="value"), device="cpu"))
     with pytest.raises(DsnetError, match="has no checkpoint"):
         train_gate(tmp_path, GateConfig(), device="cpu")
     saved = load_checkpoint(mbnet, "final")

@@ -8,7 +8,19 @@ import sys
 from collections.abc import Sequence
 
 import dsnet
-from dsnet.cli import calibrate, demo, describe, evaluate, gate, models, profile, recalibrate, recipes, train
+from dsnet.cli import (
+    calibrate,
+    demo,
+    describe,
+    evaluate,
+    gate,
+    models,
+    predict,
+    profile,
+    recalibrate,
+    recipes,
+    train,
+)
 from dsnet.errors import DsnetError
 
 __all__ = ["build_parser", "main"]
@@ -35,7 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dsnet {dsnet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (models, describe, recipes, train, recalibrate, gate, calibrate, evaluate, profile, demo):
+    steps = (models, describe, recipes, train, recalibrate, gate, calibrate, evaluate, predict, profile, demo)
+    for module in steps:
         module.add_command(commands)
     return parser
 

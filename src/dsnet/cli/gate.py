@@ -29,8 +29,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "seconds: what the frozen weights say of the images is kept in memory.\n\nSettings:\n" + settings,
         epilog="Examples:\n"
         "  dsnet gate runs/digits_mbnet                                    the paper's losses\n"
-        "  dsnet gate runs/mine --set value=1 --set target=0 --set complexity=0 --set sgs=0\n"
-        "                     scores learn the chance that each route is right: best with a budget\n"
+        "  dsnet gate runs/mine --set goal=value                          scores learn the chance that each\n"
+        "                                              route is right: what a budget is best spent by\n"
         "  dsnet gate runs/mine --set space=S --save-as gated-S           the paper's DS-MBNet-S\n"
         "  dsnet gate runs/mine --set latency=t.json                      a penalty in milliseconds\n"
         "Then: dsnet calibrate RUN, and dsnet evaluate RUN --routed.",
@@ -51,7 +51,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(args: argparse.Namespace) -> int:
     """Trains, or shows what would be trained."""
-    config = override(GateConfig(), parse_assignments(args.set))
+    changes = parse_assignments(args.set)
+    if isinstance(changes.get("space"), int | tuple):  # 0,3 reads as two numbers
+        numbers = changes["space"] if isinstance(changes["space"], tuple) else (changes["space"],)
+        changes["space"] = ",".join(map(str, numbers))
+    config = override(GateConfig(), changes)
     if args.dry_run:
         plain = to_plain(config)
         print(json.dumps(plain, indent=2) if args.json else "\n".join(f"{k} = {v}" for k, v in plain.items()))
@@ -97,12 +101,16 @@ def _shown(outcome: GateOutcome) -> str:
         ]
         lines.append(table(["choice", "images", "share", ""], rows, left=("",)) + "\n")
     static = [report for report in outcome.reports if report.static]
-    if static:
+    if outcome.goal == "value":
+        lines.append(
+            "Without a budget such a gate takes the most accurate route; with one it saves where it can.\n"
+        )
+    elif static:
         lines.append(
             f"warning: {'the gate decides' if len(outcome.reports) == 1 else f'{len(static)} gates decide'} "
-            "nothing: (nearly) all images get the same choice. `dsnet calibrate` spreads them for a budget;\n"
-            "--set value=1 --set target=0 --set complexity=0 --set sgs=0 trains a gate for that, --set\n"
-            "even=true gives rare targets more weight, --set images=held_out shows it harder images.\n"
+            "nothing: (nearly) all images get the same choice. `dsnet calibrate` spreads them for a budget,\n"
+            "--set goal=value trains a gate for that; --set even=true gives rare targets more weight, --set\n"
+            "images=held_out shows it images that the weights have not learnt.\n"
         )
     lines.append(f"Saved as {outcome.folder / outcome.name}. Next: dsnet calibrate {outcome.folder}")
     return "\n".join(lines)

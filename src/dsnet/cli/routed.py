@@ -115,7 +115,10 @@ def _shown(found: Comparison, costs: CostTable) -> str:
     for row in _middle(found):
         total, most = sum(row.taken.values()), max(row.taken.values())
         body = [[str(r), str(n), f"{n / total:.0%}", bar(n, most)] for r, n in row.taken.items()]
-        lines.append(f"\nRoutes that answered, {row.router} at {written(row.budget, costs.unit)}:\n")
+        lines.append(
+            f"\nRoutes that answered, {row.router} at {written(row.budget, costs.unit)} "
+            f"({row.information:.3f} bits about how hard an image is):\n"
+        )
         lines.append(table(["route", "images", "share", ""], body, left=("",)))
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsnet.errors import DsnetError
 from dsnet.routing.calibration import Calibration
 from dsnet.routing.curves import interpolate, oracle, random_router, static_points
-from dsnet.routing.monitor import DIFFICULTIES, difficulties
+from dsnet.routing.monitor import DIFFICULTIES, difficulties, mutual_information
 from dsnet.routing.outputs import Outputs, Simulated, simulate
 from dsnet.routing.router import Point, RouterKind
 
@@ -34,6 +34,7 @@ class Row:
     alone: float | None  # stand-alone networks, mixed to the same mean cost
     by_difficulty: dict[str, float | None]  # accuracy on easy, dependent and hard images
     taken: dict[int, int]  # route → images that it answered
+    information: float  # bits that the route tells about the difficulty of its image
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types)."""
@@ -106,4 +107,5 @@ def _row(
         alone=interpolate(list(alone), seen.cost) if alone else None,
         by_difficulty={n: float(g.double().mean()) if len(g) else None for n, g in groups.items()},
         taken={route.number: n for route, n in zip(outputs.routes, counts, strict=True) if n},
+        information=mutual_information(seen.columns, hard),
     )

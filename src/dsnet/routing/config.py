@@ -19,10 +19,10 @@ class GateConfig:
     """Stage II; the defaults are the paper's."""
 
     space: str | None = None  # routes to decide between: S, M, L, or numbers as 0,3,7; none: all
+    goal: Literal["paper", "value"] = "paper"  # value: the chance that each route is right (one gate)
     target: float = 1.0  # λ1, weight of the label's loss
     complexity: float = 0.5  # λ2, weight of the complexity penalty
     sgs: float = 1.0  # λ3, weight of sandwich gate sparsification
-    value: float = 0.0  # weight of learning the chance that each route is right (ours; one gate)
     strategy: Strategy = "try_best"  # where images go that no route solves: last route, or first (give_up)
     even: bool = False  # SGS targets weighted so that rare ones count as much as frequent ones
     head: Literal["onehot", "scalar"] = "onehot"  # scalar: one number in [0, 1] instead of scores
@@ -40,7 +40,7 @@ class GateConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        weights = ("target", "complexity", "sgs", "value")
+        weights = ("target", "complexity", "sgs")
         for name in weights:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise DsnetError(f"{name} must be at least 0, not {getattr(self, name)}")

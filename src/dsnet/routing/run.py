@@ -115,6 +115,7 @@ class GateOutcome:
     folder: Path
     name: str
     ending: Ending
+    goal: str = "paper"
     first: bool = True  # whether this is the process that reports
     kept: int = 0  # passes over the images that were kept in memory; 0: the network ran in every step
     reports: tuple[GateReport, ...] = ()  # the gates' own decisions on held-out images
@@ -172,6 +173,7 @@ def train_gate(
         folder=folder,
         name=save_as,
         ending=ending,
+        goal=config.goal,
         first=ranks.first,
         kept=passes,
         reports=tuple(reports),

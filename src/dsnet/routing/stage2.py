@@ -49,8 +49,8 @@ class GateTask:
     ) -> None:
         if not costs.fits(model):
             raise DsnetError(f"these costs are of another network than {model.spec.name}")
-        if config.value and len(model.gates) > 1:
-            raise DsnetError(f"value={config.value} is for networks with one gate, not {len(model.gates)}")
+        if config.goal == "value" and len(model.gates) > 1:
+            raise DsnetError(f"goal=value is for networks with one gate, not with {len(model.gates)}")
         self.config, self.model, self.views, self.costs = config, model, views, costs
         self.rank, self.precision = rank, precision
         self.crops = (
@@ -94,7 +94,7 @@ class GateTask:
             easy, solved = difficulty(self.model, x, labels, self.space)
             walk = several_gates(self.model, x, self.noise)
         label = F.cross_entropy(walk.logits.float(), labels)
-        return self._learn(self._pay(label, walk.scores, walk.draws, easy, solved))
+        return self._pay(label, walk.scores, walk.draws, easy, solved)
 
     def update(self) -> None:
         """Nothing beside the optimiser."""
@@ -121,12 +121,13 @@ class GateTask:
         """Forward and backward of the head alone."""
         reseed(self.noise, self.config.seed, "gate", self.rank, step)
         scores = self.model.gate(0).score(found.code)
+        if self.config.goal == "value":
+            value = value_loss(scores, found.right)
+            value.backward()  # type: ignore[no-untyped-call]
+            return {"gate/value": value.detach(), "loss": value.detach()}
         draw = gumbel_one_hot(scores, self.noise)
         label = mixed_loss(draw, found.losses, found.pull)
-        paid = self._pay(label, [scores], [draw], found.right[:, 0], found.right[:, -1])
-        if self.config.value:
-            paid["gate/value"] = value_loss(scores, found.right)
-        return self._learn(paid)
+        return self._pay(label, [scores], [draw], found.right[:, 0], found.right[:, -1])
 
     # --- both ----------------------------------------------------------------------------------------
     def _pay(
@@ -136,22 +137,12 @@ class GateTask:
         penalty = complexity_penalty(expected_costs(draws, self.costs, self.options), self.costs.largest)
         targets = [sgs_targets(easy, solved, len(own), config.strategy) for own in self.options]
         weights = even_weights(targets[0]) if config.even else None
-        terms = {
-            "gate/target": label,
-            "gate/complexity": penalty,
-            "gate/sgs": sgs_loss(scores, targets, weights),
-        }
+        sgs = sgs_loss(scores, targets, weights)
+        loss = config.target * label + config.complexity * penalty + config.sgs * sgs
+        loss.backward()  # type: ignore[no-untyped-call]
+        terms = {"gate/target": label, "gate/complexity": penalty, "gate/sgs": sgs}
         for gate, own in enumerate(scores):
             terms[f"entropy/gate_{gate}"] = _entropy(F.softmax(own.detach(), 1).mean(0))
-        return terms
-
-    def _learn(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Adds up what is weighted, goes backward, and gives the values."""
-        named = {name: value for name, value in terms.items() if name.startswith("gate/")}
-        loss = torch.stack(
-            [getattr(self.config, n.removeprefix("gate/")) * v for n, v in named.items()]
-        ).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
         return {name: value.detach() for name, value in terms.items()} | {"loss": loss.detach()}
 
     def _seen(self, images: Tensor, labels: Tensor, step: int) -> tuple[list[Tensor], Tensor]:

@@ -1,0 +1,212 @@
+"""`dsnet gate`, `dsnet calibrate` and `dsnet evaluate --routed`, from a trained run to a comparison."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import dsnet
+from dsnet.cli import main
+from dsnet.routing import Calibration, CostTable, Routed, collect, open_trained, profile, simulate
+from dsnet.routing.compare import compare
+from dsnet.training.checkpoint import load_checkpoint
+from dsnet.training.run import train
+from tests.routing.test_stage2 import BASE
+from tests.support import error_of
+
+pytestmark = pytest.mark.xdist_group("commands")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose gate is trained and whose routers are calibrated."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    data = replace(BASE.data, hold_out=0.3)  # so that a budget can be kept to a percent
+    train(replace(BASE, data=data), folder)
+    assert main(["gate", str(folder), "--set", "goal=value", "--set", "lr=0.2"]) == 0
+    assert main(["calibrate", str(folder)]) == 0
+    return folder
+
+
+def out_of(capsys: pytest.CaptureFixture[str], *args: object, status: int = 0) -> str:
+    """What a command prints."""
+    capsys.readouterr()
+    assert main([str(arg) for arg in args]) == status
+    printed = capsys.readouterr()
+    return printed.out if status == 0 else printed.err
+
+
+def test_budgets_are_kept(run: Path) -> None:
+    """Within 2 % on the calibration images; on the test split within 5 % or three standard errors."""
+    opened = open_trained(run, device="cpu")
+    calibration = Calibration.of(opened.saved, run)
+    held_out = collect(opened.model, opened.seen(opened.held_out))
+    tested = collect(opened.model, opened.seen(opened.test))
+    assert calibration.digest == held_out.digest
+    assert calibration.images == len(held_out) > 400
+    for kind, router in calibration.routers.items():
+        low, high = router.curve[0].cost, router.curve[-1].cost
+        kept = 0
+        for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+            budget = low + share * (high - low)
+            rule = router.rule(budget)
+            assert simulate(rule, held_out).cost == pytest.approx(budget, rel=0.02), kind
+            seen = simulate(rule, tested)
+            kept += abs(seen.cost - budget) <= max(0.05 * budget, 3 * seen.cost_error)
+        assert kept == 5, kind
+
+
+def test_calibration_travels_with_the_checkpoint(run: Path) -> None:
+    saved = load_checkpoint(run)
+    calibration = Calibration.of(saved, run)
+    assert set(calibration.routers) == {"gate", "cascade"}
+    assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+    for router in calibration.routers.values():
+        assert all(sum(count for _, count in p.taken) == calibration.images for p in router.curve)
+    routed = dsnet.load_routed(run, "50%", router="cascade")
+    assert isinstance(routed, Routed)
+    opened = open_trained(run, device="cpu")
+    x, _ = next(opened.seen(opened.test, 64))
+    output = routed.run(x)
+    assert torch.equal(routed(x), output.logits)
+    for i in (0, 7, 31):  # an image alone gets the answer of its route
+        alone = routed.model(x[i : i + 1], int(output.routes[i]))
+        assert torch.allclose(output.logits[i : i + 1], alone, atol=1e-4)
+    cheaper = routed.at("25%")
+    costs = [sum(one.cost(r) for r in one.run(x).routes.tolist()) for one in (cheaper, routed)]
+    assert costs[0] < costs[1]
+
+
+def test_auto_picks_the_more_accurate(run: Path) -> None:
+    calibration = Calibration.of(load_checkpoint(run), run)
+    low, high = calibration.reach()
+    for share in (0.2, 0.5, 0.8):
+        budget = low + share * (high - low)
+        found = {kind: r.point(budget).accuracy for kind, r in calibration.routers.items()}
+        pick = calibration.pick(budget)
+        assert found[pick.kind] == max(found.values())
+        assert pick.gain == pytest.approx(max(found.values()) - min(found.values()))
+        assert calibration.router("auto", budget) is calibration.routers[pick.kind]
+
+
+def test_calibrate_says_what_a_budget_comes_to(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads(out_of(capsys, "calibrate", run, "--target-madds", "45%", "--json"))
+    (row,) = told["budgets"]
+    assert row["cost"] == pytest.approx(row["target"], rel=0.02)
+    assert row["router"] in ("gate", "cascade")
+    assert set(row["accuracies"]) == {"gate", "cascade"}
+    shown = out_of(capsys, "calibrate", run, "--target-madds", "45%", "--router", "gate")
+    assert "gate" in shown
+    assert "dsnet evaluate" in shown
+    assert "reach" in out_of(capsys, "calibrate", run, "--target-madds", "300M", status=2)
+    assert "--latency-table" in out_of(capsys, "calibrate", run, "--target-ms", "5", status=2)
+    assert "another unit" in out_of(capsys, "calibrate", run, "--target-madds", "5ms", status=2)
+
+
+def test_milliseconds_as_the_cost(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load_checkpoint(run).model()
+    table = profile(model, batches=(1,), repeats=2)
+    table.save(tmp_path / "t.json")
+    other = profile(dsnet.create_model("ds_vit_plus_tiny"), batches=(1,), repeats=1)
+    other.save(tmp_path / "other.json")
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    told = json.loads(out_of(capsys, "calibrate", copy, "--latency-table", tmp_path / "t.json", "--json"))
+    assert told["unit"] == "ms"
+    routed = dsnet.load_routed(copy, told["budgets"][4]["target"])
+    assert routed.router.costs.unit == "ms"
+    wrong = out_of(capsys, "calibrate", copy, "--latency-table", tmp_path / "other.json", status=2)
+    assert "ds_vit_plus_tiny" in wrong
+    assert main(["gate", str(copy), "--set", f"latency={tmp_path / 't.json'}", "--set", "epochs=1"]) == 0
+
+
+def test_routers_side_by_side(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = replace(BASE.data, hold_out=0.3)
+    alone = replace(
+        BASE, data=data, scheme=replace(BASE.scheme, route=3), optim=replace(BASE.optim, epochs=1)
+    )
+    train(alone, tmp_path / "alone")
+    common = ("evaluate", run, "--routed", "--alone", tmp_path / "alone")
+    told = json.loads(
+        out_of(capsys, *common, "--json", "--csv", tmp_path / "r.csv", "--plot", tmp_path / "r.svg")
+    )
+    opened = open_trained(run, device="cpu")
+    outputs = collect(opened.model, opened.seen(opened.test))
+    for row in told["rows"]:
+        assert row["alone"] == pytest.approx(told["alone"][0][1])
+        assert sum(row["taken"].values()) == told["images"] == len(outputs)
+        assert row["by_difficulty"]["easy"] is not None
+    assert sum(told["shares"].values()) == pytest.approx(1)
+    accuracies = outputs.correct.double().mean(0).tolist()
+    assert [a for _, a in told["static"]] == pytest.approx(accuracies)
+    assert told["oracle"][1] == pytest.approx(outputs.correct.any(1).double().mean().item())
+    with (tmp_path / "r.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(told["rows"])
+    assert (tmp_path / "r.svg").read_text().startswith("<svg")
+    text = out_of(capsys, *common, "--budget", "40%", "--plot", tmp_path / "r.html")
+    assert "stand-alone" in text
+    assert "Routes that answered, cascade" in text
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    assert "scheme.route" in out_of(capsys, "evaluate", run, "--routed", "--alone", run, status=2)
+    assert "for --routed" in out_of(capsys, "evaluate", run, "--budget", "40%", status=2)
+
+
+def test_the_comparison_equals_what_runs(run: Path) -> None:
+    opened = open_trained(run, device="cpu")
+    outputs = collect(opened.model, opened.seen(opened.test))
+    calibration = Calibration.of(opened.saved, run)
+    budget = 0.4 * calibration.costs.largest
+    for row in compare(outputs, calibration, [budget]).rows:
+        routed = Routed(opened.model, calibration.routers[row.router], budget)
+        right, cost, count = 0, 0.0, 0
+        for x, labels in opened.seen(opened.test, 100):
+            output = routed.run(x)
+            right += int((output.logits.argmax(1) == labels).sum())
+            cost += sum(map(routed.cost, output.routes.tolist()))
+            count += len(labels)
+        assert row.accuracy == pytest.approx(right / count, abs=1.01 / count)  # rounding may tip an image
+        assert row.cost == pytest.approx(cost / count, rel=0.005)
+
+
+def test_what_is_not_there_yet_names_the_command(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "dsnet calibrate" in out_of(capsys, "evaluate", run, "--routed", "--name", "final", status=2)
+    assert "dsnet gate" in out_of(capsys, "calibrate", run, "--name", "final", "--router", "gate", status=2)
+    assert "no checkpoint" in out_of(capsys, "calibrate", tmp_path, status=2)
+    assert "no checkpoint" in out_of(capsys, "gate", tmp_path, status=2)
+    assert "did you mean" in out_of(capsys, "gate", run, "--set", "epoch=3", status=2)
+    assert "goal must be paper or value" in out_of(capsys, "gate", run, "--set", "goal=best", status=2)
+    plain = json.loads(out_of(capsys, "gate", run, "--dry-run", "--json", "--set", "space=0,3"))
+    assert plain["space"] == "0,3"
+    with pytest.raises(SystemExit):
+        main(["calibrate", str(run), "--sweep", "--target-madds", "45%"])
+    routers = Calibration.of(load_checkpoint(run), run)
+    assert "needs a budget" in error_of(lambda: routers.router("auto"))
+    assert "unknown router" in error_of(lambda: routers.router("best"))  # type: ignore[arg-type]
+
+
+def test_recalibrated_norms_make_a_calibration_void(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    assert "routing" in load_checkpoint(copy).data
+    out_of(capsys, "recalibrate", copy, "--images", "300")
+    assert "routing" not in load_checkpoint(copy).data
+    assert CostTable.of_model(load_checkpoint(copy).model()).largest > 0
+    before = load_checkpoint(run, "final").data["network"]["gates"]
+    assert load_checkpoint(copy).data["network"]["gates"] == before
+
+
+def test_a_static_gate_is_called_one(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", "complexity=50", "--set", "sgs=0", "--set", "target=0", "--save-as", "static"]
+    told = out_of(capsys, "gate", run, *settings)
+    assert "warning" in told
+    assert "goal=value" in told
