@@ -130,8 +130,12 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
         (["--help"], ["dsnet describe ds_mbnet", "dsnet demo", "COMMAND --help"]),
         (["models", "--help"], ["create_model", "--kind"]),
         (["describe", "--help"], ["Examples:", "--convention", "--image-size", "--json"]),
-        (["demo", "--help"], ["random", "--out"]),
-        (["evaluate", "--help"], ["Examples:", "--csv", "--plot", "test split"]),
+        (["demo", "--help"], ["Stage II", "--out"]),
+        (["gate", "--help"], ["Examples:", "goal=value", "complexity", "dsnet calibrate"]),
+        (["calibrate", "--help"], ["Examples:", "--target-madds", "--latency-table", "--sweep"]),
+        (["profile", "--help"], ["--batch", "--out"]),
+        (["predict", "--help"], ["--budget", "--trace"]),
+        (["evaluate", "--help"], ["Examples:", "--csv", "--plot", "test split", "--routed"]),
         (["recalibrate", "--help"], ["Example:", "--data", "digits, cifar10"]),
         (["train", "--help"], ["digits_mbnet", "torchrun", "--resume", "--dry-run", "Examples:"]),
         (["recipes", "--help"], ["Examples:", "--json"]),
@@ -147,17 +151,29 @@ def test_help_teaches(args: list[str], words: list[str], capsys: pytest.CaptureF
 
 
 def test_demo_writes_a_self_contained_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = run(capsys, "demo", "--out", str(tmp_path / "new" / "folder"), "--images", "12")
-    report = (tmp_path / "new" / "folder" / "report.html").read_text(encoding="utf-8")
-    assert str(tmp_path / "new" / "folder" / "report.html") in text
-    assert report.count("<img") == 12
-    assert "http" not in report.replace("http-equiv", "")
-    taken = [int(n) for n in re.findall(r"^  route +\d+ +\S+  █+ (\d+)$", text, re.M)]
-    assert sum(taken) == 12
-    assert len(taken) > 2
-    again = run(capsys, "demo", "--out", str(tmp_path / "new" / "folder"), "--images", "12")
-    timing = re.compile(r"The gated pass took .* s\.")
+    out = tmp_path / "new" / "folder"
+    text = run(capsys, "demo", "--out", str(out), "--epochs", "2")
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert str(out / "report.html") in text
+    assert "http" not in report.replace("http://www.w3.org/2000/svg", "")
+    assert report.count("<svg") == 4
+    assert report.count("<img") >= 8
+    for said in ("stand-alone", "cascade", "gate", "oracle", "Images by route", "Measured time", "Stage II"):
+        assert said in report, said
+    rows = re.findall(r"^(gate|cascade) +\d+% .*%$", text, re.M)
+    assert rows.count("cascade") == 5
+    again = run(capsys, "demo", "--out", str(out), "--epochs", "2")
+    timing = re.compile(r"^  [\d.]+ s$", re.M)
     assert timing.sub("", again) == timing.sub("", text)
+    assert main(["evaluate", str(out / "supernet"), "--routed", "--budget", "50%"]) == 0
+
+
+def test_demo_deletes_nothing_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "supernet").mkdir()
+    (tmp_path / "supernet" / "mine.txt").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "another --out" in capsys.readouterr().err
+    assert (tmp_path / "supernet" / "mine.txt").read_text() == "mine"
 
 
 def test_recalibrate_makes_the_statistics_of_every_route(

@@ -12,7 +12,7 @@ from dsnet.cli.progress import progress
 from dsnet.errors import DsnetError
 from dsnet.report.text import table
 from dsnet.routes import evenly
-from dsnet.routing.calibration import Calibration, calibrate
+from dsnet.routing.calibration import Calibration, calibrate, has_trained_gates
 from dsnet.routing.costs import CostTable
 from dsnet.routing.curves import interpolate, static_points
 from dsnet.routing.latency import LatencyTable
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     costs = _costs(opened, args.latency_table)
     target = args.target_ms or args.target_madds
     budget = None if target is None else parse_budget(target, costs)
-    gated = "gate" in opened.saved.data
+    gated = has_trained_gates(opened.saved)
     if args.router == "gate" and not gated:
         raise DsnetError(f"the gates of {args.run} are not trained; run `dsnet gate {args.run}` first")
     images = calibration_images(opened)
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 def _costs(opened: TrainedRun, path: Path | None) -> CostTable:
     model = opened.model
     if path is None:
-        return CostTable.of_model(model, opened.config.data.size or model.geometry.image_size)
+        return CostTable.of_model(model, opened.test.size)
     table = LatencyTable.load(path)
     table.check(model, model.head.classifier.weight.device)
     return table.costs()

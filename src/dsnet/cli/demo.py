@@ -1,160 +1,219 @@
-"""``dsnet demo``: a gated batch on random weights, and a report to look at."""
+"""``dsnet demo``: the whole story on digits, from training to a budget, and a report to look at."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import shutil
+import statistics
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from dsnet.cli.live import LiveWatch
 from dsnet.cli.options import positive
-from dsnet.cost import madds
-from dsnet.models import Supernet, create_model, list_models
-from dsnet.models.registry import model_entry
-from dsnet.report.page import bar_chart, escape, image_tag, page
-from dsnet.report.text import bar, human
+from dsnet.data.augment import Augment
+from dsnet.errors import DsnetError
+from dsnet.recipes import get_recipe
+from dsnet.report.story import Example, Story, story_page
+from dsnet.report.text import human, table
+from dsnet.routing import (
+    CostTable,
+    GateConfig,
+    Point,
+    Routed,
+    calibrate,
+    collect,
+    open_trained,
+    train_gate,
+)
+from dsnet.routing.compare import Row, compare
+from dsnet.routing.run import TrainedRun, kept_data
+from dsnet.training.checkpoint import save_checkpoint
+from dsnet.training.config import TrainConfig
+from dsnet.training.run import train
 
 __all__ = ["add_command"]
 
-MODEL = "ds_mbnet_cifar"
+BUDGETS = (0.18, 0.2, 0.25, 0.3, 0.4)  # of the largest route's cost
+MAIN = 0.2
+SHOWN = 8  # example images of every route
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
     parser = commands.add_parser(
         "demo",
-        help="run a gated batch on random weights and write a report",
-        description="Describes the models, then sends one batch of made-up images through an untrained\n"
-        f"{MODEL} whose gate is drawn at random: every image runs at its own route, truly\n"
-        "sliced. Shows the routes taken and what they cost, and writes one HTML file.\n"
-        "Random gates show the mechanism, not accuracy.",
+        help="train, route and evaluate a small network on digits, and write a report",
+        description="The whole story in about a minute on two cores, on the digits of scikit-learn: Stage I\n"
+        "(one supernet, all routes), exact batch-norm statistics, stand-alone networks to compare with,\n"
+        "Stage II (its gate), calibration for budgets, evaluation on test images, and measured time.\n"
+        "Writes one HTML file with pictures. Nothing is downloaded, nothing is opened.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("dsnet-demo"), help="folder (default: dsnet-demo)")
-    parser.add_argument("--images", type=positive, default=48, help="how many images (default: 48)")
-    parser.add_argument("--seed", type=positive, default=1, help="for weights and images (default: 1)")
+    parser.add_argument("--epochs", type=positive, default=16, help="of Stage I (default: 16)")
     parser.set_defaults(run_command=run)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedBatch:
-    """What the demo shows."""
-
-    images: Tensor
-    routes: tuple[int, ...]
-    costs: tuple[int, ...]  # MAdds of every route of the space
-    disagreement: float  # largest difference between the batch and its images run alone
-    seconds: float
-
-    @property
-    def mean_cost(self) -> float:
-        """Mean MAdds of an image."""
-        return sum(self.costs[r] for r in self.routes) / len(self.routes)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo."""
     args.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # a small batch: more threads only wait for each other where cores are shared
-    print("The supernets, from their cheapest to their dearest route:\n")
-    ends = {name: _ends(name) for name in list_models("supernet")}
-    for name, (smallest, largest) in ends.items():
-        print(f"  {name:21}{human(smallest):>7} – {human(largest):>6}  {model_entry(name).summary}")
-
-    batch = _gated_batch(args.images, torch.Generator().manual_seed(args.seed))
-    taken = Counter(batch.routes)
-    print(f"\n{args.images} images through {MODEL}, each at the route that its (random) gate picks:\n")
-    for route, cost in enumerate(batch.costs):
-        bars = f"{bar(taken[route], max(taken.values()))} {taken[route]}" if taken[route] else "·"
-        print(f"  route {route:2}  {human(cost):>6}  {bars}")
-    share = batch.mean_cost / batch.costs[-1]
-    print(f"\nMean cost {human(batch.mean_cost)} multiply-adds an image, {share:.0%} of the largest route.")
-    print(f"The batch agrees with its images run one by one to {batch.disagreement:.0e}.")
-    print(f"The gated pass took {batch.seconds:.2f} s.")
-
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small networks: more threads only wait for each other
+    try:
+        story = _tell(args.out, args.epochs)
+    finally:
+        torch.set_num_threads(threads)
     report = args.out / "report.html"
-    report.write_text(_report(batch, ends), encoding="utf-8")
+    report.write_text(story_page(story), encoding="utf-8")
     print(f"\nReport: {report}")
     return 0
 
 
-def _ends(name: str) -> tuple[int, int]:
-    model = create_model(name, device="meta")
-    return madds(model, model.space.smallest), madds(model, model.space.largest)
-
-
-@torch.no_grad()
-def _gated_batch(count: int, generator: torch.Generator) -> GatedBatch:
-    model = create_model(MODEL, generator=generator)
-    images = made_up_images(count, model.geometry.image_size, generator)
-    _draw_gate(model, images, generator)
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    print(what, flush=True)
     start = time.perf_counter()
-    logits = model(images)
-    seconds = time.perf_counter() - start
-    routes = model.route(images)[:, 0].tolist()
-    alone = torch.cat([model(image[None], route) for image, route in zip(images, routes, strict=True)])
-    return GatedBatch(
-        images=images,
-        routes=tuple(routes),
-        costs=tuple(madds(model, route) for route in model.space),
-        disagreement=((logits - alone).abs().max() / alone.abs().max()).item(),
-        seconds=seconds,
+    yield
+    print(f"  {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def _tell(out: Path, epochs: int) -> Story:
+    recipe = get_recipe("digits_mbnet").config
+    config = replace(
+        recipe,
+        augment=Augment(padding=1),
+        scheme=replace(recipe.scheme, name="ib+label", add=True),
+        optim=replace(recipe.optim, epochs=epochs, lr=0.1),
+        run=replace(recipe.run, device="cpu"),
+    )
+    folder = out / "supernet"
+    with _step(f"1. Stage I: {config.model} on digits, {epochs} epochs, all routes together"):
+        _train(config, folder)
+    with _step("2. The same routes as stand-alone networks, to compare with"):
+        alone = _stand_alone(config, out)
+    with _step("3. Stage II: the gate learns the chance that each route is right"):
+        gate = GateConfig(goal="value", first_layer="separate", width=64, lr=0.2, epochs=30)
+        train_gate(folder, gate, device="cpu", watch=LiveWatch(quiet=True))
+    opened = open_trained(folder, "gated", device="cpu")
+    costs = CostTable.of_model(opened.model, opened.test.size)
+    with _step("4. Calibration on held-out images: which settings keep which budget"):
+        calibration = calibrate(collect(opened.model, opened.seen(opened.held_out)), costs)
+        data = {**kept_data(opened.saved), "routing": calibration.to_dict()}
+        save_checkpoint(folder, "gated", opened.model, step=opened.saved.data["step"], data=data)
+    with _step("5. Evaluation on test images"):
+        outputs = collect(opened.model, opened.seen(opened.test))
+        budgets = [share * costs.largest for share in BUDGETS]
+        found = compare(outputs, calibration, budgets, alone)
+        low, high = calibration.reach()
+        curve = compare(outputs, calibration, [low + i / 24 * (high - low) for i in range(25)], alone)
+    _print_table(found.rows, costs)
+    with _step("6. Measured time"):
+        pick = calibration.pick(MAIN * costs.largest).kind
+        routed = Routed(opened.model, calibration.routers[pick], MAIN * costs.largest)
+        times = _times(opened, routed)
+    return Story(
+        model=config.model,
+        command=f"dsnet demo --epochs {epochs}",
+        costs=costs,
+        comparison=found,
+        curve=curve,
+        main=MAIN * costs.largest,
+        picked=pick,
+        examples=_examples(opened, routed),
+        stage1=_metrics(folder / "metrics.jsonl"),
+        stage2=_metrics(folder / "gated.stage2" / "metrics.jsonl"),
+        times=times,
     )
 
 
-def _draw_gate(model: Supernet, images: Tensor, generator: torch.Generator) -> None:
-    """Gives the gate random scores that favour no route over these images as a whole."""
-    head = model.gate(0).routing
-    assert head is not None
-    assert head.last.bias is not None
-    torch.nn.init.normal_(head.last.weight, generator=generator)
-    scores = model.score(model.enter(images))
-    head.last.bias.copy_(-scores.mean(0))
+def _train(config: TrainConfig, folder: Path) -> None:
+    """Anew, in place of what an earlier demo left."""
+    if folder.exists():
+        if not (folder / "recipe.json").is_file():
+            raise DsnetError(f"{folder} is there already and is no run of the demo; choose another --out")
+        shutil.rmtree(folder)
+    train(config, folder, watch=LiveWatch(quiet=True))
 
 
-def made_up_images(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Gratings of random colour, direction and fineness under random amounts of noise."""
-    axis = torch.linspace(-1, 1, size)
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    angle, fineness, noise = (torch.rand(count, 1, 1, generator=generator) for _ in range(3))
-    wave = torch.sin(12 * fineness * (x * torch.cos(3.1416 * angle) + y * torch.sin(3.1416 * angle)))
-    colour = torch.rand(count, 3, 1, 1, generator=generator)
-    grain = torch.randn(count, 3, size, size, generator=generator)
-    return (0.5 + 0.5 * wave[:, None] * colour + 0.3 * noise[:, None] * grain).clamp(0, 1)
+def _stand_alone(config: TrainConfig, out: Path) -> list[Point]:
+    points = []
+    for route in range(4):
+        folder = out / f"alone-{route}"
+        alone = replace(config.scheme, name="label", add=False, route=route)
+        optim = replace(config.optim, lr=0.2)  # the better one for a single loss
+        _train(replace(config, scheme=alone, optim=optim), folder)
+        (result,) = json.loads((folder / "results.json").read_text(encoding="utf-8"))["test"]
+        points.append(Point(cost=result["madds"], accuracy=result["accuracy"], numbers=(), routes=(route,)))
+    return points
 
 
-def _report(batch: GatedBatch, ends: dict[str, tuple[int, int]]) -> str:
-    taken, largest = Counter(batch.routes), batch.costs[-1]
-    order = sorted(range(len(batch.routes)), key=lambda i: batch.routes[i])
-    pictures = "".join(
-        f"<figure>{image_tag(batch.images[i], f'image {i}')}<figcaption>route {batch.routes[i]}<br>"
-        f"{human(batch.costs[batch.routes[i]])}</figcaption></figure>"
-        for i in order
-    )
-    histogram = bar_chart(
-        [f"route {r}" for r in range(len(batch.costs))],
-        [taken[r] for r in range(len(batch.costs))],
-        [f"{taken[r]} × {human(c)}" for r, c in enumerate(batch.costs)],
-    )
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{human(a)}</td><td>{human(b)}</td><td>{b / a:.1f} ×</td></tr>"
-        for name, (a, b) in ends.items()
-    )
-    return page(
-        "One set of weights, a route for every image",
-        f"<p>An untrained <strong>{MODEL}</strong> with a gate drawn at random took {len(batch.routes)} "
-        "made-up images in one batch. Every image ran at its own route: mean cost "
-        f"<strong>{human(batch.mean_cost)}</strong> multiply-adds, {batch.mean_cost / largest:.0%} of the "
-        f"largest route's {human(largest)}. The batch agrees with its images run one by one to "
-        f"{batch.disagreement:.0e}. A random gate shows the mechanism, not accuracy.</p>"
-        f"<h2>Routes taken</h2>{histogram}"
-        f'<h2>The images, by route</h2><div class="grid">{pictures}</div>'
-        "<h2>The supernets</h2><p>Multiply-adds of the cheapest and the dearest route, at the network's own "
-        'image size.</p><div class="wide"><table>'
-        "<tr><th>model</th><th>cheapest</th><th>dearest</th><th>ratio</th></tr>"
-        f"{rows}</table></div>",
-    )
+def _print_table(rows: tuple[Row, ...], costs: CostTable) -> None:
+    body = [
+        [
+            row.router,
+            f"{row.budget / costs.largest:.0%}",
+            human(row.cost),
+            f"{100 * row.accuracy:.1f} %",
+            f"{100 * row.static:.1f} %",
+            "–" if row.alone is None else f"{100 * row.alone:.1f} %",
+        ]
+        for row in rows
+    ]
+    header = ["router", "budget", "MAdds", "accuracy", "single routes", "stand-alone"]
+    print("\n" + table(header, body, left=("router",)))
+    print("Budgets are shares of the largest route's cost; the last two columns at the same mean cost.\n")
+
+
+@torch.inference_mode()
+def _times(opened: TrainedRun, routed: Routed, repeats: int = 15) -> dict[str, float]:
+    """Median milliseconds an image, of every route and routed; they take turns."""
+    x, _ = next(opened.seen(opened.test, 256))
+    calls: dict[str, Callable[[], object]] = {
+        f"route {route.number}": functools.partial(opened.model, x, route) for route in opened.model.space
+    }
+    calls[f"routed, {MAIN:.0%} of the cost"] = functools.partial(routed, x)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 2):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if turn >= 2:  # the first ones warm up
+                samples[name].append(1e3 * (time.perf_counter() - start) / len(x))
+    return {name: statistics.median(taken) for name, taken in samples.items()}
+
+
+@torch.inference_mode()
+def _examples(opened: TrainedRun, routed: Routed) -> list[Example]:
+    """Test images by the route that answered them, wrong answers first."""
+    x, labels = next(opened.seen(opened.test, len(opened.test)))
+    raw, _ = next(opened.test.batches([torch.arange(len(opened.test))], full=False))
+    output = routed.run(x)
+    answers = output.logits.argmax(1)
+    examples = []
+    for route in sorted(set(output.routes.tolist())):
+        at = (output.routes == route).nonzero()[:, 0]
+        wrong = answers[at] != labels[at]
+        chosen = at[wrong.long().argsort(descending=True, stable=True)[:SHOWN]]
+        examples += [
+            Example(
+                image=raw[0, i].float() / 255,
+                route=route,
+                ran=routed.path(route),
+                label=opened.test.classes[int(labels[i])],
+                answer=opened.test.classes[int(answers[i])],
+            )
+            for i in chosen.tolist()
+        ]
+    return examples
+
+
+def _metrics(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -62,7 +62,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, split: str) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
     parser.add_argument(
         "--name",
-        help="which of its checkpoints: gated, final, best, last (default: the first of these that is there)",
+        help="which of its checkpoints: gated, final, best, last (default: gated, else final, else last)",
     )
     parser.add_argument(
         "--data",

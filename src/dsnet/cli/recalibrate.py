@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         for key, value in kept_data(saved).items()
         if key != "routing"  # made with other statistics
     }
-    data = {**kept, "input": {"mean": list(channels[0]), "std": list(channels[1])}}
+    made = {"mean": list(channels[0]), "std": list(channels[1]), "size": opened.images.size}
+    data = {**kept, "input": made}
     name = args.name or default_name(args.run)
     where = save_checkpoint(args.run, name, model, step=saved.data["step"], tensors=others, data=data)
     count = len(model.space) if routes is None else len(routes)

@@ -12,6 +12,7 @@ from dsnet.errors import DsnetError
 from dsnet.report.page import bar_chart, escape, page
 from dsnet.report.plot import Point as Dot
 from dsnet.report.plot import accuracy_plot
+from dsnet.report.story import router_curves
 from dsnet.report.text import bar, table
 from dsnet.routes import evenly
 from dsnet.routing.calibration import Calibration
@@ -48,7 +49,7 @@ def run_routed(args: argparse.Namespace) -> int:
         _write_csv(args.csv, found)
     if args.plot is not None:
         many = [low + i / 24 * (high - low) for i in range(25)]
-        curves = _curves(compare(outputs, calibration, many, alone))
+        curves = router_curves(compare(outputs, calibration, many, alone))
         if args.plot.suffix == ".svg":
             args.plot.write_text(accuracy_plot(title, curves, unit=costs.unit), encoding="utf-8")
         else:
@@ -127,16 +128,6 @@ def _middle(found: Comparison) -> list[Row]:
     """Of every router the row in the middle of the budgets."""
     kinds = dict.fromkeys(row.router for row in found.rows)
     return [(curve := found.curve(kind))[len(curve) // 2] for kind in kinds]
-
-
-def _curves(found: Comparison) -> dict[str, list[Dot]]:
-    curves = {"single routes": [Dot(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.static]}
-    if found.alone:
-        curves["stand-alone"] = [Dot(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.alone]
-    for kind in dict.fromkeys(row.router for row in found.rows):
-        curves[kind] = [Dot(row.cost, row.accuracy) for row in found.curve(kind)]
-    curves["oracle"] = [Dot(found.oracle.cost, found.oracle.accuracy)]
-    return curves
 
 
 def _page(title: str, curves: dict[str, list[Dot]], found: Comparison, costs: CostTable) -> str:

@@ -98,11 +98,27 @@ def _open(source: str | bytes) -> Any:  # noqa: ANN401  (an image of Pillow, whi
         with images.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
             if opened.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
                 opened = images.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8))
-            return opened.convert("RGB")
+            return _upright(opened).convert("RGB")
     except images.UnidentifiedImageError:  # its message only has the address of the bytes
         raise DamagedError("it is no image that Pillow can read") from None
     except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
         raise DamagedError(str(error)) from error  # these are what Pillow raises for damaged files
+
+
+def _upright(image: Any) -> Any:  # noqa: ANN401
+    """As the camera was held, where the file says so (EXIF)."""
+    turned = image.getexif().get(0x0112, 1)  # the tag of orientation
+    ways = pillow().Transpose
+    turns = {
+        2: ways.FLIP_LEFT_RIGHT,
+        3: ways.ROTATE_180,
+        4: ways.FLIP_TOP_BOTTOM,
+        5: ways.TRANSPOSE,
+        6: ways.ROTATE_270,
+        7: ways.TRANSVERSE,
+        8: ways.ROTATE_90,
+    }
+    return image.transpose(turns[turned]) if turned in turns else image
 
 
 def _centre(image: Any, size: int, ratio: float) -> Any:  # noqa: ANN401

@@ -37,6 +37,11 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def size(self) -> int:
+        """Side of the images, in pixels."""
+        return self.images.shape[-1]
+
     def to(self, device: torch.device | str) -> Self:
         """The same set on a device."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

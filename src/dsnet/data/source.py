@@ -47,6 +47,10 @@ class Source(Protocol):
         """Names of the classes."""
 
     @property
+    def size(self) -> int:
+        """Side of the images, in pixels."""
+
+    @property
     def labels(self) -> Tensor:
         """[N]: where the images are, or on the CPU where they are decoded on demand."""
 

@@ -28,7 +28,7 @@ p, figcaption { color: var(--soft) } p strong { color: var(--ink) }
 .bars span { text-align: right }
 .bars div { display: flex; align-items: center; gap: .5rem; white-space: nowrap }
 .bars i { background: var(--bar); height: 1rem; border-radius: 2px }
-.wide { overflow-x: auto }
+.wide { overflow-x: auto } svg { display: block; max-width: 46rem; width: 100% }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); gap: .75rem }
 .grid figure { margin: 0 } .grid img { width: 100%; image-rendering: pixelated; border-radius: 4px }
 .grid figcaption { font-size: .8rem; text-align: center }

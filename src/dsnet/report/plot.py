@@ -1,18 +1,18 @@
-"""Accuracy against cost as an SVG picture, in light and dark, without a plotting library."""
+"""Curves as SVG pictures, in light and dark, without a plotting library."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dsnet.report.page import escape
 from dsnet.report.text import human
 
-__all__ = ["Point", "accuracy_plot"]
+__all__ = ["Point", "accuracy_plot", "line_plot"]
 
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 440, 70, 34, 48, 56
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 560, 380, 58, 26, 54  # small: text stays legible on a phone
 
 _STYLE = """<style>
 text { font: 13px system-ui, sans-serif; fill: #59636e } .title { font-size: 15px; fill: #1b1f24 }
@@ -31,21 +31,63 @@ class Point(NamedTuple):
 
 
 def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]], *, unit: str = "madds") -> str:
-    """One curve a name, points joined from the cheapest to the dearest; hover for their labels."""
-    axis = "milliseconds an image" if unit == "ms" else "multiply-adds an image"
+    """Accuracy against cost: one curve a name; hover over a point for its label."""
 
     def shown(cost: float) -> str:
         return f"{cost:.3g} ms" if unit == "ms" else human(cost)
 
+    dots = {
+        name: [
+            _Dot(p.madds, 100 * p.accuracy, f"{name} {p.label}: {p.accuracy:.2%} at {shown(p.madds)}")
+            for p in curve
+        ]
+        for name, curve in curves.items()
+    }
+    axis = "milliseconds an image" if unit == "ms" else "multiply-adds an image"
+    return _chart(title, dots, axis=axis, x_text=shown, y_text=lambda y: f"{y:g} %", least=1.0)
+
+
+def line_plot(
+    title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, axis: str, percent: bool = False
+) -> str:
+    """Numbers against steps or epochs: one line a name."""
+
+    def text(value: float) -> str:
+        return f"{value:g} %" if percent else f"{value:g}"
+
+    dots = {
+        name: [_Dot(x, y, f"{name}: {y:.4g} at {x:g}") for x, y in curve] for name, curve in curves.items()
+    }
+    return _chart(title, dots, axis=axis, x_text=lambda x: f"{x:g}", y_text=text, radius=1.5)
+
+
+class _Dot(NamedTuple):
+    x: float
+    y: float
+    tip: str
+
+
+def _chart(
+    title: str,
+    curves: Mapping[str, Sequence[_Dot]],
+    *,
+    axis: str,
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+    least: float = 0.0,
+    radius: float = 4,
+) -> str:
+    """Points joined from left to right; the y axis spans at least ``least``."""
+    legend, top = _legend(list(curves))
     points = [point for curve in curves.values() for point in curve]
-    x_ticks = _ticks(min(p.madds for p in points), max(p.madds for p in points))
-    y_ticks = _ticks(min(100 * p.accuracy for p in points), max(100 * p.accuracy for p in points), least=1)
+    x_ticks = _ticks(min(p.x for p in points), max(p.x for p in points))
+    y_ticks = _ticks(min(p.y for p in points), max(p.y for p in points), least=least)
 
-    def x(madds: float) -> float:
-        return LEFT + (madds - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
+    def x(value: float) -> float:
+        return LEFT + (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
 
-    def y(percent: float) -> float:
-        return HEIGHT - BOTTOM - (percent - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (HEIGHT - TOP - BOTTOM)
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (HEIGHT - top - BOTTOM)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{_STYLE}',
@@ -55,35 +97,45 @@ def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]], *, unit: st
     ]
     for tick in x_ticks:
         parts.append(
-            f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+            f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>'
         )
         parts.append(
-            f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{shown(tick)}</text>'
+            f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x_text(tick)}</text>'
         )
     for tick in y_ticks:
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
         )
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g} %</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{y_text(tick)}</text>')
     parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">{axis}</text>'
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(axis)}</text>'
     )
-    for number, (name, curve) in enumerate(curves.items()):
+    for number, curve in enumerate(curves.values()):
         colour = COLOURS[number % len(COLOURS)]
         ordered = sorted(curve)
-        way = " ".join(f"{x(p.madds):.1f},{y(100 * p.accuracy):.1f}" for p in ordered)
+        way = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in ordered)
         parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for p in ordered:
-            tip = f"{name} {p.label}: {p.accuracy:.2%} at {shown(p.madds)}"
-            parts.append(
-                f'<circle cx="{x(p.madds):.1f}" cy="{y(100 * p.accuracy):.1f}" r="4" fill="{colour}">'
-                f"<title>{escape(tip)}</title></circle>"
-            )
-        if len(curves) > 1:
-            at = LEFT + number * (WIDTH - LEFT - RIGHT) / len(curves)
-            parts.append(f'<circle cx="{at + 5:.1f}" cy="36" r="4" fill="{colour}"/>')
-            parts.append(f'<text x="{at + 14:.1f}" y="40">{escape(name)}</text>')
-    return "\n".join(parts) + "\n</svg>\n"
+        parts += [
+            f'<circle cx="{x(p.x):.1f}" cy="{y(p.y):.1f}" r="{radius:g}" fill="{colour}">'
+            f"<title>{escape(p.tip)}</title></circle>"
+            for p in ordered
+        ]
+    return "\n".join([*parts, *legend]) + "\n</svg>\n"
+
+
+def _legend(names: list[str]) -> tuple[list[str], int]:
+    """A line or more of names with their colours, none for a single curve; and where the grid begins."""
+    parts: list[str] = []
+    at, line = LEFT, 40
+    for number, name in enumerate(names if len(names) > 1 else ()):
+        width = 30 + 7 * len(name)
+        if at + width > WIDTH and at > LEFT:
+            at, line = LEFT, line + 18
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(f'<circle cx="{at + 5}" cy="{line - 4}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{at + 14}" y="{line}">{escape(name)}</text>')
+        at += width
+    return parts, line + 12
 
 
 def _ticks(low: float, high: float, most: int = 6, least: float = 0) -> list[float]:

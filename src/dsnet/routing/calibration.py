@@ -17,7 +17,7 @@ from dsnet.routing.outputs import Outputs, simulate
 from dsnet.routing.router import Routed, Router, RouterKind, parse_budget, written
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
 
-__all__ = ["Calibration", "Pick", "RouterName", "calibrate", "load_routed"]
+__all__ = ["Calibration", "Pick", "RouterName", "calibrate", "has_trained_gates", "load_routed"]
 
 RouterName = Literal["auto", "gate", "cascade"]
 FORMAT = 1
@@ -102,6 +102,13 @@ class Calibration:
         if data is None:
             raise DsnetError(f"{where} is not calibrated; run `dsnet calibrate {where}` first")
         return cls.from_dict(data)
+
+
+def has_trained_gates(saved: Checkpoint) -> bool:
+    """Whether the gates of a checkpoint learnt to decide: in Stage II, or together with the weights."""
+    recipe = saved.data.get("recipe")
+    scheme = recipe.get("scheme", {}) if isinstance(recipe, dict) else {}
+    return "gate" in saved.data or scheme.get("joint") is not None
 
 
 def calibrate(outputs: Outputs, costs: CostTable, *, gate: bool = True) -> Calibration:

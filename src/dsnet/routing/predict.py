@@ -19,7 +19,7 @@ from dsnet.data.decode import THREADS, DamagedError, decode, pillow, processors
 from dsnet.data.items import SUFFIXES
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.routing.calibration import Calibration, RouterName
+from dsnet.routing.calibration import Calibration, RouterName, has_trained_gates
 from dsnet.routing.costs import CostTable, Unit
 from dsnet.routing.router import Routed, parse_budget, written
 from dsnet.routing.rules import CascadeRule, GateRule
@@ -28,9 +28,6 @@ from dsnet.training.run import pick_device
 from dsnet.training.teacher import Channels
 
 __all__ = ["Answer", "Prediction", "Predictor", "Unread", "find_images", "open_predictor"]
-
-# Sets that are no image files keep their side, whatever the network is made for.
-SIDES = {"digits": 16, "cifar10": 32, "cifar100": 32, "fashion_mnist": 32}
 
 
 class Answer(NamedTuple):
@@ -189,7 +186,7 @@ def open_predictor(
         route = int(alone)
     calibration = None if saved.data.get("routing") is None else Calibration.of(saved, where)
     costs = CostTable.of_model(model, size) if calibration is None else calibration.costs
-    gated = "gate" in saved.data
+    gated = has_trained_gates(saved)
     rule: GateRule | CascadeRule
     if route is not None:
         model.require_statistics(model.space.resolve(route))
@@ -217,9 +214,8 @@ def open_predictor(
 
 def _side(saved: Checkpoint, model: Supernet) -> int:
     """Side of the images that the run was tested with."""
-    recipe = saved.data.get("recipe")
-    trained = recipe.get("data", {}) if isinstance(recipe, dict) else {}
-    return int(trained.get("size") or SIDES.get(trained.get("name", "")) or model.geometry.image_size)
+    known = saved.data.get("input")
+    return int((known or {}).get("size") or model.geometry.image_size)
 
 
 def _within(

@@ -200,8 +200,7 @@ def _images(run: TrainedRun, config: GateConfig) -> tuple[Source, Source]:
 def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateTask:
     model = run.model
     device = model.head.classifier.weight.device
-    size = run.config.data.size or model.geometry.image_size
-    costs = CostTable.of_model(model, size)
+    costs = CostTable.of_model(model, run.test.size)
     if config.latency is not None:
         table = LatencyTable.load(config.latency)
         table.check(model, device)

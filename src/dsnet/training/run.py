@@ -118,13 +118,13 @@ def _prepare(
         teacher = load_teacher(config.scheme.teacher, classes=classes, seen=channels, device=device)
     task: Stage1Task | JointTask
     if config.scheme.joint is not None:
-        task = JointTask(config, model, views, ranks=ranks, image_size=_size(config, meta))
+        task = JointTask(config, model, views, ranks=ranks, image_size=test.size)
     else:
         steps = len(train) // config.optim.batch * config.optim.epochs
         task = Stage1Task(config, model, views, steps=steps, ranks=ranks, teacher=teacher)
     data = {
         "recipe": to_plain(config),
-        "input": {"mean": list(channels[0]), "std": list(channels[1])},
+        "input": {"mean": list(channels[0]), "std": list(channels[1]), "size": test.size},
         "classes": list(everything.classes),
         "route": config.scheme.route,
     }

@@ -1,0 +1,163 @@
+"""One page that tells what a run came to: curves, routes, pictures, time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dsnet.report.page import bar_chart, escape, image_tag, page
+from dsnet.report.plot import Point, accuracy_plot, line_plot
+from dsnet.routing.compare import Comparison, Row
+from dsnet.routing.costs import CostTable
+from dsnet.routing.router import RouterKind, written
+
+__all__ = ["Example", "Story", "router_curves", "story_page"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Example:
+    """An image and what became of it."""
+
+    image: Tensor  # [3, H, W] in [0, 1]
+    route: int
+    ran: tuple[int, ...]  # all routes that ran
+    label: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Story:
+    """What the page tells."""
+
+    model: str
+    command: str
+    costs: CostTable
+    comparison: Comparison  # at some budgets
+    curve: Comparison  # at many
+    main: float  # the budget that is looked at closely
+    picked: RouterKind  # the router that was better there on held-out images
+    examples: Sequence[Example]
+    stage1: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+    stage2: Sequence[Mapping[str, Any]]
+    times: Mapping[str, float]  # milliseconds an image
+
+
+def router_curves(found: Comparison) -> dict[str, list[Point]]:
+    """Single routes, stand-alone networks, routers and oracle, for a plot."""
+    curves = {"single routes": [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.static]}
+    if found.alone:
+        curves["stand-alone"] = [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.alone]
+    for kind in dict.fromkeys(row.router for row in found.rows):
+        curves[kind] = [Point(row.cost, row.accuracy) for row in found.curve(kind)]
+    curves["oracle"] = [Point(found.oracle.cost, found.oracle.accuracy)]
+    return curves
+
+
+def story_page(story: Story) -> str:
+    """The whole page."""
+    best = _row(story, story.picked)
+    largest = max(story.comparison.static, key=lambda point: point.cost)
+    share = best.cost / story.costs.largest
+    body = [
+        f"<p><strong>{escape(story.model)}</strong> on handwritten digits. One set of weights, four routes; "
+        f"the {story.picked} sends each image down one of them. At <strong>{share:.0%}</strong> of the "
+        f"largest route's cost it gets <strong>{best.accuracy:.1%}</strong> of "
+        f"{story.comparison.images} test images right; everyone at the largest route: "
+        f"{largest.accuracy:.1%}. Made by <code>{escape(story.command)}</code>.</p>",
+        "<h2>Accuracy against cost</h2>",
+        accuracy_plot("", router_curves(story.curve), unit=story.costs.unit),
+        "<p>Single routes: everyone at the same route of the supernet. Stand-alone: a network of that size "
+        "trained by itself, for as long. Gate and cascade: one checkpoint, one knob. Oracle: the cheapest "
+        "route that is right, which nobody can know beforehand. With "
+        f"{story.comparison.images} test images the standard error of an accuracy is about "
+        f"{100 * best.error:.1f} points: small differences are chance.</p>",
+        _budgets(story),
+        f"<h2>Routes taken at {escape(written(story.main, story.costs.unit))}</h2>",
+        *(_histogram(story, kind) for kind in dict.fromkeys(r.router for r in story.comparison.rows)),
+        f"<h2>Images by route ({story.picked})</h2>",
+        _gallery(story),
+        "<h2>Measured time</h2>",
+        "<p>Milliseconds an image, batch of 256, one CPU thread, medians; the routes took turns.</p>",
+        bar_chart(
+            list(story.times), list(story.times.values()), [f"{t:.3f} ms" for t in story.times.values()]
+        ),
+        "<h2>Training</h2>",
+        _training(story),
+    ]
+    return page("Easy images cost little", "\n".join(body))
+
+
+def _row(story: Story, kind: RouterKind) -> Row:
+    return min(story.comparison.curve(kind), key=lambda row: abs(row.budget - story.main))
+
+
+def _budgets(story: Story) -> str:
+    cells = []
+    for row in story.comparison.rows:
+        alone = "–" if row.alone is None else f"{row.alone:.1%}"
+        cells.append(
+            f"<tr><td>{row.router}</td><td>{row.budget / story.costs.largest:.0%}</td>"
+            f"<td>{row.cost / story.costs.largest:.0%}</td><td>{row.accuracy:.1%}</td>"
+            f"<td>{row.static:.1%}</td><td>{alone}</td></tr>"
+        )
+    return (
+        '<div class="wide"><table><tr><th>router</th><th>budget</th><th>cost</th><th>accuracy</th>'
+        f"<th>single routes</th><th>stand-alone</th></tr>{''.join(cells)}</table></div>"
+        "<p>Budget and cost as shares of the largest route's; the budget was kept on held-out images, the "
+        "cost is that of the test images. Single routes and stand-alone networks at the same mean cost.</p>"
+    )
+
+
+def _histogram(story: Story, kind: RouterKind) -> str:
+    row = _row(story, kind)
+    total = sum(row.taken.values())
+    groups = ", ".join(
+        f"{name} {'–' if value is None else f'{value:.0%}'}" for name, value in row.by_difficulty.items()
+    )
+    return f"<p><strong>{kind}</strong>: {row.accuracy:.1%} right ({groups})</p>" + bar_chart(
+        [f"route {route}" for route in row.taken],
+        list(row.taken.values()),
+        [f"{count} images, {count / total:.0%}" for count in row.taken.values()],
+    )
+
+
+def _gallery(story: Story) -> str:
+    parts = []
+    for route in dict.fromkeys(example.route for example in story.examples):
+        own = [example for example in story.examples if example.route == route]
+        ran = " → ".join(map(str, own[0].ran))
+        figures = "".join(
+            f"<figure>{image_tag(e.image, e.label)}<figcaption>{_caption(e)}</figcaption></figure>"
+            for e in own
+        )
+        parts.append(f"<p>Answered by route <strong>{route}</strong> (ran: {ran})</p>")
+        parts.append(f'<div class="grid">{figures}</div>')
+    return "\n".join(parts)
+
+
+def _caption(example: Example) -> str:
+    if example.answer == example.label:
+        return escape(example.label)
+    return f"<strong>{escape(example.answer)}</strong>, but is {escape(example.label)}"
+
+
+def _training(story: Story) -> str:
+    steps = [line for line in story.stage1 if "loss" in line]
+    terms = [name for name in steps[0] if "/" in name]
+    losses = {name: [(line["step"], line[name]) for line in steps if name in line] for name in terms}
+    checks = [line for line in story.stage1 if "score" in line]
+    routes = [name for name in checks[0] if name.startswith("route_")]
+    reached = {
+        name.replace("_", " "): [(line["epoch"] + 1, 100 * line[name]) for line in checks] for name in routes
+    }
+    gate = {"loss": [(line["step"], line["loss"]) for line in story.stage2]}
+    return "\n".join(
+        [
+            line_plot("Stage I: losses of the sandwich's networks", losses, axis="step"),
+            line_plot("Stage I: held-out accuracy", reached, axis="epoch", percent=True),
+            line_plot("Stage II: the gate's loss", gate, axis="step"),
+        ]
+    )
