@@ -2,7 +2,7 @@
 
     python -m benchmarks.schemes RECIPE [--schemes label ib …] [--alone 0 13 …] [--epochs 30 90]
                                  [--seeds 0 1 2] [--set KEY=VALUE …] [--alone-set KEY=VALUE …] [--jobs 3]
-                                 [--minutes 9] [--json FILE]
+                                 [--minutes 9] [--keep DIR] [--json FILE]
 
 Every row is a run of `dsnet train`, whose test accuracy at every route it reports; a stand-alone network is
 one route trained alone, for as many epochs, with all other settings the same but for --alone-set. What is in
@@ -51,16 +51,18 @@ def planned(base: TrainConfig, args: argparse.Namespace) -> Iterator[Run]:
                 yield {"name": f"alone {route}", "epochs": epochs, "seed": seed, "set": common | alone}
 
 
-def run_one(plain: dict[str, Any]) -> Run:
-    """Trains, and gives what every route reached on the test split."""
+def run_one(plain: dict[str, Any], keep: Path | None) -> Run:
+    """Trains, in a folder to keep or not, and gives what every route reached on the test split."""
     config = from_plain(TrainConfig, plain)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = train(config, Path(folder) / "run")
+        outcome = train(config, keep or Path(folder) / "run")
+    before = {str(old.route): round(100 * old.accuracy, 2) for old, _ in outcome.held_out if old is not None}
     return {
         "seconds": round(time.perf_counter() - start, 1),
         "test": {str(r.route): round(100 * r.accuracy, 2) for r in outcome.test},
         "held_out": {str(after.route): round(100 * after.accuracy, 2) for _, after in outcome.held_out},
+        "held_out_before": before,  # with the statistics that training left
         "madds": {str(r.route): r.madds for r in outcome.test},
     }
 
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument(
         "--alone-set", action="append", default=[], metavar="KEY=VALUE", help="for stand-alone networks"
     )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' folders here")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so long")
     parser.add_argument(
@@ -122,7 +125,8 @@ def main() -> None:
                 run = next(waiting, None)
                 if run is None:
                     break
-                working[pool.submit(run_one, to_plain(override(base, run["set"])))] = run
+                keep = args.keep and args.keep / f"{run['name']}-{run['epochs']}-{run['seed']}"
+                working[pool.submit(run_one, to_plain(override(base, run["set"])), keep)] = run
             if not working:
                 break
             finished = next((future for future in working if future.done()), None)

@@ -13,14 +13,14 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.slicing import METHODS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/benchmarks.md", "docs/training.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/training.md", "docs/routing.md")
 PLACE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
 Data = Mapping[str, Any]
 
@@ -111,6 +111,51 @@ def calibration_table(name: str, data: Data) -> str:
     )
 
 
+ROUTERS = {
+    "cascade": "cascade",
+    "paper": "gate: the paper's losses",
+    "target": "gate: CLS alone",
+    "complexity": "gate: CP alone",
+    "sgs": "gate: SGS alone",
+    "target+complexity": "gate: CLS + CP",
+    "target+sgs": "gate: CLS + SGS",
+    "give_up": "gate: the paper's, give up",
+    "scalar": "gate: the paper's, scalar head",
+    "separate": "gate: the paper's, separate first layer",
+    "even": "gate: the paper's, even targets",
+    "held_out": "gate: the paper's, held-out images",
+    "value": "gate: value",
+    "value_wide": "gate: value, own layer of 128",
+    "value_wide_held_out": "gate: value, own layer of 128, held-out images",
+}
+
+
+def routing_table(name: str, data: Data, routers: str | None = None) -> str:
+    """Accuracy of routers at budgets, and points above single routes at the same cost."""
+    wanted = list(ROUTERS) if routers is None else routers.split(",")
+    rows = []
+    for router in wanted:
+        same = [row for row in data["results"] if row["router"] == router]
+        if not same:
+            continue
+        owns = [row["own"] for row in same if row["own"]]
+        own = f"{_only(o['accuracy'] for o in owns)} at {_only(100 * o['cost'] for o in owns)} %" if owns else "–"
+        cells = []
+        for share in data["budgets"]:
+            at = [b for row in same for b in row["budgets"] if abs(b["share"] - share) < 1e-9]
+            gain = [b["accuracy"] - b["static"] for b in at]
+            cells.append(f"{_only(b['accuracy'] for b in at)} ({statistics.mean(gain):+.1f})" if at else "–")
+        rows.append([ROUTERS[router], own, *cells])
+    seeds = len({row["run"] for row in data["results"]})
+    header = ["router", "its own decision", *(f"{share:.0%}" for share in data["budgets"])]
+    about = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, mean of {seeds} "
+    return markdown(header, rows, about + "seeds; in brackets points above single routes at the same mean cost")
+
+
+def _only(values: Iterable[float]) -> str:
+    return f"{statistics.mean(values):.1f}"
+
+
 def _mean(values: Sequence[float]) -> str:
     if not values:
         return ""
@@ -123,6 +168,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "training": training_table,
     "schemes": schemes_table,
     "calibration": calibration_table,
+    "routing": routing_table,
 }
 
 
