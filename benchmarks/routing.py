@@ -74,7 +74,6 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
                     "run": run.name,
                     "router": name if kind == "gate" else "cascade",
                     "seconds": round(seconds, 1) if kind == "gate" else None,
-                    "settings": to_plain(config) if kind == "gate" else None,
                     "own": {
                         "cost": own.cost / costs.largest,
                         "accuracy": 100 * own.accuracy,
@@ -143,6 +142,7 @@ def main() -> None:
         opened = open_trained(run, "final", device=args.device)
         device = opened.model.head.classifier.weight.device
         about = {"benchmark": "routing", **environment(device), "recipe": to_plain(opened.config)}
+        about["gates"] = {name: GATES[name] for name in args.gates}
         if args.json:
             write_json(args.json, {**about, "budgets": args.budgets, "results": rows})
     print("\n" + report_rows(rows, args.budgets))

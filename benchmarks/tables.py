@@ -139,7 +139,11 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
         if not same:
             continue
         owns = [row["own"] for row in same if row["own"]]
-        own = f"{_only(o['accuracy'] for o in owns)} at {_only(100 * o['cost'] for o in owns)} %" if owns else "–"
+        own = (
+            f"{_only(o['accuracy'] for o in owns)} at {_only(100 * o['cost'] for o in owns)} %"
+            if owns
+            else "–"
+        )
         cells = []
         for share in data["budgets"]:
             at = [b for row in same for b in row["budgets"] if abs(b["share"] - share) < 1e-9]
@@ -148,8 +152,9 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
         rows.append([ROUTERS[router], own, *cells])
     seeds = len({row["run"] for row in data["results"]})
     header = ["router", "its own decision", *(f"{share:.0%}" for share in data["budgets"])]
-    about = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, mean of {seeds} "
-    return markdown(header, rows, about + "seeds; in brackets points above single routes at the same mean cost")
+    about = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, mean of"
+    explained = f"{seeds} seeds; in brackets points above single routes at the same mean cost"
+    return markdown(header, rows, f"{about} {explained}")
 
 
 def _only(values: Iterable[float]) -> str:

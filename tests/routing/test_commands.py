@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from dsnet.training.checkpoint import load_checkpoint
 from dsnet.training.run import train
 from tests.routing.test_stage2 import BASE
 from tests.support import error_of
+from tests.test_docs import code_blocks
 
 pytestmark = pytest.mark.xdist_group("commands")
 
@@ -210,3 +212,16 @@ def test_a_static_gate_is_called_one(run: Path, tmp_path: Path, capsys: pytest.C
     told = out_of(capsys, "gate", run, *settings)
     assert "warning" in told
     assert "goal=value" in told
+
+
+def test_the_routing_pages_code_runs(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "runs" / "digits_mbnet")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"dsnet": dsnet, "images": torch.randn(8, 3, 16, 16)}
+    for block in code_blocks("docs/routing.md"):
+        exec(block, names)
+    assert names["logits"].shape == (8, 10)  # type: ignore[attr-defined]
+    assert names["session"].images == 8  # type: ignore[attr-defined]
+    assert re.match(r"\((\d, )*3,?\) [\d.]+$", capsys.readouterr().out.splitlines()[0])

@@ -33,7 +33,7 @@ First steps:
   dsnet models                       what there is
   dsnet describe ds_mbnet            a network's routes, with widths, multiply-adds and parameters
   dsnet train digits_mbnet           train one in half a minute, on two cores
-  dsnet demo                         a gated batch on random weights, with a report to look at
+  dsnet demo                         the whole story on digits, with a report to look at
 """
 
 
