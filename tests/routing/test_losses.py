@@ -107,6 +107,21 @@ def test_signals_of_one_gate(name: str) -> None:
     assert torch.equal(joined.code.pooled, found.code.pooled)
 
 
+def test_signals_in_lower_precision_are_near() -> None:
+    """What is worked out from the logits stays exact: products in bfloat16 would be off by percents."""
+    model = random_model("ds_mbnet_tiny", torch.float32)
+    x, labels = images(model, 32), torch.arange(32) % 10
+    low = signals.one_gate(model, x, labels, model.space, torch.bfloat16)
+    off = torch.stack([model.finish(model.enter(x), r.choices) for r in model.space], 1)
+    assert not torch.equal(low.losses, signals.one_gate(model, x, labels, model.space).losses)
+    with torch.autocast("cpu", torch.bfloat16):
+        state = model.enter(x)
+        logits = torch.stack([model.finish(state, r.choices) for r in model.space], 1).float()
+    assert_close(logits, off, 0.1)
+    wanted = torch.einsum("bkc,brc->bkr", logits.softmax(2) - F.one_hot(labels, 10)[:, None], logits)
+    assert_close(low.pull, wanted, 1e-5)
+
+
 # --- several gates -------------------------------------------------------------------------------------
 def given_draws(monkeypatch: pytest.MonkeyPatch, draws: list[Tensor]) -> None:
     """Makes the gates take these instead of drawing."""

@@ -106,11 +106,13 @@ def _shown(outcome: GateOutcome) -> str:
             "Without a budget such a gate takes the most accurate route; with one it saves where it can.\n"
         )
     elif static:
+        alone = len(outcome.reports) == 1
+        who = "the gate decides" if alone else f"{len(static)} of {len(outcome.reports)} gates decide"
+        better = "--set goal=value trains a gate for that;\n" if alone else "\n"
         lines.append(
-            f"warning: {'the gate decides' if len(outcome.reports) == 1 else f'{len(static)} gates decide'} "
-            "nothing: (nearly) all images get the same choice. `dsnet calibrate` spreads them for a budget,\n"
-            "--set goal=value trains a gate for that; --set even=true gives rare targets more weight, --set\n"
-            "images=held_out shows it images that the weights have not learnt.\n"
+            f"warning: {who} nothing: (nearly) all images get the same choice. `dsnet calibrate` spreads them\n"
+            f"for a budget, {better}--set even=true gives rare targets more weight, --set images=held_out\n"
+            "shows the gates images that the weights have not learnt.\n"
         )
     lines.append(f"Saved as {outcome.folder / outcome.name}. Next: dsnet calibrate {outcome.folder}")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from dsnet.report.plot import Point as Dot
 from dsnet.report.plot import accuracy_plot
 from dsnet.report.story import router_curves
 from dsnet.report.text import bar, table
-from dsnet.routes import evenly
+from dsnet.routes import RouteSpace, evenly
 from dsnet.routing.calibration import Calibration
 from dsnet.routing.compare import Comparison, Row, compare
 from dsnet.routing.costs import CostTable
@@ -53,7 +53,7 @@ def run_routed(args: argparse.Namespace) -> int:
         if args.plot.suffix == ".svg":
             args.plot.write_text(accuracy_plot(title, curves, unit=costs.unit), encoding="utf-8")
         else:
-            args.plot.write_text(_page(title, curves, found, costs), encoding="utf-8")
+            args.plot.write_text(_page(title, curves, found, costs, opened.model.space), encoding="utf-8")
     if args.json:
         about = {
             "model": opened.model.spec.name,
@@ -69,7 +69,7 @@ def run_routed(args: argparse.Namespace) -> int:
         print(json.dumps(about, indent=2))
         return 0
     print(f"{title}\n")
-    print(_shown(found, costs))
+    print(_shown(found, costs, opened.model.space))
     return 0
 
 
@@ -90,7 +90,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
-def _shown(found: Comparison, costs: CostTable) -> str:
+def _shown(found: Comparison, costs: CostTable, space: RouteSpace) -> str:
     header = ["router", "budget", "mean cost", "of largest", "accuracy", "single routes", "random"]
     header += ["stand-alone"] * bool(found.alone) + ["easy", "dependent", "hard"]
     rows = []
@@ -114,14 +114,29 @@ def _shown(found: Comparison, costs: CostTable) -> str:
         "Single routes, stand-alone: mixed to the same mean cost. Random: drawn with the same histogram."
     )
     for row in _middle(found):
-        total, most = sum(row.taken.values()), max(row.taken.values())
-        body = [[str(r), str(n), f"{n / total:.0%}", bar(n, most)] for r, n in row.taken.items()]
         lines.append(
             f"\nRoutes that answered, {row.router} at {written(row.budget, costs.unit)} "
-            f"({row.information:.3f} bits about how hard an image is):\n"
+            f"({row.information:.3f} bits about how hard an image is):"
         )
-        lines.append(table(["route", "images", "share", ""], body, left=("",)))
+        for name, counts in _histograms(row, space).items():
+            total, most = sum(counts.values()), max(counts.values())
+            body = [
+                [str(c), str(n), f"{n / total:.0%}", bar(n, most) if n else ""] for c, n in counts.items()
+            ]
+            lines.append("\n" + table([name, "images", "share", ""], body, left=("",)))
     return "\n".join(lines)
+
+
+def _histograms(row: Row, space: RouteSpace) -> dict[str, dict[int, int]]:
+    """Images by route or, where several gates decide, by the choice of each."""
+    if space.gates == 1:
+        return {"route": row.taken}
+    found: dict[str, dict[int, int]] = {}
+    for gate, options in enumerate(space.choices):
+        chosen = found[f"gate {gate}"] = dict.fromkeys(options, 0)
+        for route, count in row.taken.items():
+            chosen[space.resolve(route).choices[gate]] += count
+    return found
 
 
 def _middle(found: Comparison) -> list[Row]:
@@ -130,16 +145,18 @@ def _middle(found: Comparison) -> list[Row]:
     return [(curve := found.curve(kind))[len(curve) // 2] for kind in kinds]
 
 
-def _page(title: str, curves: dict[str, list[Dot]], found: Comparison, costs: CostTable) -> str:
+def _page(
+    title: str, curves: dict[str, list[Dot]], found: Comparison, costs: CostTable, space: RouteSpace
+) -> str:
     parts = [accuracy_plot("", curves, unit=costs.unit)]
     for row in _middle(found):
         parts.append(f"<h2>{escape(f'Routes that answered: {row.router}')}</h2>")
         parts.append(
             f"<p>At a mean of {escape(written(row.cost, costs.unit))}, {_percent(row.accuracy)} right.</p>"
         )
-        names = [f"route {route}" for route in row.taken]
-        counts = list(row.taken.values())
-        parts.append(bar_chart(names, counts, [f"{n} images" for n in counts]))
+        for name, counts in _histograms(row, space).items():
+            labels = [f"{name}: {choice}" if space.gates > 1 else f"route {choice}" for choice in counts]
+            parts.append(bar_chart(labels, list(counts.values()), [f"{n} images" for n in counts.values()]))
     return page(title, "\n".join(parts))
 
 

@@ -38,10 +38,14 @@ class Signals(NamedTuple):
 
 
 @torch.no_grad()
-def one_gate(model: Supernet, x: Tensor, labels: Tensor, space: RouteSpace) -> Signals:
-    """Runs every route of ``space`` behind one prefix."""
-    state = model.enter(x)
-    logits = torch.stack([model.finish(state, route.choices).float() for route in space], 1)  # [B, R, C]
+def one_gate(
+    model: Supernet, x: Tensor, labels: Tensor, space: RouteSpace, precision: torch.dtype | None = None
+) -> Signals:
+    """Runs every route of ``space`` behind one prefix; the network alone under ``precision``, if any."""
+    with torch.autocast(x.device.type, precision, enabled=precision is not None):
+        state = model.enter(x)
+        answers = [model.finish(state, route.choices) for route in space]
+    logits = torch.stack([answer.float() for answer in answers], 1)  # [B, R, C]
     off = F.softmax(logits, 2)
     every = torch.arange(len(labels), device=labels.device)
     off[every, :, labels] -= 1

@@ -114,8 +114,7 @@ class GateTask:
     def signals(self, images: Tensor, labels: Tensor, step: int) -> Signals:
         """What the frozen network says of the view of images [1, B, 3, H, W] that belongs to a step."""
         (x,), _ = self._seen(images, labels, step)
-        with self._autocast():
-            return one_gate(self.model, x, labels, self.space)
+        return one_gate(self.model, x, labels, self.space, self.precision)
 
     def learn(self, found: Signals, step: int) -> dict[str, Tensor]:
         """Forward and backward of the head alone."""

@@ -1,0 +1,110 @@
+"""What a step of Stage II costs beside the forward passes that it needs.
+
+    python -m benchmarks.gating [--models ds_mbnet_cifar …] [--batch 128] [--repeats 15] [--json FILE]
+
+A gate with |t| choices needs every image at each of them: with one gate the prefix and |t| suffixes, with
+several the prefix and, stage by stage, |t| candidates. Milliseconds, medians of interleaved repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dsnet
+from benchmarks.timing import environment, interleaved, write_json
+from dsnet.data.augment import Augment
+from dsnet.report.text import table
+from dsnet.routing import CostTable, GateConfig
+from dsnet.routing.stage2 import GateTask
+from dsnet.training.config import MixConfig
+from dsnet.training.views import Views
+
+
+@torch.no_grad()
+def passes(model: dsnet.Supernet, x: Tensor) -> None:
+    """Everything that a step must run forward, and nothing else: every stage's choices behind one history."""
+    state = model.enter(x)
+    history: tuple[int, ...] = ()
+    for gate in range(len(model.gates)):
+        for choice in model.gate(gate).choices:
+            if gate + 1 < len(model.gates):
+                following = model.advance(state, (*history, choice))
+            else:
+                model.finish(state, (*history, choice))
+        history = (*history, model.gate(gate).choices[-1])
+        if gate + 1 < len(model.gates):
+            state = following
+
+
+def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    model = dsnet.create_model(name, generator=torch.Generator().manual_seed(0)).to(device)
+    space = model.space.narrow("S") if dict(model.space.narrowings).get("S") else model.space
+    model.reset_routing(space, generator=torch.Generator().manual_seed(0))
+    model.to(device)
+    size = model.geometry.image_size
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (1, batch, 3, size, size), dtype=torch.uint8, generator=draw).to(device)
+    labels = torch.randint(0, 10, (batch,), generator=draw).to(device)
+    channels = ((0.5,) * 3, (0.25,) * 3)
+    views = Views(Augment(), MixConfig(), channels, seed=0, rank=0, device=device)
+    task = GateTask(GateConfig(), model, views, costs=CostTable.of_model(model))
+    (x,), _ = views(images, labels, count=1, step=0, classes=10)
+    steps = itertools.count()
+    calls: dict[str, Callable[[], object]] = {
+        "passes": lambda: passes(model, x),
+        "step": lambda: task.step(images, labels, next(steps)),
+    }
+    times = {n: t.median for n, t in interleaved(calls, repeats=repeats, device=device).items()}
+    choices = [len(options) for options in task.options]
+    return {
+        "model": name,
+        "choices": choices,
+        "batch": batch,
+        **{call: round(ms, 3) for call, ms in times.items()},
+        "ratio": round(times["step"] / times["passes"], 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", nargs="*", default=["ds_mbnet_cifar", "ds_vit_plus_cifar", "ds_resnet_cifar"]
+    )
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    results = []
+    for name in args.models:
+        results.append(measure(name, args.batch, args.repeats, device))
+        print(results[-1], flush=True)
+    header = ["network", "choices", "batch", "passes, ms", "step, ms", "step / passes"]
+    rows = [
+        [
+            row["model"],
+            " ".join(map(str, row["choices"])),
+            str(row["batch"]),
+            f"{row['passes']:.1f}",
+            f"{row['step']:.1f}",
+            f"{row['ratio']:.3f}",
+        ]
+        for row in results
+    ]
+    print("\n" + table(header, rows, left=("network",)))
+    if args.json:
+        write_json(args.json, {"benchmark": "gating", **environment(device), "results": results})
+
+
+if __name__ == "__main__":
+    main()
