@@ -108,11 +108,12 @@ def _shown(outcome: GateOutcome) -> str:
     elif static:
         alone = len(outcome.reports) == 1
         who = "the gate decides" if alone else f"{len(static)} of {len(outcome.reports)} gates decide"
-        better = "--set goal=value trains a gate for that;\n" if alone else "\n"
+        better = "--set goal=value trains a gate for that; " if alone else ""
         lines.append(
-            f"warning: {who} nothing: (nearly) all images get the same choice. `dsnet calibrate` spreads them\n"
-            f"for a budget, {better}--set even=true gives rare targets more weight, --set images=held_out\n"
-            "shows the gates images that the weights have not learnt.\n"
+            f"warning: {who} nothing: (nearly) all images get the same choice.\n"
+            f"`dsnet calibrate` spreads them for a budget; {better}\n"
+            "--set even=true gives rare targets more weight, --set images=held_out shows images that the\n"
+            "weights have not learnt.\n"
         )
     lines.append(f"Saved as {outcome.folder / outcome.name}. Next: dsnet calibrate {outcome.folder}")
     return "\n".join(lines)

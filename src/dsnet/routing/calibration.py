@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
 from dsnet.errors import DsnetError
@@ -123,7 +124,7 @@ def calibrate(outputs: Outputs, costs: CostTable, *, gate: bool = True) -> Calib
 def _with_histograms(router: Router, outputs: Outputs) -> Router:
     points = []
     for point in router.curve:
-        counts = torch.bincount(simulate(router.rule_of(point), outputs).columns, minlength=1).tolist()
+        counts = np.bincount(simulate(router.rule_of(point), outputs).columns.numpy()).tolist()
         taken = tuple((outputs.routes[c].number, n) for c, n in enumerate(counts) if n)
         points.append(replace(point, taken=taken))
     return replace(router, curve=tuple(points))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from dsnet.routes import evenly
 from dsnet.routing.costs import CostTable
 from dsnet.routing.moves import cheaper_moves
-from dsnet.routing.outputs import Outputs, Simulated, walk
+from dsnet.routing.outputs import Array, Outputs, Simulated, walk
 from dsnet.routing.router import Point, Router
 
 __all__ = ["calibrate_cascade", "calibrate_gate", "interpolate", "oracle", "random_router", "static_points"]
@@ -69,50 +69,54 @@ def random_router(outputs: Outputs, like: Simulated) -> float:
 
 
 # --- gates ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Settings in order of rising cost."""
+
+    costs: Array
+    accuracies: Array
+    numbers: Array  # [settings, numbers]
+    routes: tuple[int, ...] = ()
+
+    def point(self, at: int) -> Point:
+        return Point(
+            cost=float(self.costs[at]),
+            accuracy=float(self.accuracies[at]),
+            numbers=tuple(self.numbers[at].tolist()),
+            routes=self.routes,
+        )
+
+
 def calibrate_gate(outputs: Outputs, costs: CostTable) -> Router:
     """All weights of cost, from everyone at the cheapest choices to everyone at the dearest."""
     found = _one_gate(outputs, costs) if len(outputs.options) == 1 else _several_gates(outputs, costs)
     return Router(kind="gate", costs=costs, curve=tuple(_levels(found)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """Settings in order of rising cost."""
-
-    costs: Tensor
-    accuracies: Tensor
-    numbers: Tensor  # [settings, numbers]
-    routes: tuple[int, ...] = ()
-
-    def point(self, at: int) -> Point:
-        numbers = tuple(self.numbers[at].tolist())
-        return Point(
-            cost=float(self.costs[at]),
-            accuracy=float(self.accuracies[at]),
-            numbers=numbers,
-            routes=self.routes,
-        )
-
-
 def _one_gate(outputs: Outputs, costs: CostTable) -> _Settings:
     """Exactly: as the weight rises every image moves to cheaper choices, at weights that can be computed."""
     columns = [_column(outputs, (choice,)) for choice in outputs.options[0]]
-    price = torch.tensor([costs.of((choice,)) for choice in outputs.options[0]], dtype=torch.float64)
-    unit, scores = price / costs.largest, outputs.scores[0][0].double()
-    right = outputs.correct[:, columns].double()
-    moves = cheaper_moves(scores, unit, price.argmax().expand(len(outputs)))
-    weights, order = moves.price.sort(descending=True, stable=True)
-    saved = (price[moves.before] - price[moves.after])[order]
-    gained = (right[moves.image, moves.after] - right[moves.image, moves.before])[order]
-    cheapest = int(price.argmin())
+    price = np.array([costs.of((choice,)) for choice in outputs.options[0]])
+    right = outputs.correct.numpy()[:, columns].astype(np.float64)
+    start = torch.full((len(outputs),), int(price.argmax()))
+    unit = torch.from_numpy(price / costs.largest)
+    weights, image, before, after = (
+        part.numpy() for part in cheaper_moves(outputs.scores[0][0].double(), unit, start)
+    )
+    order = np.argsort(-weights, kind="stable")
+    weights = weights[order]
+    saved = (price[before] - price[after])[order]
+    gained = (right[image, after] - right[image, before])[order]
     # From everyone at the cheapest choice on: below each weight one more image is at a dearer one.
-    total = len(outputs) * price[cheapest] + torch.cat([torch.zeros(1), saved.cumsum(0)])
-    correct = right[:, cheapest].sum() - torch.cat([torch.zeros(1), gained.cumsum(0)])
-    between = torch.cat([weights[:1] + 1, (weights[1:] + weights[:-1]) / 2, weights[-1:] - 1])
+    cheapest, count = int(price.argmin()), len(outputs)
+    total = count * price[cheapest] + np.concatenate([[0.0], saved.cumsum()])
+    correct = right[:, cheapest].sum() - np.concatenate([[0.0], gained.cumsum()])
+    between = np.concatenate([weights[:1] + 1, (weights[1:] + weights[:-1]) / 2, weights[-1:] - 1])
+    if not len(weights):  # one choice, or choices that all cost the same
+        between = np.zeros(1)
     # Images that move at the same weight, but for rounding, move together.
-    apart = weights[:-1] - weights[1:] > 1e-9 * (1 + weights[1:].abs())
-    kept = torch.cat([torch.ones(1, dtype=torch.bool), apart, torch.ones(1, dtype=torch.bool)])
-    count = len(outputs)
+    apart = weights[:-1] - weights[1:] > 1e-9 * (1 + np.abs(weights[1:]))
+    kept = np.concatenate([[True], apart, [True] * (len(weights) > 0)])
     return _Settings(total[kept] / count, correct[kept] / count, between[kept][:, None])
 
 
@@ -120,24 +124,24 @@ def _several_gates(outputs: Outputs, costs: CostTable) -> _Settings:
     """By trying: the weights at which any gate would change its mind, and what the whole comes to there."""
     weights = []
     for gate, (options, scores) in enumerate(zip(outputs.options, outputs.scores, strict=True)):
-        for history, seen in zip(outputs.histories(gate), scores.double(), strict=True):
+        for history, seen in zip(outputs.histories(gate), scores.double().numpy(), strict=True):
             previous = history[-1] if history else None
             unit = [costs.segment(gate, previous, choice) / costs.largest for choice in options]
             for i, j in itertools.combinations(range(len(options)), 2):
                 if unit[i] != unit[j]:
                     weights.append((seen[:, j] - seen[:, i]) / (unit[j] - unit[i]))
-    tried = torch.unique(torch.cat(weights))
+    tried = np.unique(np.concatenate([*weights, [0.0]]))
     tried = tried[evenly(len(tried), 2 * LEVELS)]
-    between = torch.cat([tried[:1] - 1, (tried[1:] + tried[:-1]) / 2, tried[-1:] + 1])
-    table = torch.tensor([costs.of(route.choices) for route in outputs.routes], dtype=torch.float64)
-    right = outputs.correct.double()
+    between = np.concatenate([tried[:1] - 1, (tried[1:] + tried[:-1]) / 2, tried[-1:] + 1])
+    table = np.array([costs.of(route.choices) for route in outputs.routes])
+    right, every = outputs.correct.numpy(), np.arange(len(outputs))
     kept: list[tuple[float, float, float]] = []
     for weight in between.tolist():
         columns = walk(outputs, costs, weight)
         cost = float(table[columns].mean())
         if not kept or cost < kept[-1][0]:  # with several gates cost may rise with the weight: not so here
-            kept.append((cost, float(right.gather(1, columns[:, None]).mean()), weight))
-    found = torch.tensor(kept[::-1], dtype=torch.float64)
+            kept.append((cost, float(right[every, columns].mean()), weight))
+    found = np.array(kept[::-1])
     return _Settings(found[:, 0], found[:, 1], found[:, 2:])
 
 
@@ -146,62 +150,73 @@ def calibrate_cascade(outputs: Outputs, costs: CostTable) -> Router:
     """At every level of cost the most accurate cascade of one, two or three routes."""
     places = evenly(len(outputs.routes), CANDIDATES)
     few = [places[i] for i in evenly(len(places), 4)]
-    families = [_single(outputs, costs, place) for place in places]
-    families += [_pair(outputs, costs, pair) for pair in itertools.combinations(places, 2)]
-    families += [_triple(outputs, costs, three) for three in itertools.combinations(few, 3)]
+    margins, right = outputs.margins.double().numpy(), outputs.correct.numpy().astype(np.float64)
+    known = _Known(outputs, costs, margins, right)
+    families = [known.single(place) for place in places]
+    families += [known.pair(*pair) for pair in itertools.combinations(places, 2)]
+    families += [known.triple(*three) for three in itertools.combinations(few, 3)]
     alone = [costs.of(route.choices) for route in outputs.routes]
-    return Router(kind="cascade", costs=costs, curve=tuple(_best_levels(families, min(alone), max(alone))))
+    curve = _best_levels(families, min(alone), max(alone))
+    return Router(kind="cascade", costs=costs, curve=tuple(curve))
 
 
-def _single(outputs: Outputs, costs: CostTable, place: int) -> _Settings:
-    route = outputs.routes[place]
-    accuracy = outputs.correct[:, place].double().mean()
-    cost = torch.tensor([costs.of(route.choices)], dtype=torch.float64)
-    return _Settings(cost, accuracy[None], torch.empty(1, 0), (route.number,))
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Outputs as cascades need them."""
 
+    outputs: Outputs
+    costs: CostTable
+    margins: Array  # [N, R]
+    right: Array  # [N, R]
 
-def _pair(outputs: Outputs, costs: CostTable, places: tuple[int, int]) -> _Settings:
-    """Every threshold that tells two images apart."""
-    first, second = (outputs.routes[place] for place in places)
-    sure, order = outputs.margins[:, places[0]].double().sort()
-    right = outputs.correct[order].double()
-    gained = torch.cat([torch.zeros(1), (right[:, places[1]] - right[:, places[0]]).cumsum(0)])
-    on = torch.arange(len(outputs) + 1)  # how many go on
-    alone = costs.of(first.choices)
-    more = costs.of_several([first.choices, second.choices]) - alone
-    thresholds = torch.cat([torch.zeros(1), (sure[1:] + sure[:-1]) / 2, torch.tensor([2.0])])
-    apart = torch.cat([torch.tensor([True]), sure[1:] > sure[:-1], torch.tensor([True])])
-    apart[0] = bool(sure[0] > 0)  # none goes on at 0
-    count = len(outputs)
-    return _Settings(
-        alone + more * on[apart].double() / count,
-        (right[:, places[0]].sum() + gained[apart]) / count,
-        thresholds[apart][:, None],
-        (first.number, second.number),
-    )
+    def prices(self, *places: int) -> list[float]:
+        """What an image has cost when each of these routes has answered, one after the other."""
+        ways = [self.outputs.routes[place].choices for place in places]
+        return [self.costs.of_several(ways[: step + 1]) for step in range(len(ways))]
 
+    def numbers(self, *places: int) -> tuple[int, ...]:
+        return tuple(self.outputs.routes[place].number for place in places)
 
-def _triple(outputs: Outputs, costs: CostTable, places: tuple[int, int, int]) -> _Settings:
-    """A grid of thresholds for both steps."""
-    routes = [outputs.routes[place] for place in places]
-    ways = [route.choices for route in routes]
-    price = [costs.of_several(ways[: step + 1]) for step in range(3)]
-    quantiles = torch.linspace(0, 1, GRID, dtype=torch.float64)
-    margins = outputs.margins.double()
-    steps = [torch.quantile(margins[:, place], quantiles) for place in places[:2]]
-    first = (margins[:, places[0], None] < steps[0]).double()  # [N, GRID]: goes on
-    second = (margins[:, places[1], None] < steps[1]).double()
-    right = outputs.correct[:, list(places)].double()
-    count = len(outputs)
-    on = first.mean(0)
-    further = first.T @ second / count  # [first threshold, second threshold]
-    gain = (first.T @ (right[:, 1] - right[:, 0])) / count
-    more = first.T @ (second * (right[:, 2] - right[:, 1])[:, None]) / count
-    cost = price[0] + on[:, None] * (price[1] - price[0]) + further * (price[2] - price[1])
-    accuracy = right[:, 0].mean() + gain[:, None] + more
-    numbers = torch.cartesian_prod(*steps)
-    flat, order = cost.flatten().sort()
-    return _Settings(flat, accuracy.flatten()[order], numbers[order], tuple(route.number for route in routes))
+    def single(self, place: int) -> _Settings:
+        accuracy = self.right[:, place].mean(keepdims=True)
+        return _Settings(np.array(self.prices(place)), accuracy, np.empty((1, 0)), self.numbers(place))
+
+    def pair(self, first: int, second: int) -> _Settings:
+        """Every threshold that tells two images apart."""
+        order = np.argsort(self.margins[:, first], kind="stable")
+        sure, right = self.margins[order, first], self.right[order]
+        gained = np.concatenate([[0.0], (right[:, second] - right[:, first]).cumsum()])
+        count = len(order)
+        on = np.arange(count + 1) / count  # share that goes on
+        alone, both = self.prices(first, second)
+        thresholds = np.concatenate([[0.0], (sure[1:] + sure[:-1]) / 2, [2.0]])
+        apart = np.concatenate([[sure[0] > 0], sure[1:] > sure[:-1], [True]])
+        return _Settings(
+            (alone + (both - alone) * on)[apart],
+            ((right[:, first].sum() + gained) / count)[apart],
+            thresholds[apart][:, None],
+            self.numbers(first, second),
+        )
+
+    def triple(self, *places: int) -> _Settings:
+        """A grid of thresholds for both steps."""
+        price = self.prices(*places)
+        share = np.linspace(0, 1, GRID)
+        steps = [np.quantile(self.margins[:, place], share) for place in places[:2]]
+        first, second = (
+            (self.margins[:, place, None] < step).astype(np.float64)  # [N, GRID]: goes on
+            for place, step in zip(places, steps, strict=False)
+        )
+        right, count = self.right[:, list(places)], len(self.right)
+        further = first.T @ second / count  # [first threshold, second threshold]
+        gain = first.T @ (right[:, 1] - right[:, 0]) / count
+        more = first.T @ (second * (right[:, 2] - right[:, 1])[:, None]) / count
+        on = first.mean(0)
+        cost = price[0] + on[:, None] * (price[1] - price[0]) + further * (price[2] - price[1])
+        accuracy = right[:, 0].mean() + gain[:, None] + more
+        numbers = np.stack(np.meshgrid(*steps, indexing="ij"), -1).reshape(-1, 2)
+        order = np.argsort(cost.ravel(), kind="stable")
+        return _Settings(cost.ravel()[order], accuracy.ravel()[order], numbers[order], self.numbers(*places))
 
 
 # --- what is kept --------------------------------------------------------------------------------------
@@ -209,33 +224,34 @@ def _levels(found: _Settings) -> list[Point]:
     """Settings at evenly spaced costs, as many as a router keeps."""
     if len(found.costs) <= LEVELS:
         return [found.point(at) for at in range(len(found.costs))]
-    wanted = torch.linspace(float(found.costs[0]), float(found.costs[-1]), LEVELS, dtype=torch.float64)
+    wanted = np.linspace(found.costs[0], found.costs[-1], LEVELS)
     return [found.point(at) for at in dict.fromkeys(_nearest(found.costs, wanted).tolist())]
 
 
 def _best_levels(families: list[_Settings], low: float, high: float) -> list[Point]:
     """At evenly spaced costs the most accurate of what the families have near it; fewer routes if equal."""
-    wanted = torch.linspace(low, high, LEVELS, dtype=torch.float64)
+    wanted = np.linspace(low, high, LEVELS)
     near = (high - low) / (LEVELS - 1) / 2
-    best: list[Point | None] = [None] * LEVELS
+    best = np.full(LEVELS, -1.0)
+    chosen: list[tuple[_Settings, int] | None] = [None] * LEVELS
     for family in families:
         places = _nearest(family.costs, wanted)
-        off = (family.costs[places] - wanted).abs() <= near * (1 + 1e-9)
-        accuracies = family.accuracies[places]
-        for level in off.nonzero()[:, 0].tolist():
-            held = best[level]
-            if held is None or float(accuracies[level]) > held.accuracy + 1e-12:
-                best[level] = family.point(int(places[level]))
-    kept = {point.cost: point for point in best if point is not None}
+        reached = np.where(
+            np.abs(family.costs[places] - wanted) <= near * (1 + 1e-9), family.accuracies[places], -1.0
+        )
+        for level in np.flatnonzero(reached > best + 1e-12).tolist():
+            best[level], chosen[level] = reached[level], (family, int(places[level]))
+    points = [family.point(at) for family, at in filter(None, chosen)]
+    kept = {point.cost: point for point in points}
     return [kept[cost] for cost in sorted(kept)]
 
 
-def _nearest(sorted_values: Tensor, wanted: Tensor) -> Tensor:
+def _nearest(sorted_values: Array, wanted: Array) -> Array:
     """Places of the values that lie nearest to the wanted ones."""
-    after = torch.searchsorted(sorted_values.contiguous(), wanted).clamp(max=len(sorted_values) - 1)
-    before = (after - 1).clamp(min=0)
-    closer = (wanted - sorted_values[before]).abs() <= (sorted_values[after] - wanted).abs()
-    return torch.where(closer, before, after)
+    after = np.searchsorted(sorted_values, wanted).clip(max=len(sorted_values) - 1)
+    before = (after - 1).clip(min=0)
+    closer = np.abs(wanted - sorted_values[before]) <= np.abs(sorted_values[after] - wanted)
+    return np.where(closer, before, after)
 
 
 def _column(outputs: Outputs, choices: tuple[int, ...]) -> int:

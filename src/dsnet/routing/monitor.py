@@ -54,7 +54,7 @@ def difficulties(outputs: Outputs) -> Tensor:
 
 def gate_reports(outputs: Outputs, costs: CostTable, weight: float = 0.0) -> list[GateReport]:
     """Every gate's decisions on these images, at a weight of cost."""
-    columns = walk(outputs, costs, weight)
+    columns = torch.from_numpy(walk(outputs, costs, weight))
     choices = torch.tensor([route.choices for route in outputs.routes])[columns]  # [N, gates]
     hard = difficulties(outputs)
     reports = []

@@ -9,7 +9,10 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,7 +22,9 @@ from dsnet.routes import Route
 from dsnet.routing.costs import CostTable
 from dsnet.routing.rules import CascadeRule, GateRule, margin
 
-__all__ = ["Outputs", "Simulated", "collect", "simulate"]
+__all__ = ["Outputs", "Simulated", "collect", "simulate", "walk"]
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,50 +132,49 @@ class Simulated:
 
 
 def simulate(rule: GateRule | CascadeRule, outputs: Outputs) -> Simulated:
-    """Routes, costs and answers of a rule, without running the network."""
+    """Routes, costs and answers of a rule, without running the network.
+
+    By numpy: calibration asks a thousand times for something small, where threads of torch would wait for
+    each other longer than they work.
+    """
     if isinstance(rule, GateRule):
         columns = walk(outputs, rule.costs, rule.weight)
-        table = torch.tensor([rule.costs.of(r.choices) for r in outputs.routes], dtype=torch.float64)
-        costs = table[columns]
+        costs = np.array([rule.costs.of(route.choices) for route in outputs.routes])[columns]
     else:
         columns, costs = _cascade(rule, outputs)
-    right = outputs.correct.gather(1, columns[:, None])[:, 0]
-    return Simulated(columns=columns, costs=costs, correct=right)
+    right = outputs.predicted.numpy()[np.arange(len(outputs)), columns] == outputs.labels.numpy()
+    return Simulated(
+        columns=torch.from_numpy(columns), costs=torch.from_numpy(costs), correct=torch.from_numpy(right)
+    )
 
 
-def walk(outputs: Outputs, costs: CostTable, weight: float) -> Tensor:
+def walk(outputs: Outputs, costs: CostTable, weight: float) -> Array:
     """The column [N] that the gates lead every image to, by score − weight · cost / largest cost."""
-    every = torch.arange(len(outputs))
-    node = torch.zeros(len(outputs), dtype=torch.long)
+    every, node = np.arange(len(outputs)), np.zeros(len(outputs), dtype=np.int64)
     for gate, (options, scores) in enumerate(zip(outputs.options, outputs.scores, strict=True)):
-        table = torch.tensor(
-            [
-                [costs.segment(gate, history[-1] if history else None, choice) for choice in options]
-                for history in outputs.histories(gate)
-            ],
-            dtype=torch.float64,
-        )
-        seen = scores[node, every]
-        value = seen if weight == 0 else seen.double() - weight / costs.largest * table[node]
-        node = node * len(options) + value.argmax(1)
-    leaves = list(itertools.product(*outputs.options))
+        seen = scores.numpy()[node, every]
+        if weight != 0:
+            table = np.array(
+                [
+                    [costs.segment(gate, history[-1] if history else None, choice) for choice in options]
+                    for history in outputs.histories(gate)
+                ]
+            )
+            seen = seen.astype(np.float64) - weight / costs.largest * table[node]
+        node = node * len(options) + seen.argmax(1)
     column_of = {route.choices: column for column, route in enumerate(outputs.routes)}
-    return torch.tensor([column_of[leaf] for leaf in leaves])[node]
+    leaves = itertools.product(*outputs.options)
+    return np.array([column_of[leaf] for leaf in leaves])[node]
 
 
-def _cascade(rule: CascadeRule, outputs: Outputs) -> tuple[Tensor, Tensor]:
+def _cascade(rule: CascadeRule, outputs: Outputs) -> tuple[Array, Array]:
     at = [outputs.column(number) for number in rule.routes]
-    paid = path_costs(rule, outputs)
-    columns = torch.full((len(outputs),), at[0])
-    costs = torch.full((len(outputs),), paid[0], dtype=torch.float64)
-    going = torch.ones(len(outputs), dtype=torch.bool)
+    ways = [outputs.routes[column].choices for column in at]
+    paid = [rule.costs.of_several(ways[: step + 1]) for step in range(len(ways))]
+    margins = outputs.margins.numpy()
+    columns, costs = np.full(len(outputs), at[0]), np.full(len(outputs), paid[0])
+    going = np.ones(len(outputs), dtype=bool)
     for step, threshold in enumerate(rule.thresholds):
-        going &= outputs.margins[:, at[step]] < threshold
+        going &= margins[:, at[step]] < threshold
         columns[going], costs[going] = at[step + 1], paid[step + 1]
     return columns, costs
-
-
-def path_costs(rule: CascadeRule, outputs: Outputs) -> list[float]:
-    """What an image has cost when each of a cascade's routes has answered."""
-    ways = [outputs.routes[outputs.column(number)].choices for number in rule.routes]
-    return [rule.costs.of_several(ways[: step + 1]) for step in range(len(ways))]
