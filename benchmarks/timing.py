@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dsnet.routing.latency import device_name
+
 
 class Timing(NamedTuple):
     """Milliseconds a call."""
@@ -54,9 +56,8 @@ def _summary(samples: list[float]) -> Timing:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What a figure was measured on, and by which command."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     return {
-        "machine": name,
+        "machine": device_name(device),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -76,14 +77,6 @@ def _arguments() -> list[str]:
 def _module_name() -> str:
     spec = sys.modules["__main__"].__spec__
     return spec.name if spec is not None else Path(sys.argv[0]).name
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def _commit() -> str | None:
