@@ -234,6 +234,8 @@ def test_what_cannot_be_trained_says_why(mbnet: Path, resnet: Path, tmp_path: Pa
     message = error_of(lambda: train_gate(resnet, GateConfig(passes=2), device="cpu"))
     assert "several gates" in message
     assert "one gate" in error_of(lambda: train_gate(resnet, GateConfig(goal="value"), device="cpu"))
+    for name in ("final", "last", "a/b", "../x", ""):
+        assert "saved as" in error_of(lambda name=name: train_gate(mbnet, GateConfig(), save_as=name))
     with pytest.raises(DsnetError, match="has no checkpoint"):
         train_gate(tmp_path, GateConfig(), device="cpu")
     saved = load_checkpoint(mbnet, "final")

@@ -124,3 +124,19 @@ def test_damaged_and_missing_checkpoints_are_errors(tmp_path: Path) -> None:
     (folder / "checkpoint.json").write_text(json.dumps(data))
     os.truncate(folder / "model.safetensors", 1000)
     assert "no whole checkpoint" in error_of(lambda: load_checkpoint(tmp_path))
+
+
+def test_names_that_begin_alike_keep_apart(tmp_path: Path) -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    for name in ("gated-S", "gated", "gated", "gated-2"):
+        save_checkpoint(tmp_path, name, model, step=3)
+    for name in ("gated-S", "gated", "gated-2"):
+        assert load_checkpoint(tmp_path, name).data["step"] == 3
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 3
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "-x", "1", "a b", "ä"])
+def test_names_that_are_no_names_are_refused(name: str, tmp_path: Path) -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    assert "name" in error_of(lambda: save_checkpoint(tmp_path / "run", name, model, step=1))
+    assert not (tmp_path / "run").exists()

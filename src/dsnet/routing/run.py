@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -138,6 +139,11 @@ def train_gate(
 ) -> GateOutcome:
     """Trains new routing heads on a run's network and saves both as a checkpoint of the run."""
     folder, watch = Path(folder), watch or Watch()
+    if save_as in ("last", "best", "final") or re.fullmatch(r"[A-Za-z][\w-]*", save_as, re.ASCII) is None:
+        raise DsnetError(
+            f"gates cannot be saved as {save_as!r}: a name has letters, digits, _ and -, and is not last, best "
+            "or final, which Stage I made"
+        )
     if name is None and (folder / "final").is_file():
         name = "final"
     with joined(pick_device(device)) as ranks:

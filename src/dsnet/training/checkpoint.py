@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -72,6 +73,10 @@ def save_checkpoint(
 
     A group ``model`` among the tensors stands in for the network's own state.
     """
+    if re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII) is None:
+        raise DsnetError(
+            f"a checkpoint's name has letters, digits, _ and - and begins with a letter, not {name!r}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{name}-{step:08d}"
     while final.exists():  # the one that ``name`` stands for may not go before the new one is there
@@ -115,11 +120,10 @@ def _replace_text(path: Path, text: str) -> None:
 
 
 def _remove_others(folder: Path, name: str, keep: Path) -> None:
-    for old in folder.glob(f"{name}-*"):
-        if old != keep and old.is_dir():
+    own = re.compile(rf"\.?{re.escape(name)}-\d+(-again)*(\.\d+)?")  # not those of a name that begins like it
+    for old in folder.iterdir():
+        if old != keep and own.fullmatch(old.name) and old.is_dir():
             shutil.rmtree(old, ignore_errors=True)
-    for unfinished in folder.glob(f".{name}-*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
