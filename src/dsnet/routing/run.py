@@ -141,8 +141,8 @@ def train_gate(
     folder, watch = Path(folder), watch or Watch()
     if save_as in ("last", "best", "final") or re.fullmatch(r"[A-Za-z][\w-]*", save_as, re.ASCII) is None:
         raise DsnetError(
-            f"gates cannot be saved as {save_as!r}: a name has letters, digits, _ and -, and is not last, best "
-            "or final, which Stage I made"
+            f"gates cannot be saved as {save_as!r}: a name has letters, digits, _ and -, and is not last, "
+            "best or final, which Stage I made"
         )
     if name is None and (folder / "final").is_file():
         name = "final"
