@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -166,6 +168,19 @@ def test_demo_writes_a_self_contained_report(capsys: pytest.CaptureFixture[str],
     timing = re.compile(r"^  [\d.]+ s$", re.M)
     assert timing.sub("", again) == timing.sub("", text)
     assert main(["evaluate", str(out / "supernet"), "--routed", "--budget", "50%"]) == 0
+
+
+def test_a_demo_that_is_stopped_makes_no_report(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dsnet", "demo", "--out", str(tmp_path), "--epochs", "300"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "supernet" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_demo_deletes_nothing_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

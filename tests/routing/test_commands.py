@@ -17,6 +17,7 @@ from dsnet.cli import main
 from dsnet.routing import Calibration, CostTable, Routed, collect, open_trained, profile, simulate
 from dsnet.routing.compare import compare
 from dsnet.training.checkpoint import load_checkpoint
+from dsnet.training.folder import locked
 from dsnet.training.run import train
 from tests.routing.test_stage2 import BASE
 from tests.support import error_of
@@ -107,6 +108,8 @@ def test_calibrate_says_what_a_budget_comes_to(run: Path, capsys: pytest.Capture
     assert "gate" in shown
     assert "dsnet evaluate" in shown
     assert "reach" in out_of(capsys, "calibrate", run, "--target-madds", "300M", status=2)
+    assert "budget" in out_of(capsys, "calibrate", run, "--target-madds", "", status=2)
+    assert "would do" in out_of(capsys, "calibrate", run, "--target-madds", "99%")
     assert "--latency-table" in out_of(capsys, "calibrate", run, "--target-ms", "5", status=2)
     assert "another unit" in out_of(capsys, "calibrate", run, "--target-madds", "5ms", status=2)
 
@@ -157,6 +160,8 @@ def test_routers_side_by_side(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "<svg" in (tmp_path / "r.html").read_text()
     assert "scheme.route" in out_of(capsys, "evaluate", run, "--routed", "--alone", run, status=2)
     assert "for --routed" in out_of(capsys, "evaluate", run, "--budget", "40%", status=2)
+    both = ("--budget", "40%", "--budget", "500%")
+    assert "out of reach" in out_of(capsys, "evaluate", run, "--routed", *both, status=2)
 
 
 def test_the_comparison_equals_what_runs(run: Path) -> None:
@@ -179,7 +184,11 @@ def test_the_comparison_equals_what_runs(run: Path) -> None:
 def test_what_is_not_there_yet_names_the_command(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "dsnet calibrate" in out_of(capsys, "evaluate", run, "--routed", "--name", "final", status=2)
+    unknown = out_of(capsys, "evaluate", run, "--routed", "--name", "final", status=2)
+    assert f"dsnet calibrate {run} --name final" in unknown
+    assert f"dsnet calibrate {run} --name final" in error_of(
+        lambda: dsnet.load_routed(run, "45%", name="final")
+    )
     assert "dsnet gate" in out_of(capsys, "calibrate", run, "--name", "final", "--router", "gate", status=2)
     assert "no checkpoint" in out_of(capsys, "calibrate", tmp_path, status=2)
     assert "no checkpoint" in out_of(capsys, "gate", tmp_path, status=2)
@@ -225,3 +234,69 @@ def test_the_routing_pages_code_runs(
     assert names["logits"].shape == (8, 10)  # type: ignore[attr-defined]
     assert names["session"].images == 8  # type: ignore[attr-defined]
     assert re.match(r"\((\d, )*3,?\) [\d.]+$", capsys.readouterr().out.splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"routers": {}},
+        {"format": 9},
+        {"routers": 3},
+        {"routers": {"gate": {"kind": "gate"}}},
+        {"routers": {"gate": {"kind": "gate", "costs": {}, "curve": [[1]]}}},
+    ],
+)
+def test_a_damaged_calibration_says_how_to_mend_it(
+    run: Path, tmp_path: Path, damage: dict[str, object]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = copy / (copy / "gated").read_text().strip() / "checkpoint.json"
+    data = json.loads(path.read_text())
+    data["routing"].update(damage)
+    path.write_text(json.dumps(data))
+    message = error_of(lambda: dsnet.load_routed(copy, "45%"))
+    assert f"dsnet calibrate {copy}" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("gates", [[0, 1, 2, 9]]), ("gates", 3), ("name", "nothing"), ("space", {}), ("heads", [{"kind": 1}])],
+)
+def test_a_damaged_network_is_no_traceback(run: Path, tmp_path: Path, key: str, value: object) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    path = copy / (copy / "gated").read_text().strip() / "checkpoint.json"
+    data = json.loads(path.read_text())
+    data["network"][key] = value
+    path.write_text(json.dumps(data))
+    assert error_of(lambda: dsnet.load_routed(copy, "45%"))
+
+
+def test_a_run_in_use_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with locked(run):
+        assert "another process" in out_of(capsys, "calibrate", run, status=2)
+        assert "another process" in out_of(capsys, "gate", run, status=2)
+
+
+def test_a_table_of_other_images_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile(load_checkpoint(run).model(), repeats=1, image_size=64).save(tmp_path / "t.json")
+    said = out_of(capsys, "calibrate", run, "--latency-table", tmp_path / "t.json", status=2)
+    assert "64 × 64" in said
+    assert "16 × 16" in said
+
+
+def test_few_images_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = replace(BASE, data=replace(BASE.data, hold_out=0.006), optim=replace(BASE.optim, epochs=1))
+    train(few, tmp_path / "few")
+    assert "10 images are few" in out_of(capsys, "calibrate", tmp_path / "few")
+    said = out_of(capsys, "gate", tmp_path / "few", "--set", "images=held_out", status=2)
+    assert "of 10 held-out images" in said
+
+
+def test_a_gate_of_one_route_calibrates(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out_of(capsys, "gate", run, "--set", "space=1", "--set", "epochs=1", "--save-as", "one")
+    told = json.loads(out_of(capsys, "calibrate", run, "--name", "one", "--router", "gate", "--json"))
+    assert {row["cost"] for row in told["budgets"]} == {dsnet.madds(load_checkpoint(run).model(), 1)}

@@ -189,4 +189,10 @@ def test_bad_rules_are_refused() -> None:
     rule = CascadeRule(costs=table, routes=(0,), thresholds=())
     assert "eval mode" in error_of(lambda: rule(training, torch.zeros(1, 3, 16, 16)))
     router = Router(kind="gate", costs=CostTable.of_model(random_model("ds_mbnet_cifar")))
-    assert "another network" in error_of(lambda: Routed(model, router))
+    assert "ds_mbnet_cifar" in error_of(lambda: Routed(model, router))
+    alike = dsnet.create_model("ds_mbnet_plus_tiny")  # as many choices, another network
+    assert "ds_mbnet_tiny" in error_of(lambda: Routed(alike, Router(kind="gate", costs=table)))
+    assert "has no route 2" in error_of(
+        lambda: CascadeRule(costs=table, routes=(0, 3), thresholds=(0.1,)).path(2)
+    )
+    assert "as a tensor" in error_of(lambda: rule(model, [1, 2]))  # type: ignore[arg-type]

@@ -207,4 +207,22 @@ def test_two_budgets_run_in_two_threads() -> None:
 def test_what_cannot_be_kept_is_refused() -> None:
     _, _, routed = gate(ONE)
     assert "costs at least" in error_of(lambda: Session(routed, cap=1.0))
-    assert "at least one image" in error_of(lambda: Session(routed, window=0))
+    for window in (0, -1, 1.5, "a", None, True, 10**30):
+        assert "window" in error_of(lambda window=window: Session(routed, window=window))
+    for cap in (float("inf"), float("nan"), 0, b"x"):
+        assert "budget" in error_of(lambda cap=cap: Session(routed, cap=cap))
+
+
+def test_a_cap_is_no_drift() -> None:
+    _, x, routed = gate(ONE)
+    session = Session(routed, window=200, cap=routed.router.costs.largest / 2)
+    for _ in range(4):
+        session(x)
+    assert session.drift() is None
+
+
+def test_steps_that_cost_nothing_may_always_be_taken() -> None:
+    model, x = spread(ONE, 8)
+    table = CostTable(unit="ms", prefix=1.0, segments=(((1.0, 0.0, 0.0, 1.0),),))
+    rule = CascadeRule(costs=table, routes=(0, 1), thresholds=(2.0,))
+    assert rule(model, x, allowance=2.0 * len(x)).routes.tolist() == [1] * len(x)

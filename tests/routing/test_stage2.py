@@ -35,7 +35,7 @@ BASE = TrainConfig(
     augment=Augment(padding=1),
     scheme=SchemeConfig(name="label"),
     optim=OptimConfig(lr=0.2, epochs=3, warmup=1, batch=64),
-    run=RunConfig(device="cpu", validate_every=100),
+    run=RunConfig(device="cpu", validate_every=2),
 )
 
 
@@ -202,6 +202,15 @@ def test_a_stopped_run_goes_on_to_the_same_heads(mbnet: Path) -> None:
     assert train_gate(mbnet, config, save_as="parts", device="cpu", resume=True).done
     whole, parts = (heads(load_model(mbnet, name).state_dict()) for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_going_on_from_other_weights_is_refused(mbnet: Path) -> None:
+    config = GateConfig(passes=0, epochs=2)
+    assert not train_gate(mbnet, config, save_as="other", device="cpu", watch=_Stop(5)).done
+    message = error_of(
+        lambda: train_gate(mbnet, config, name="best", save_as="other", device="cpu", resume=True)
+    )
+    assert "other weights" in message
 
 
 def test_reports_by_hand(mbnet: Path) -> None:

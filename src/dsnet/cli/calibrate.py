@@ -11,17 +11,17 @@ from typing import Any
 from dsnet.cli.progress import progress
 from dsnet.errors import DsnetError
 from dsnet.report.text import table
-from dsnet.routes import evenly
-from dsnet.routing.calibration import Calibration, calibrate, has_trained_gates
+from dsnet.routing.calibration import Calibration, has_trained_gates
 from dsnet.routing.costs import CostTable
 from dsnet.routing.curves import interpolate, static_points
-from dsnet.routing.latency import LatencyTable
-from dsnet.routing.outputs import Outputs, collect, simulate
+from dsnet.routing.outputs import Outputs, simulate
 from dsnet.routing.router import parse_budget, written
-from dsnet.routing.run import TrainedRun, calibration_images, kept_data, open_trained
-from dsnet.training.checkpoint import default_name, save_checkpoint
+from dsnet.routing.run import calibrate_run
+from dsnet.training.checkpoint import load_checkpoint
 
 __all__ = ["add_command"]
+
+FEW = 200  # images: a percent of the images is two of them
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,30 +58,21 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(args: argparse.Namespace) -> int:
     """Calibrates, saves, and shows what a budget comes to."""
-    if (args.run / "checkpoint.json").exists():
-        raise DsnetError(f"{args.run} is a checkpoint; name its run: {args.run.parent}")
     if args.target_ms is not None and args.latency_table is None:
         raise DsnetError(
             "--target-ms needs --latency-table FILE: `dsnet profile RUN --out FILE` measures one here"
         )
-    opened = open_trained(args.run, args.name, device=args.device)
-    costs = _costs(opened, args.latency_table)
-    target = args.target_ms or args.target_madds
-    budget = None if target is None else parse_budget(target, costs)
-    gated = has_trained_gates(opened.saved)
+    saved = load_checkpoint(args.run, args.name)
+    where = f"{args.run} --name {args.name}" if args.name else str(args.run)
+    gated = has_trained_gates(saved)
     if args.router == "gate" and not gated:
-        raise DsnetError(f"the gates of {args.run} are not trained; run `dsnet gate {args.run}` first")
-    images = calibration_images(opened)
-    batches = progress(opened.seen(images), -(-len(images) // 256), "batch")
-    routes = [opened.model.space[i] for i in evenly(len(opened.model.space), 32)]
-    outputs = collect(opened.model, batches, routes)
-    made = calibrate(outputs, costs, gate=gated)
-    if budget is not None:
-        made.router(args.router, budget).point(budget)  # an error before anything is written
-    name = args.name or default_name(args.run)
-    data = {**kept_data(opened.saved), "routing": made.to_dict()}
-    tensors = {group: values for group, values in opened.saved.tensors.items() if group != "model"}
-    save_checkpoint(args.run, name, opened.model, step=opened.saved.data["step"], tensors=tensors, data=data)
+        raise DsnetError(f"the gates of {where} are not trained; run `dsnet gate {args.run}` first")
+    target = args.target_madds if args.target_ms is None else args.target_ms
+    done = calibrate_run(
+        args.run, name=args.name, latency=args.latency_table, device=args.device, progress=progress
+    )
+    made, outputs, costs = done.calibration, done.outputs, done.calibration.costs
+    budget = None if target is None else parse_budget(target, costs)
     rows = [
         _row(made, outputs, b, args.router) for b in ([budget] if budget else _budgets(made, args.router))
     ]
@@ -89,24 +80,32 @@ def run(args: argparse.Namespace) -> int:
         about = {"images": made.images, "digest": made.digest, "unit": costs.unit, "budgets": rows}
         print(json.dumps(about, indent=2))
         return 0
-    print(f"{opened.model.spec.name}, {made.images} held-out images\n")
+    print(f"{done.run.model.spec.name}, {made.images} held-out images\n")
     print(_table(rows, costs))
+    if made.images < FEW:
+        print(
+            f"\nwarning: {made.images} images are few: what a budget comes to on others may be far from this."
+        )
     if not gated:
         print(f"\nOnly a cascade: the gates are not trained (`dsnet gate {args.run}`).")
-    picked = [row for row in rows if row["gain"] is not None]
-    if budget is not None and picked:
-        print(f"\n{rows[0]['router']} it is: {100 * rows[0]['gain']:.2f} points above the other router.")
-    print(f"\nSaved in {args.run / name}. Next: dsnet evaluate {args.run} --routed")
+    if budget is not None:
+        _advise(made, rows[0], args.router)
+    print(f"\nSaved in {args.run / done.name}. Next: dsnet evaluate {where} --routed")
     return 0
 
 
-def _costs(opened: TrainedRun, path: Path | None) -> CostTable:
-    model = opened.model
-    if path is None:
-        return CostTable.of_model(model, opened.test.size)
-    table = LatencyTable.load(path)
-    table.check(model, model.head.classifier.weight.device)
-    return table.costs()
+def _advise(made: Calibration, row: dict[str, Any], router: str) -> None:
+    """Which router it is and by how much; and what would be cheaper and no worse."""
+    unit = made.costs.unit
+    if row["gain"] is not None:
+        print(f"\n{row['router']} it is: {100 * row['gain']:.2f} points above the other router.")
+    kinds = [r for kind, r in made.routers.items() if router in ("auto", kind)]
+    as_good = [
+        p for r in kinds for p in r.curve if p.accuracy >= row["accuracy"] and p.cost < 0.95 * row["cost"]
+    ]
+    if as_good:
+        least = min(as_good, key=lambda point: point.cost)
+        print(f"\n{written(least.cost, unit)} would do: {100 * least.accuracy:.2f} % on the same images.")
 
 
 def _budgets(made: Calibration, router: str) -> list[float]:

@@ -28,15 +28,13 @@ from dsnet.routing import (
     GateConfig,
     Point,
     Routed,
-    calibrate,
     collect,
-    open_trained,
     train_gate,
 )
 from dsnet.routing.compare import Row, compare
-from dsnet.routing.run import TrainedRun, kept_data
-from dsnet.training.checkpoint import save_checkpoint
+from dsnet.routing.run import TrainedRun, calibrate_run
 from dsnet.training.config import TrainConfig
+from dsnet.training.loop import Ending
 from dsnet.training.run import train
 
 __all__ = ["add_command"]
@@ -101,13 +99,10 @@ def _tell(out: Path, epochs: int) -> Story:
         alone = _stand_alone(config, out)
     with _step("3. Stage II: the gate learns the chance that each route is right"):
         gate = GateConfig(goal="value", first_layer="separate", width=64, lr=0.2, epochs=30)
-        train_gate(folder, gate, device="cpu", watch=LiveWatch(quiet=True))
-    opened = open_trained(folder, "gated", device="cpu")
-    costs = CostTable.of_model(opened.model, opened.test.size)
+        _whole(train_gate(folder, gate, device="cpu", watch=LiveWatch(quiet=True)).ending)
     with _step("4. Calibration on held-out images: which settings keep which budget"):
-        calibration = calibrate(collect(opened.model, opened.seen(opened.held_out)), costs)
-        data = {**kept_data(opened.saved), "routing": calibration.to_dict()}
-        save_checkpoint(folder, "gated", opened.model, step=opened.saved.data["step"], data=data)
+        opened, _, _, calibration = calibrate_run(folder, name="gated", device="cpu")
+    costs = calibration.costs
     with _step("5. Evaluation on test images"):
         outputs = collect(opened.model, opened.seen(opened.test))
         budgets = [share * costs.largest for share in BUDGETS]
@@ -140,7 +135,13 @@ def _train(config: TrainConfig, folder: Path) -> None:
         if not (folder / "recipe.json").is_file():
             raise DsnetError(f"{folder} is there already and is no run of the demo; choose another --out")
         shutil.rmtree(folder)
-    train(config, folder, watch=LiveWatch(quiet=True))
+    _whole(train(config, folder, watch=LiveWatch(quiet=True)).ending)
+
+
+def _whole(ending: Ending) -> None:
+    """Training that was told to stop ends the demo too: half-trained networks make no report."""
+    if not ending.done:
+        raise KeyboardInterrupt
 
 
 def _stand_alone(config: TrainConfig, out: Path) -> list[Point]:

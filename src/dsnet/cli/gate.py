@@ -115,5 +115,6 @@ def _shown(outcome: GateOutcome) -> str:
             "--set even=true gives rare targets more weight, --set images=held_out shows images that the\n"
             "weights have not learnt.\n"
         )
-    lines.append(f"Saved as {outcome.folder / outcome.name}. Next: dsnet calibrate {outcome.folder}")
+    named = "" if outcome.name == "gated" else f" --name {outcome.name}"
+    lines.append(f"Saved as {outcome.folder / outcome.name}. Next: dsnet calibrate {outcome.folder}{named}")
     return "\n".join(lines)

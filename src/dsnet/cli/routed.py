@@ -33,11 +33,14 @@ def run_routed(args: argparse.Namespace) -> int:
     if args.data is not None or args.root is not None:
         raise DsnetError("--routed uses the run's own test split; --data and --root are not for it")
     opened = open_trained(args.run, args.name, device=args.device)
-    calibration = Calibration.of(opened.saved, args.run)
+    where = f"{args.run} --name {args.name}" if args.name else str(args.run)
+    calibration = Calibration.of(opened.saved, where)
     costs = calibration.costs
     low, high = calibration.reach()
     budgets = [parse_budget(text, costs) for text in args.budget or ()]
-    budgets = budgets or [low + share * (high - low) for share in SHARES]
+    budgets = list(dict.fromkeys(budgets)) or [low + share * (high - low) for share in SHARES]
+    for budget in budgets:
+        calibration.pick(budget)  # an error that says what can be reached
     alone = [_stand_alone(path, costs, opened.model.spec.name) for path in args.alone or ()]
     routes = [opened.model.space[i] for i in evenly(len(opened.model.space), args.routes)]
     total = -(-len(opened.test) // args.batch)
@@ -111,7 +114,8 @@ def _shown(found: Comparison, costs: CostTable, space: RouteSpace) -> str:
     lines.append(
         f"Images: {shares}. Oracle (the cheapest route that is right): {_percent(found.oracle.accuracy)} at "
         f"{written(found.oracle.cost, costs.unit)}.\n"
-        "Single routes, stand-alone: mixed to the same mean cost. Random: drawn with the same histogram."
+        "Single routes, stand-alone: mixed to the same mean cost. Random: drawn with the same histogram\n"
+        "(for a cascade that is cheaper: it pays for every route that it tries)."
     )
     for row in _middle(found):
         lines.append(
@@ -140,9 +144,11 @@ def _histograms(row: Row, space: RouteSpace) -> dict[str, dict[int, int]]:
 
 
 def _middle(found: Comparison) -> list[Row]:
-    """Of every router the row in the middle of the budgets."""
+    """Of every router the row at the middle one of the budgets, or the next one that it keeps."""
+    budgets = sorted({row.budget for row in found.rows})
+    middle = budgets[len(budgets) // 2]
     kinds = dict.fromkeys(row.router for row in found.rows)
-    return [(curve := found.curve(kind))[len(curve) // 2] for kind in kinds]
+    return [min(found.curve(kind), key=lambda row: abs(row.budget - middle)) for kind in kinds]
 
 
 def _page(

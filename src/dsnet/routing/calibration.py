@@ -17,6 +17,7 @@ from dsnet.routing.curves import calibrate_cascade, calibrate_gate
 from dsnet.routing.outputs import Outputs, simulate
 from dsnet.routing.router import Routed, Router, RouterKind, parse_budget, written
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+from dsnet.training.run import pick_device
 
 __all__ = ["Calibration", "Pick", "RouterName", "calibrate", "has_trained_gates", "load_routed"]
 
@@ -89,20 +90,30 @@ class Calibration:
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         """The calibration that `to_dict` wrote."""
         try:
+            if not data["routers"] or not all(router["curve"] for router in data["routers"].values()):
+                raise DsnetError("a calibration needs a router with settings")
             if data["format"] != FORMAT:
                 raise DsnetError(f"calibration format {data['format']!r}; this version reads {FORMAT}")
             routers = {kind: Router.from_dict(router) for kind, router in data["routers"].items()}
+            if any(kind != router.kind for kind, router in routers.items()):
+                raise DsnetError(f"a calibration's routers are called what they are, not {list(routers)}")
             return cls(images=data["images"], digest=data["digest"], routers=routers)
         except (KeyError, TypeError, AttributeError) as error:
-            raise DsnetError(f"this is no calibration: {error!r}") from error
+            raise DsnetError(f"the calibration is damaged ({error!r})") from error
 
     @classmethod
     def of(cls, saved: Checkpoint, where: str | Path) -> Calibration:
-        """The calibration that a checkpoint holds."""
+        """The calibration that a checkpoint holds; ``where`` as `dsnet calibrate` takes it."""
+        alone = saved.data.get("route")
+        if alone is not None:
+            raise DsnetError(f"{where} was trained at route {alone} alone: there is nothing to choose")
         data = saved.data.get("routing")
         if data is None:
             raise DsnetError(f"{where} is not calibrated; run `dsnet calibrate {where}` first")
-        return cls.from_dict(data)
+        try:
+            return cls.from_dict(data)
+        except DsnetError as error:
+            raise DsnetError(f"{where}: {error}; `dsnet calibrate {where}` makes it anew") from error
 
 
 def has_trained_gates(saved: Checkpoint) -> bool:
@@ -140,7 +151,7 @@ def load_routed(
 ) -> Routed:
     """The network of a calibrated run, routed within a budget (``"300M"``, ``"45%"``, or a number)."""
     saved = load_checkpoint(Path(run), name)
-    calibration = Calibration.of(saved, run)
-    model: Supernet = saved.model().to(device)
-    number = parse_budget(budget, calibration.costs) if isinstance(budget, str) else budget
+    calibration = Calibration.of(saved, run if name is None else f"{run} --name {name}")
+    model: Supernet = saved.model().to(pick_device(str(device)))
+    number = None if budget is None else parse_budget(budget, calibration.costs)
     return Routed(model, calibration.router(router, number), number)

@@ -50,7 +50,7 @@ class GateConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise DsnetError(f"{name} must be at least {least}, not {value}")
-        if self.lr <= 0 or not 0 <= self.momentum < 1 or not 0 < self.decay <= 1:
+        if not 0 < self.lr < float("inf") or not 0 <= self.momentum < 1 or not 0 < self.decay <= 1:
             raise DsnetError(
                 f"lr must be above 0, momentum in [0, 1), decay in (0, 1], not {self.lr}, {self.momentum}, "
                 f"{self.decay}"

@@ -7,9 +7,10 @@ choice before it. A differentiable cost is probabilities times this table.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dsnet.cost import madds
 from dsnet.counts import Shape
@@ -29,11 +30,24 @@ class CostTable:
     unit: Unit
     prefix: float
     segments: tuple[tuple[tuple[float, ...], ...], ...]
+    network: str = ""  # whose it is; empty: of any network with these choices
 
     def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise DsnetError(f"unknown unit of cost {self.unit!r}; possible: {', '.join(get_args(Unit))}")
+        before = 1
+        for number, gate in enumerate(self.segments):
+            sizes = {len(row) for row in gate}
+            if len(gate) != before or len(sizes) != 1 or 0 in sizes:
+                raise DsnetError(
+                    f"a cost table needs a row of costs for each of {before} choices before gate {number}"
+                )
+            (before,) = sizes
         values = [self.prefix, *(c for gate in self.segments for row in gate for c in row)]
-        if not self.segments or min(values) < 0 or not max(values) < float("inf"):
+        if not self.segments or not all(isinstance(v, int | float) and 0 <= v < math.inf for v in values):
             raise DsnetError("a cost table needs finite costs of at least 0 for every segment")
+        if self.largest == 0:
+            raise DsnetError("a cost table needs a largest route that costs something")
 
     @classmethod
     def of_model(cls, model: Supernet, image_size: int | tuple[int, int] | None = None) -> CostTable:
@@ -53,6 +67,7 @@ class CostTable:
             unit="madds",
             prefix=float(prefix.madds()),
             segments=tuple(tuple(tuple(row) for row in rows) for rows in segments),
+            network=model.spec.name,
         )
         largest = model.space.largest
         assert table.of(largest.choices) == madds(model, largest, image_size)
@@ -82,7 +97,9 @@ class CostTable:
         return self.of(tuple(len(gate[0]) - 1 for gate in self.segments))
 
     def fits(self, model: Supernet) -> bool:
-        """Whether it has a cost for every choice of this network."""
+        """Whether it is this network's and has a cost for every choice."""
+        if self.network not in ("", model.spec.name):
+            return False
         sizes = [len(row) for row in model.slice_table]
         before = [1, *sizes[:-1]]
         return [(len(gate), len(gate[0])) for gate in self.segments] == list(zip(before, sizes, strict=True))

@@ -116,7 +116,8 @@ def _one_gate(outputs: Outputs, costs: CostTable) -> _Settings:
         between = np.zeros(1)
     # Images that move at the same weight, but for rounding, move together.
     apart = weights[:-1] - weights[1:] > 1e-9 * (1 + np.abs(weights[1:]))
-    kept = np.concatenate([[True], apart, [True] * (len(weights) > 0)])
+    kept = np.ones(len(between), dtype=bool)
+    kept[1:-1] = apart
     return _Settings(total[kept] / count, correct[kept] / count, between[kept][:, None])
 
 

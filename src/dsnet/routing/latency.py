@@ -124,10 +124,11 @@ class LatencyTable:
             segments=tuple(
                 tuple(tuple(t.p50 / times.batch for t in row) for row in gate) for gate in times.segments
             ),
+            network=self.model.name,
         )
 
-    def check(self, model: Supernet, device: torch.device) -> None:
-        """Raises where it was made for another network or for another device than this one."""
+    def check(self, model: Supernet, device: torch.device, image_size: int | None = None) -> None:
+        """Raises where it was made for another network, device, precision or size of images than these."""
         command = f"`dsnet profile RUN --device {device.type}`"
         if self.model != model.spec:
             raise DsnetError(
@@ -144,6 +145,16 @@ class LatencyTable:
             raise DsnetError(
                 f"this latency table was measured on {self.kind} ({self.device}), not on {device.type} "
                 f"({device_name(device)}); measure the network there: {command}"
+            )
+
+        dtype = str(model.head.classifier.weight.dtype).removeprefix("torch.")
+        if self.dtype != dtype:
+            raise DsnetError(f"this latency table is of {self.dtype}, the network is {dtype}: {command}")
+        if image_size is not None and self.image_size != (image_size, image_size):
+            height, width = self.image_size
+            raise DsnetError(
+                f"this latency table is of images of {height} × {width} pixels, these have {image_size} × "
+                f"{image_size}; measure those: {command}"
             )
 
     def to_dict(self) -> dict[str, Any]:

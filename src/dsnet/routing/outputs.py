@@ -80,6 +80,10 @@ def collect(
     model.eval()
     try:
         for images, targets in batches:
+            if len(images) != len(targets):
+                raise DsnetError(f"{len(images)} images with {len(targets)} labels")
+            if not len(images):
+                continue
             states: dict[tuple[int, ...], State] = {(): model.enter(images)}
             answers = [model.finish_from(states, route.choices) for route in chosen]
             for gate, histories in enumerate(nodes):

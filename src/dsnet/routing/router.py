@@ -19,6 +19,7 @@ from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput
 __all__ = ["Point", "Routed", "Router", "RouterKind", "parse_budget", "written"]
 
 RouterKind = Literal["gate", "cascade"]
+NEAR = 0.02  # of the budget: so much less a setting may cost to be more accurate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +44,27 @@ class Router:
     def __post_init__(self) -> None:
         if self.kind not in get_args(RouterKind):
             raise DsnetError(f"unknown router {self.kind!r}; possible: {', '.join(get_args(RouterKind))}")
-        if [p.cost for p in self.curve] != sorted(p.cost for p in self.curve):
+        costs = [point.cost for point in self.curve]
+        if not all(isinstance(cost, int | float) and math.isfinite(cost) for cost in costs):
+            raise DsnetError("the settings of a router must have finite costs")
+        if costs != sorted(costs):
             raise DsnetError("the settings of a router must be in order of their cost")
+        for point in self.curve:
+            if not all(isinstance(n, int | float) and not math.isnan(n) for n in point.numbers):
+                raise DsnetError(f"a setting of a router has numbers, not {point.numbers}")
 
     def keeps(self, budget: float) -> bool:
         """Whether a mean cost is within reach."""
         if not self.curve:
             return False
-        low, high = self.curve[0].cost, self.curve[-1].cost
-        slack = 0.005 * high  # an end that was written with three digits is still reached
-        return low - slack <= budget <= high + slack
+        # An end that was written with three digits is still reached.
+        return 0.995 * self.curve[0].cost <= budget <= 1.005 * self.curve[-1].cost
 
     def point(self, budget: float) -> Point:
-        """The setting whose mean cost was nearest to the budget."""
+        """The most accurate setting whose mean cost was at most the budget, and at most 2 % below it.
+
+        Where there is none so near, the dearest one below the budget.
+        """
         if not self.curve:
             raise DsnetError(
                 f"this {self.kind} is not calibrated, so it cannot keep a budget; run `dsnet calibrate RUN`"
@@ -66,7 +75,9 @@ class Router:
                 f"a mean cost of {written(budget, unit)} is out of reach: this {self.kind} goes from "
                 f"{written(low, unit)} to {written(high, unit)}"
             )
-        return min(self.curve, key=lambda point: abs(point.cost - budget))
+        below = [point for point in self.curve if point.cost <= budget * (1 + 1e-9)] or [self.curve[0]]
+        near = [point for point in below if point.cost >= (1 - NEAR) * budget] or below[-1:]
+        return max(near, key=lambda point: (point.accuracy, -point.cost))
 
     def rule(self, budget: float | None = None) -> GateRule | CascadeRule:
         """The rule for a budget, in the unit of the costs; without one, the gates' own decision."""
@@ -102,6 +113,7 @@ class Router:
                 unit=costs["unit"],
                 prefix=costs["prefix"],
                 segments=tuple(tuple(tuple(row) for row in gate) for gate in costs["segments"]),
+                network=costs.get("network", ""),
             )
             curve = tuple(
                 Point(
@@ -114,13 +126,13 @@ class Router:
                 for cost, accuracy, numbers, routes, taken in data["curve"]
             )
             return cls(kind=data["kind"], costs=table, curve=curve)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, DsnetError):
                 raise
-            raise DsnetError(f"this is no router: {error!r}") from error
+            raise DsnetError(f"the router is damaged ({error!r})") from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Routed:
     """A network whose images find their own routes within a budget; called like the network.
 
@@ -135,8 +147,9 @@ class Routed:
 
     def __post_init__(self) -> None:
         if not self.router.costs.fits(self.model):
-            raise DsnetError(f"this router was made for another network than {self.model.spec.name}")
-        budget = parse_budget(self.budget, self.router.costs) if isinstance(self.budget, str) else self.budget
+            whose = self.router.costs.network or "another network"
+            raise DsnetError(f"this router is one of {whose}, not of {self.model.spec.name}")
+        budget = None if self.budget is None else parse_budget(self.budget, self.router.costs)
         object.__setattr__(self, "budget", budget)
         object.__setattr__(self, "rule", self.router.rule(budget))
 
@@ -156,19 +169,31 @@ class Routed:
         """What an image cost that ``route`` answered, in the unit of the router."""
         return self.rule.cost(self.model, route)
 
+    def __repr__(self) -> str:
+        return f"Routed({self.model.spec.name}, {self.router.kind}, budget={self.budget})"
+
     def at(self, budget: float | str | None) -> Routed:
         """The same network and router at another budget."""
         return Routed(self.model, self.router, budget)
 
 
-def parse_budget(text: str, costs: CostTable) -> float:
-    """``300M``, ``1.2B``, ``45%`` (of the largest route), ``5ms`` → a mean cost in the table's unit."""
+def parse_budget(text: str | float, costs: CostTable) -> float:
+    """``300M``, ``1.2B``, ``45%`` (of the largest route), ``5ms`` → a mean cost in the table's unit.
+
+    A number is one already.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        if not 0 < text < math.inf:
+            raise DsnetError(f"a budget must be above 0 and finite, not {text}")
+        return float(text)
+    if not isinstance(text, str):
+        raise DsnetError(f"a budget is a number, or written as 300M, 1.2B, 5ms or 45%, not {text!r}")
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(%|ms|[kKMBG]?)\s*", text)
     if found is None:
         raise DsnetError(f"a budget is written as 300M, 1.2B, 5ms or 45%, not {text!r}")
     number, suffix = float(found[1]), found[2]
-    if not math.isfinite(number) or number <= 0:
-        raise DsnetError(f"a budget must be above 0, not {text!r}")
+    if not 0 < number < math.inf:
+        raise DsnetError(f"a budget must be above 0 and finite, not {text!r}")
     if suffix == "%":
         return number / 100 * costs.largest
     unit: Unit = "ms" if suffix == "ms" else "madds"

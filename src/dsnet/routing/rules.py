@@ -169,6 +169,7 @@ class CascadeRule:
 
         Within an ``allowance`` the least sure go on first.
         """
+        model.check_images(x)
         if model.training:
             raise DsnetError("a cascade needs the network in eval mode: call .eval(), or give a route")
         rows = torch.arange(len(x), device=x.device)
@@ -190,7 +191,7 @@ class CascadeRule:
             if allowance is not None:
                 following = self.routes[self.routes.index(number) + 1]
                 more = self.cost(model, following) - self.cost(model, number)
-                most = max(0, math.floor(left / more))
+                most = len(x) if more <= 0 or left == math.inf else max(0, math.floor(left / more))
                 unsure = unsure[sure[unsure].argsort(stable=True)[:most]].sort()[0]
                 left -= len(unsure) * more
             if len(unsure) == 0:
@@ -207,6 +208,8 @@ class CascadeRule:
 
     def path(self, route: int) -> tuple[int, ...]:
         """All routes up to the one that answered."""
+        if route not in self.routes:
+            raise DsnetError(f"this cascade has no route {route}; it has {', '.join(map(str, self.routes))}")
         return self.routes[: self.routes.index(route) + 1]
 
     def cost(self, model: Supernet, route: int) -> float:

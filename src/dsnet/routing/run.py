@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,16 @@ from dsnet.data.augment import Augment, normalise
 from dsnet.data.source import Source
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
+from dsnet.routes import evenly
 from dsnet.routing.cached import memory_of, train_from_signals
+from dsnet.routing.calibration import Calibration, calibrate, has_trained_gates
 from dsnet.routing.config import GateConfig
 from dsnet.routing.costs import CostTable
 from dsnet.routing.latency import LatencyTable
 from dsnet.routing.monitor import GateReport, gate_reports
-from dsnet.routing.outputs import collect
+from dsnet.routing.outputs import Outputs, collect
 from dsnet.routing.stage2 import GateTask
-from dsnet.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dsnet.training.checkpoint import Checkpoint, default_name, load_checkpoint, save_checkpoint
 from dsnet.training.config import MixConfig, OptimConfig, TrainConfig
 from dsnet.training.folder import locked
 from dsnet.training.interrupt import stop_on_signals
@@ -36,8 +38,10 @@ from dsnet.training.teacher import Channels
 from dsnet.training.views import Views
 
 __all__ = [
+    "CalibratedRun",
     "GateOutcome",
     "TrainedRun",
+    "calibrate_run",
     "calibration_images",
     "kept_data",
     "open_trained",
@@ -46,6 +50,7 @@ __all__ = [
 
 FITS = 2 * 2**30  # bytes of signals that are kept without asking
 PASSES = 3  # over the images, where they fit
+MOST = 32  # routes that cascades and comparisons are made of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +78,8 @@ def open_trained(
 ) -> TrainedRun:
     """Opens a run's checkpoint (``final`` by default) with the data that it was trained on."""
     folder, watch = Path(folder), watch or Watch()
+    if (folder / "checkpoint.json").exists():
+        raise DsnetError(f"{folder} is a checkpoint; name its run: {folder.parent}")
     saved = load_checkpoint(folder, name)
     recipe, known = saved.data.get("recipe"), saved.data.get("input")
     if not isinstance(recipe, dict) or known is None:
@@ -157,7 +164,9 @@ def train_gate(
         task = _task(run, config, ranks.rank)
         passes, optim = _passes(config, task, len(source), ranks.world), _optim(config, len(source))
         work = folder / f"{save_as}.stage2"
-        with locked(work) if ranks.first else nullcontext():
+        if resume and passes:
+            watch.told("signals are kept in memory, so training is quick and starts anew")
+        with locked(folder) if ranks.first else nullcontext():
             if passes:
                 ending = train_from_signals(
                     task, source, optim=optim, passes=passes, folder=work, watch=watch
@@ -166,14 +175,14 @@ def train_gate(
                 ending = _online(
                     run, task, source, config, optim, work, ranks=ranks, resume=resume, watch=watch
                 )
-        if not ending.done:
-            return GateOutcome(folder=folder, name=save_as, ending=ending, first=ranks.first)
-        model.requires_grad_(True)
-        reports = gate_reports(collect(model, run.seen(judged)), task.costs)
-        if ranks.first:
-            told = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
-            data = {key: value for key, value in kept_data(run.saved).items() if key != "routing"}
-            save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **told})
+            if not ending.done:
+                return GateOutcome(folder=folder, name=save_as, ending=ending, first=ranks.first)
+            model.requires_grad_(True)
+            reports = gate_reports(collect(model, run.seen(judged)), task.costs)
+            if ranks.first:
+                told = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
+                data = {key: value for key, value in kept_data(run.saved).items() if key != "routing"}
+                save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **told})
         ranks.wait()
     return GateOutcome(
         folder=folder,
@@ -186,6 +195,47 @@ def train_gate(
     )
 
 
+class CalibratedRun(NamedTuple):
+    """A run with calibrated routers, and what its network says of the calibration images."""
+
+    run: TrainedRun
+    name: str  # of the checkpoint
+    outputs: Outputs
+    calibration: Calibration
+
+
+def calibrate_run(
+    folder: str | Path,
+    *,
+    name: str | None = None,
+    latency: str | Path | None = None,
+    device: str = "auto",
+    progress: Callable[[Iterator[Any], int, str], Iterator[Any]] = lambda batches, total, label: batches,
+) -> CalibratedRun:
+    """Calibrates the routers of a run's checkpoint on held-out images and saves them with it.
+
+    Costs are multiply-adds or, with the file of a latency table, its milliseconds.
+    """
+    folder = Path(folder)
+    with locked(folder) if folder.is_dir() else nullcontext():
+        run = open_trained(folder, name, device=device)
+        model, images = run.model, calibration_images(run)
+        costs = CostTable.of_model(model, run.test.size)
+        if latency is not None:
+            table = LatencyTable.load(latency)
+            table.check(model, model.head.classifier.weight.device, run.test.size)
+            costs = table.costs()
+        routes = [model.space[i] for i in evenly(len(model.space), MOST)]
+        batches = progress(run.seen(images), -(-len(images) // 256), "batch")
+        outputs = collect(model, batches, routes)
+        made = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
+        name = name or default_name(folder)
+        tensors = {group: values for group, values in run.saved.tensors.items() if group != "model"}
+        data = {**kept_data(run.saved), "routing": made.to_dict()}
+        save_checkpoint(folder, name, model, step=run.saved.data["step"], tensors=tensors, data=data)
+    return CalibratedRun(run, name, outputs, made)
+
+
 def calibration_images(run: TrainedRun) -> Source:
     """Held-out images that no part of the network has learnt from, its gates included."""
     gate = run.saved.data.get("gate")
@@ -195,7 +245,13 @@ def calibration_images(run: TrainedRun) -> Source:
 
 def _halves(run: TrainedRun, seed: int) -> tuple[Source, Source]:
     """The held-out images for learning and for judging, where gates learn from held-out ones."""
-    return run.held_out.hold_out(0.5, seed=seed)
+    learnt, judged = run.held_out.hold_out(0.5, seed=seed)
+    if not len(learnt) or not len(judged):
+        raise DsnetError(
+            f"images=held_out needs some to learn from and some to judge by; of {len(run.held_out)} held-out "
+            f"images there would be {len(learnt)} and {len(judged)}: use images=train, or hold out more"
+        )
+    return learnt, judged
 
 
 def _images(run: TrainedRun, config: GateConfig) -> tuple[Source, Source]:
@@ -209,7 +265,7 @@ def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateTask:
     costs = CostTable.of_model(model, run.test.size)
     if config.latency is not None:
         table = LatencyTable.load(config.latency)
-        table.check(model, device)
+        table.check(model, device, run.test.size)
         costs = table.costs()
     augment = run.config.augment if config.augment else Augment()
     crops = augment.crop
@@ -276,6 +332,18 @@ def _online(
         whole, task, source, None, channels=run.channels, folder=folder, ranks=ranks, watch=watch, data=data
     )
     if saved is not None:
+        _same_weights(folder, saved, task.model)
         loop.restore(saved)
     with stop_on_signals(watch.told) as stop:
         return loop.run(stop)
+
+
+def _same_weights(folder: Path, saved: Checkpoint, model: Supernet) -> None:
+    """Raises where training began with other weights or statistics than the network has now."""
+    now = model.state_dict()
+    for name, value in saved.tensors["model"].items():
+        if ".routing." not in name and not torch.equal(value, now[name].cpu()):
+            raise DsnetError(
+                f"{folder} was started from other weights ({name} differs), so it cannot go on from these; "
+                "start anew, without --resume"
+            )

@@ -51,11 +51,11 @@ class Session:
     """
 
     def __init__(self, routed: Routed, *, window: int = 1000, cap: float | str | None = None) -> None:
-        if window < 1:
-            raise DsnetError(f"a window has at least one image, not {window}")
+        if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 2**31:
+            raise DsnetError(f"a window is a number of images, at least 1, not {window!r}")
         self.routed, self.window = routed, window
         costs = routed.router.costs
-        self.cap = parse_budget(cap, costs) if isinstance(cap, str) else cap
+        self.cap = None if cap is None else parse_budget(cap, costs)
         least = routed.rule.least(routed.model)
         if self.cap is not None and self.cap < least:
             unit = costs.unit
@@ -119,8 +119,11 @@ class Session:
             return sum(cost for _, cost in self._recent) / max(len(self._recent), 1)
 
     def drift(self) -> Drift | None:
-        """The last window against the calibration images; none where no budget says what to expect."""
-        expected = self._expected()
+        """The last window against the calibration images.
+
+        None where nothing says what to expect: without a budget, or with a cap, which changes routes itself.
+        """
+        expected = {} if self.cap is not None else self._expected()
         if not expected:
             return None
         with self._lock:

@@ -48,6 +48,16 @@ class Checkpoint:
 
     def model(self) -> Supernet:
         """The network, built anew with the saved weights, statistics and routing heads; in eval mode."""
+        try:
+            return self._model()
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, DsnetError):
+                raise
+            raise DsnetError(
+                f"the checkpoint's network cannot be built: {type(error).__name__}: {error}"
+            ) from error
+
+    def _model(self) -> Supernet:
         saved = self.data["network"]
         model: Supernet = create_model(saved["name"], **saved["options"])
         space = RouteSpace.from_dict(saved["space"])
@@ -55,6 +65,9 @@ class Checkpoint:
             raise DsnetError(f"the checkpoint's {saved['name']} has other routes than this version builds")
         forms = saved.get("heads") or [None] * len(saved["gates"])
         for stage, (choices, form) in enumerate(zip(saved["gates"], forms, strict=True)):
+            strange = sorted(set(choices) - set(space.choices[stage]))
+            if strange:
+                raise DsnetError(f"gate {stage} of the checkpoint has choices that there are not: {strange}")
             model.gate(stage).replace_routing(tuple(choices), form=None if form is None else HeadForm(**form))
         model.load_state_dict(dict(self.tensors["model"]))
         return model
@@ -142,7 +155,19 @@ def default_name(folder: Path) -> str:
 
 def load_checkpoint(path: Path, name: str | None = None) -> Checkpoint:
     """A checkpoint from its own folder, or the named one of a run's (see `default_name`)."""
-    folder = path if (path / "checkpoint.json").exists() else _named(path, name or default_name(path))
+    if (path / "checkpoint.json").exists():
+        return _load(path)
+    folder = _named(path, name or default_name(path))
+    try:
+        return _load(folder)
+    except DsnetError:
+        now = _named(path, name or default_name(path))
+        if now == folder:
+            raise
+        return _load(now)  # another process saved meanwhile, and the old one is gone
+
+
+def _load(folder: Path) -> Checkpoint:
     try:
         data = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
         if not isinstance(data, dict) or not {"step", "network"} <= set(data):

@@ -59,7 +59,9 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise DsnetError(f"another process trains in {folder} now; choose another folder") from None
+            raise DsnetError(
+                f"another process works in {folder} now; wait for it, or choose another folder"
+            ) from None
         yield
 
 
