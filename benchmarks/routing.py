@@ -58,9 +58,10 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
     for name in gates:
         config = override(GateConfig(), GATES[name])
         start = time.perf_counter()
-        train_gate(run, config, save_as=f"bench_{name}", device=device)
+        saved_as = f"bench_{name.replace('+', '_')}"
+        train_gate(run, config, save_as=saved_as, device=device)
         seconds = time.perf_counter() - start
-        opened = open_trained(run, f"bench_{name}", device=device)
+        opened = open_trained(run, saved_as, device=device)
         costs = CostTable.of_model(opened.model, opened.test.size)
         tested = collect(opened.model, opened.seen(opened.test))
         calibration = calibrate(collect(opened.model, opened.seen(calibration_images(opened))), costs)
