@@ -384,15 +384,22 @@ def test_a_worker_that_dies_is_explained(root: Path, monkeypatch: pytest.MonkeyP
 
 
 SCRIPT = """
+import signal
 import sys
 from dataclasses import replace
 import torch
 from dsnet.data import load
 
+asked = []
+
 if __name__ == "__main__":
+    # Not by an exception: Python drops one that is raised in a destructor, and they run all the time here.
+    signal.signal(signal.SIGINT, lambda *_: asked.append(True))
     given = replace(load("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=2)
     for images, labels in given.batches([torch.arange(12)] * 10**5):
         print("going", flush=True)
+        if asked:
+            sys.exit("stopped")
 """
 
 
@@ -412,9 +419,7 @@ def test_an_interrupt_is_for_the_main_process_alone(root: Path, tmp_path: Path) 
             assert process.stdout.readline() == "going\n"
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert errors.count("Traceback") == 1, errors
-    assert errors.rstrip().endswith("KeyboardInterrupt"), errors
-    assert "DataLoader worker" not in errors
+    assert errors == "stopped\n"
 
 
 LEAVES = """
