@@ -399,6 +399,8 @@ if __name__ == "__main__":
     for images, labels in given.batches([torch.arange(12)] * 10**5):
         print("going", flush=True)
         if asked:
+            asked.append(True)
+        if len(asked) > 50:  # the workers went on
             sys.exit("stopped")
 """
 
