@@ -77,7 +77,7 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_refused(copied: Path) -> None
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with locked(tmp_path):
-        assert "another process trains in" in error_of(lambda: train(SHORT, tmp_path))
+        assert "another process works in" in error_of(lambda: train(SHORT, tmp_path))
     assert train(SHORT, tmp_path).ending.done
 
 
