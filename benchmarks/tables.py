@@ -148,12 +148,16 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
         for share in data["budgets"]:
             at = [b for row in same for b in row["budgets"] if abs(b["share"] - share) < 1e-9]
             gain = [b["accuracy"] - b["static"] for b in at]
-            cells.append(f"{_only(b['accuracy'] for b in at)} ({statistics.mean(gain):+.1f})" if at else "–")
+            spread = f" ± {statistics.stdev(gain):.1f}" if len(gain) > 1 else ""
+            mean = f"({statistics.mean(gain):+.1f}{spread})" if at else ""
+            cells.append(f"{_only(b['accuracy'] for b in at)} {mean}" if at else "–")
         rows.append([ROUTERS[router], own, *cells])
     seeds = len({row["run"] for row in data["results"]})
     header = ["router", "its own decision", *(f"{share:.0%}" for share in data["budgets"])]
     about = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, mean of"
-    explained = f"{seeds} seeds; in brackets points above single routes at the same mean cost"
+    explained = (
+        f"{seeds} seeds; in brackets points above single routes at the same mean cost, ± deviation over seeds"
+    )
     return markdown(header, rows, f"{about} {explained}")
 
 

@@ -19,7 +19,7 @@ from dsnet.gate import HeadForm
 from dsnet.routing import CostTable, GateConfig, collect, open_trained, train_gate
 from dsnet.routing.cached import keep_signals
 from dsnet.routing.monitor import difficulties, gate_reports, mutual_information
-from dsnet.routing.run import calibration_images
+from dsnet.routing.run import calibrate_run, calibration_images
 from dsnet.routing.stage2 import GateTask
 from dsnet.training.checkpoint import load_checkpoint, load_model
 from dsnet.training.config import DataConfig, MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
@@ -86,6 +86,19 @@ def test_several_gates_learn_and_weights_stay(resnet: Path) -> None:
         json.loads(line) for line in (resnet / "gated.stage2" / "metrics.jsonl").read_text().splitlines()
     ]
     assert {"gate/target", "gate/complexity", "gate/sgs", "entropy/gate_0", "entropy/gate_1"} <= set(lines[0])
+
+
+def test_a_transformers_gate_learns(tmp_path: Path) -> None:
+    optim = OptimConfig(kind="adamw", lr=2e-3, weight_decay=0.05, epochs=1, batch=64)
+    train(replace(BASE, model="ds_vit_plus_tiny", optim=optim), tmp_path / "vit")
+    outcome = train_gate(tmp_path / "vit", GateConfig(goal="value", epochs=3), device="cpu")
+    assert outcome.kept == 3
+    before, after = (load_model(tmp_path / "vit", name).state_dict() for name in ("final", "gated"))
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    assert moved
+    assert moved <= set(heads(after))
+    made = calibrate_run(tmp_path / "vit", device="cpu").calibration
+    assert set(made.routers) == {"gate", "cascade"}
 
 
 def test_keeping_agrees_with_running(mbnet: Path) -> None:

@@ -6,12 +6,12 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dsnet.cli.progress import progress
 from dsnet.errors import DsnetError
 from dsnet.report.text import table
-from dsnet.routing.calibration import Calibration, has_trained_gates
+from dsnet.routing.calibration import Calibration, RouterName, has_trained_gates
 from dsnet.routing.costs import CostTable
 from dsnet.routing.curves import interpolate, static_points
 from dsnet.routing.outputs import Outputs, simulate
@@ -49,7 +49,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     wanted.add_argument("--sweep", action="store_true", help="show the whole curve (default)")
     parser.add_argument("--latency-table", type=Path, metavar="FILE", help="count milliseconds of this table")
     parser.add_argument(
-        "--router", choices=("auto", "gate", "cascade"), default="auto", help="(default: auto)"
+        "--router",
+        choices=get_args(RouterName),
+        default="auto",
+        help="which one; auto: the more accurate one at the budget (default: auto)",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -94,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _advise(made: Calibration, row: dict[str, Any], router: str) -> None:
+def _advise(made: Calibration, row: dict[str, Any], router: RouterName) -> None:
     """Which router it is and by how much; and what would be cheaper and no worse."""
     unit = made.costs.unit
     if row["gain"] is not None:
@@ -108,16 +111,16 @@ def _advise(made: Calibration, row: dict[str, Any], router: str) -> None:
         print(f"\n{written(least.cost, unit)} would do: {100 * least.accuracy:.2f} % on the same images.")
 
 
-def _budgets(made: Calibration, router: str) -> list[float]:
-    low, high = made.reach(router)  # type: ignore[arg-type]
+def _budgets(made: Calibration, router: RouterName) -> list[float]:
+    low, high = made.reach(router)
     return [low + share / 8 * (high - low) for share in range(9)]
 
 
-def _row(made: Calibration, outputs: Outputs, budget: float, router: str) -> dict[str, Any]:
+def _row(made: Calibration, outputs: Outputs, budget: float, router: RouterName) -> dict[str, Any]:
     """What a budget comes to on the calibration images."""
     pick = made.pick(budget)
     kind = pick.kind if router == "auto" else router
-    rule = made.router(kind, budget).rule(budget)  # type: ignore[arg-type]
+    rule = made.router(kind, budget).rule(budget)
     seen = simulate(rule, outputs)
     static = interpolate(static_points(outputs, made.costs), seen.cost)
     known = {k: r.point(budget).accuracy for k, r in made.routers.items() if r.keeps(budget)}

@@ -20,6 +20,7 @@ from dsnet.cli.live import LiveWatch
 from dsnet.cli.options import positive
 from dsnet.data.augment import Augment
 from dsnet.errors import DsnetError
+from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe
 from dsnet.report.story import Example, Story, story_page
 from dsnet.report.text import human, table
@@ -146,7 +147,8 @@ def _whole(ending: Ending) -> None:
 
 def _stand_alone(config: TrainConfig, out: Path) -> list[Point]:
     points = []
-    for route in range(4):
+    model: Supernet = create_model(config.model, device="meta")
+    for route in (route.number for route in model.space):
         folder = out / f"alone-{route}"
         alone = replace(config.scheme, name="label", add=False, route=route)
         optim = replace(config.optim, lr=0.2)  # the better one for a single loss

@@ -20,13 +20,16 @@ __all__ = ["add_command"]
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
-    settings = "\n".join(f"  {f.name:13}{_default(f.default)}" for f in fields(GateConfig))
+    settings = "\n".join(
+        f"  {f'{f.name}={_plain(f.default)}':19}{f.metadata['about']}" for f in fields(GateConfig)
+    )
     parser = commands.add_parser(
         "gate",
         help="train the gates of a trained supernet (Stage II)",
         description="Gives the network of a run new routing heads and trains them; its weights do not\n"
         "change by a bit. Saved as the checkpoint `gated` of the run. Networks with one gate take\n"
-        "seconds: what the frozen weights say of the images is kept in memory.\n\nSettings:\n" + settings,
+        "seconds: what the frozen weights say of the images is kept in memory.\n\n"
+        "Settings and their defaults:\n" + settings,
         epilog="Examples:\n"
         "  dsnet gate runs/digits_mbnet                                    the paper's losses\n"
         "  dsnet gate runs/mine --set goal=value                          scores learn the chance that each\n"
@@ -58,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
     config = override(GateConfig(), changes)
     if args.dry_run:
         plain = to_plain(config)
-        print(json.dumps(plain, indent=2) if args.json else "\n".join(f"{k} = {v}" for k, v in plain.items()))
+        print(
+            json.dumps(plain, indent=2)
+            if args.json
+            else "\n".join(f"{k}={_plain(v)}" for k, v in plain.items())
+        )
         return 0
     outcome = train_gate(
         args.run,
@@ -82,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _default(value: object) -> str:
-    return {None: "none", True: "true", False: "false"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
+def _plain(value: object) -> str:
+    """As --set takes it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _shown(outcome: GateOutcome) -> str:

@@ -2,42 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from dsnet.errors import DsnetError
 from dsnet.gate import HeadForm
 from dsnet.models import Supernet
 from dsnet.routes import RouteSpace
-from dsnet.routing.losses import Strategy
 
 __all__ = ["GateConfig"]
+
+
+def _setting(default: Any, about: str) -> Any:  # noqa: ANN401  (of any type)
+    """A field that says what it is, for `dsnet gate --help`."""
+    return field(default=default, metadata={"about": about})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateConfig:
     """Stage II; the defaults are the paper's."""
 
-    space: str | None = None  # routes to decide between: S, M, L, or numbers as 0,3,7; none: all
-    goal: Literal["paper", "value"] = "paper"  # value: the chance that each route is right (one gate)
-    target: float = 1.0  # λ1, weight of the label's loss
-    complexity: float = 0.5  # λ2, weight of the complexity penalty
-    sgs: float = 1.0  # λ3, weight of sandwich gate sparsification
-    strategy: Strategy = "try_best"  # where images go that no route solves: last route, or first (give_up)
-    even: bool = False  # SGS targets weighted so that rare ones count as much as frequent ones
-    head: Literal["onehot", "scalar"] = "onehot"  # scalar: one number in [0, 1] instead of scores
-    first_layer: Literal["shared", "separate"] = "shared"  # separate: a layer of the head's own
-    width: int | None = None  # of that layer; none: as wide as the shared one
-    images: Literal["train", "held_out"] = "train"  # held_out: half of the images that Stage I did not see
-    augment: bool = True  # images as Stage I saw them; false: as they are
-    passes: int | None = None  # over the images, kept in memory; 0: none; none: as it fits (one gate)
-    lr: float = 0.05
-    momentum: float = 0.9
-    decay: float = 0.9  # of the learning rate, an epoch
-    epochs: int = 10
-    batch: int | None = None  # none: 512, or what makes 20 steps of a small set
-    latency: str | None = None  # a table of `dsnet profile`: the penalty counts its milliseconds
-    seed: int = 0
+    space: str | None = _setting(None, "routes to decide between: S, M, L, or numbers as 0,3,7; none: all")
+    goal: Literal["paper", "value"] = _setting(
+        "paper", "value: the chance that each route is right (one gate)"
+    )
+    target: float = _setting(1.0, "λ1, weight of the label's loss")
+    complexity: float = _setting(0.5, "λ2, weight of the complexity penalty")
+    sgs: float = _setting(1.0, "λ3, weight of sandwich gate sparsification")
+    strategy: Literal["try_best", "give_up"] = _setting(
+        "try_best", "where images go that no route solves: last route, or first (give_up)"
+    )
+    even: bool = _setting(False, "SGS targets weighted so that rare ones count as much as frequent ones")
+    head: Literal["onehot", "scalar"] = _setting("onehot", "scalar: one number in [0, 1] instead of scores")
+    first_layer: Literal["shared", "separate"] = _setting("shared", "separate: a layer of the head's own")
+    width: int | None = _setting(None, "of that layer; none: as wide as the shared one")
+    images: Literal["train", "held_out"] = _setting(
+        "train", "held_out: half of the images that Stage I did not see"
+    )
+    augment: bool = _setting(True, "images as Stage I saw them; false: as they are")
+    passes: int | None = _setting(
+        None, "over the images, kept in memory; 0: none; none: as it fits (one gate)"
+    )
+    lr: float = _setting(0.05, "learning rate")
+    momentum: float = _setting(0.9, "of SGD, Nesterov's")
+    decay: float = _setting(0.9, "of the learning rate, an epoch")
+    epochs: int = _setting(10, "over the images")
+    batch: int | None = _setting(None, "none: 512, or what makes 20 steps of a small set")
+    latency: str | None = _setting(None, "a table of `dsnet profile`: the penalty counts its milliseconds")
+    seed: int = _setting(0, "of heads, order, views and noise")
 
     def __post_init__(self) -> None:
         weights = ("target", "complexity", "sgs")
