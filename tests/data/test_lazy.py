@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,45 +15,14 @@ from torch import Tensor
 
 from dsnet.data import ImageSet, load
 from dsnet.data.decode import Damage, crop_box, decode, decode_all
-from dsnet.data.hub import list_hub
 from dsnet.data.items import Paths
 from dsnet.data.lazy import LazySet
 from dsnet.data.source import Crops
-from dsnet.data.workers import Work
+from tests.data.pictures import SIZE, lazy, picture
 from tests.support import error_of
 
 # Said where there are fewer than two processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-SIZE = 16
-
-
-def picture(seed: int, kind: str = "PNG", side: int = 40) -> bytes:
-    """Smooth noise, so that resizing by different filters or from different boxes shows."""
-    rng = np.random.default_rng(seed)
-    small = Image.fromarray(rng.integers(0, 256, (6, 7, 3), dtype=np.uint8))
-    out = io.BytesIO()
-    small.resize((side, side + 3 * (seed % 5)), Image.Resampling.BICUBIC).save(out, kind)
-    return out.getvalue()
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ImageNet's layout: 12 + 6 images of two classes."""
-    base = tmp_path_factory.mktemp("imagenet")
-    for split, each in (("train", 6), ("val", 3)):
-        for label, name in enumerate(("n01440764", "n02102040")):
-            folder = base / "imagenet" / split / name
-            folder.mkdir(parents=True)
-            for i in range(each):
-                (folder / f"{name}_{i}.JPEG").write_bytes(picture(100 * label + i, "JPEG"))
-    return base
-
-
-def lazy(root: Path, *, workers: int = 0) -> LazySet:
-    found = load("imagenet", "train", root=root, size=SIZE, lazy=True)
-    assert isinstance(found, LazySet)
-    return replace(found, workers=workers)
 
 
 def memory(root: Path) -> ImageSet:
@@ -281,185 +245,3 @@ def test_imagenet_in_its_layouts(root: Path, tmp_path: Path) -> None:
     assert len(load("imagenet", "test", root=tmp_path, lazy=True)) == 6
     assert len(load(str(root / "imagenet"), "test", lazy=True)) == 6
     assert "ILSVRC2012" in error_of(lambda: load("imagenet", "train", root=tmp_path / "nowhere"))
-
-
-def write_parquet(path: Path, labels: list[int], *, metadata: bytes | None = None) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    rows = [{"bytes": picture(i, "WEBP"), "path": f"{i}.webp"} for i in labels]
-    table = pa.table({"image": rows, "label": labels})
-    parquet.write_table(table.replace_schema_metadata({"huggingface": metadata} if metadata else None), path)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_parquet(tmp_path: Path, workers: int) -> None:
-    write_parquet(tmp_path / "train-00000.parquet", [0, 3, 1])
-    write_parquet(tmp_path / "train-00001.parquet", [2, 0])
-    note = b'{"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}'
-    write_parquet(tmp_path / "validation.parquet", [1], metadata=note)
-    kept = load(str(tmp_path), "train", size=SIZE)
-    given = load(str(tmp_path), "train", size=SIZE, lazy=True)
-    assert isinstance(given, LazySet)
-    assert given.labels.tolist() == [0, 3, 1, 2, 0]
-    assert given.classes == ("0", "1", "2", "3")
-    assert given.items.name(4) == f"{tmp_path / 'train-00001.parquet'}, row 1"
-    images, labels = next(replace(given, workers=workers).epoch(5))
-    assert torch.equal(images, kept.images)
-    assert torch.equal(labels, kept.labels)
-    single = load(str(tmp_path / "validation.parquet"), "test", size=SIZE)
-    assert (single.classes, single.labels.tolist()) == (("cat", "dog"), [1])
-    assert len(load(str(tmp_path), "test", size=SIZE)) == 1
-
-
-def test_parquet_that_does_not_fit(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "x-train.parquet", [0])
-    assert "not the test split" in error_of(lambda: load(str(tmp_path / "x-train.parquet"), "test"))
-    assert "looked for train/ or train*.parquet" in error_of(lambda: load(str(tmp_path), "train"))
-    write_parquet(tmp_path / "latest.parquet", [0])
-    assert len(load(str(tmp_path / "latest.parquet"), "train", size=SIZE)) == 1
-    (tmp_path / "bad.parquet").write_bytes(b"nonsense")
-    assert "cannot be read as Parquet" in error_of(lambda: load(str(tmp_path / "bad.parquet"), "train"))
-
-
-def test_the_copy_of_a_table_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
-    (tmp_path / "copies").mkdir()
-    write_parquet(tmp_path / "t.parquet", [0, 1])
-    given = load(str(tmp_path / "t.parquet"), "train", lazy=True)
-    assert len(list((tmp_path / "copies").iterdir())) == 1
-    part = given.take(torch.tensor([1]))
-    del given
-    assert len(list((tmp_path / "copies").iterdir())) == 1
-    assert next(part.epoch(1))[1].tolist() == [1]
-    del part
-    assert list((tmp_path / "copies").iterdir()) == []
-
-
-def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'dsnet[datasets]'" in error_of(lambda: load("hf:uoft-cs/cifar10", "train"))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_hub_sets(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-    def table(labels: list[int]) -> object:
-        names = datasets.ClassLabel(names=["cat", "dog"])
-        features = datasets.Features({"img": datasets.Image(), "fine_label": names})
-        rows = [{"bytes": picture(i), "path": None} for i in range(len(labels))]
-        return datasets.Dataset.from_dict({"img": rows, "fine_label": labels}, features=features)
-
-    saved = tmp_path / "saved"
-    splits = {"train": table([0, 1, 1]), "test": table([-1, -1]), "validation": table([1, 0])}
-    datasets.DatasetDict(splits).save_to_disk(saved)
-    files = tmp_path / "files"
-    files.mkdir()
-    splits["train"].to_parquet(files / "train-00000-of-00001.parquet")
-    expected = torch.stack([decode(picture(i), SIZE)[0] for i in range(3)])
-    for place in (saved, files):
-        given = load(f"hf:{place}", "train", size=SIZE, lazy=True)
-        assert isinstance(given, LazySet)
-        assert (given.classes, given.labels.tolist()) == (("cat", "dog"), [0, 1, 1])
-        assert torch.equal(next(replace(given, workers=workers).epoch(3))[0], expected)
-        assert torch.equal(load(f"hf:{place}", "train", size=SIZE).images, expected)
-    assert list_hub(str(saved), "test").labels.tolist() == [1, 0]
-    assert load(str(files), "train", size=SIZE).classes == ("cat", "dog")
-    assert "no test split; it has train" in error_of(lambda: load(f"hf:{files}", "test"))
-    splits["train"].rename_column("img", "photo").save_to_disk(tmp_path / "odd")
-    assert "it has photo, fine_label" in error_of(lambda: load(f"hf:{tmp_path / 'odd'}", "train"))
-    assert "cannot be loaded" in error_of(lambda: load(f"hf:{tmp_path / 'nowhere'}", "train"))
-
-
-class _Dying(Work):
-    def __getitems__(self, positions: list[int]) -> object:
-        os._exit(3)
-
-
-def test_a_worker_that_dies_is_explained(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsnet.data.lazy.Work", _Dying)
-    assert "/dev/shm" in error_of(lambda: list(lazy(root, workers=1).epoch(4)))
-
-
-SCRIPT = """
-import signal
-import sys
-from dataclasses import replace
-import torch
-from dsnet.data import load
-
-asked = []
-
-if __name__ == "__main__":
-    # Not by an exception: Python drops one that is raised in a destructor, and they run all the time here.
-    signal.signal(signal.SIGINT, lambda *_: asked.append(True))
-    given = replace(load("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=2)
-    for images, labels in given.batches([torch.arange(12)] * 10**5):
-        print("going", flush=True)
-        if asked:
-            asked.append(True)
-        if len(asked) > 50:  # the workers went on
-            sys.exit("stopped")
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="there are no process groups")
-def test_an_interrupt_is_for_the_main_process_alone(root: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore:This DataLoader", str(script), str(root)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        for _ in range(20):  # by now every worker has sent something
-            assert process.stdout.readline() == "going\n"
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert errors == "stopped\n"
-
-
-LEAVES = """
-import sys
-from dataclasses import replace
-from multiprocessing import connection
-import time
-import torch
-from dsnet.data import load
-
-handovers = 0
-connect = connection.SocketClient
-
-def leave(address):
-    global handovers
-    handovers += 1
-    made = connect(address)
-    if handovers == 5:
-        made.close()
-        time.sleep(0.5)
-        raise KeyboardInterrupt
-    return made
-
-if __name__ == "__main__":
-    connection.SocketClient = leave
-    given = replace(load("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=1)
-    for _ in given.batches([torch.arange(12)] * 10**5):
-        pass
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="tensors are handed over in another way")
-def test_a_worker_left_in_mid_handover_says_nothing(root: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(LEAVES)
-    ended = subprocess.run(
-        [sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode != 0
-    assert "in leave" in ended.stderr
-    assert ended.stderr.count("Traceback") == 1, ended.stderr

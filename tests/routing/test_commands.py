@@ -19,7 +19,7 @@ from dsnet.routing.compare import compare
 from dsnet.training.checkpoint import load_checkpoint
 from dsnet.training.folder import locked
 from dsnet.training.run import train
-from tests.routing.test_stage2 import BASE
+from tests.routing.conftest import BASE
 from tests.support import error_of
 from tests.test_docs import code_blocks
 

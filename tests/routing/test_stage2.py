@@ -22,21 +22,14 @@ from dsnet.routing.monitor import difficulties, gate_reports, mutual_information
 from dsnet.routing.run import calibrate_run, calibration_images
 from dsnet.routing.stage2 import GateTask
 from dsnet.training.checkpoint import load_checkpoint, load_model
-from dsnet.training.config import DataConfig, MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
+from dsnet.training.config import MixConfig, OptimConfig
 from dsnet.training.joint import gumbel_one_hot
 from dsnet.training.loop import Watch
 from dsnet.training.run import train
 from dsnet.training.seeds import seeded
 from dsnet.training.views import Views
+from tests.routing.conftest import BASE
 from tests.support import error_of, random_model
-
-BASE = TrainConfig(
-    data=DataConfig(name="digits", calibration=512),
-    augment=Augment(padding=1),
-    scheme=SchemeConfig(name="label"),
-    optim=OptimConfig(lr=0.2, epochs=3, warmup=1, batch=64),
-    run=RunConfig(device="cpu", validate_every=2),
-)
 
 
 def trained(folder: Path, model: str) -> Path:

@@ -12,10 +12,11 @@ from typing import TextIO
 
 from dsnet.cli.options import positive
 from dsnet.cli.progress import progress
+from dsnet.data.find import find_images
 from dsnet.errors import DsnetError
 from dsnet.report.text import human, table
 from dsnet.routing.costs import CostTable
-from dsnet.routing.predict import Prediction, Unread, find_images, open_predictor
+from dsnet.routing.predict import Prediction, Unread, open_predictor
 from dsnet.routing.router import written
 
 __all__ = ["add_command"]

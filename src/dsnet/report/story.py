@@ -63,8 +63,8 @@ def story_page(story: Story) -> str:
     share = best.cost / story.costs.largest
     body = [
         f"<p><strong>{escape(story.model)}</strong> on handwritten digits. One set of weights, several "
-        f"routes; the {story.picked} sends each image down one of them. At <strong>{share:.0%}</strong> of the "
-        f"largest route's cost it gets <strong>{best.accuracy:.1%}</strong> of "
+        f"routes; the {story.picked} sends each image down one of them. At <strong>{share:.0%}</strong> of "
+        f"the largest route's cost it gets <strong>{best.accuracy:.1%}</strong> of "
         f"{story.comparison.images} test images right; everyone at the largest route: "
         f"{largest.accuracy:.1%}. Made by <code>{escape(story.command)}</code>.</p>",
         "<h2>Accuracy against cost</h2>",

@@ -1,0 +1,30 @@
+"""Pictures to decode, and a set that is decoded on demand."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from dsnet.data import load
+from dsnet.data.lazy import LazySet
+
+SIZE = 16
+
+
+def picture(seed: int, kind: str = "PNG", side: int = 40) -> bytes:
+    """Smooth noise, so that resizing by different filters or from different boxes shows."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (6, 7, 3), dtype=np.uint8))
+    out = io.BytesIO()
+    small.resize((side, side + 3 * (seed % 5)), Image.Resampling.BICUBIC).save(out, kind)
+    return out.getvalue()
+
+
+def lazy(root: Path, *, workers: int = 0) -> LazySet:
+    found = load("imagenet", "train", root=root, size=SIZE, lazy=True)
+    assert isinstance(found, LazySet)
+    return replace(found, workers=workers)
