@@ -161,6 +161,24 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
     return markdown(header, rows, f"{about} {explained}")
 
 
+def gating_table(name: str, data: Data) -> str:
+    """A step of Stage II beside the forward passes that it needs."""
+    rows = [
+        [
+            row["model"],
+            " + ".join(map(str, row["choices"])),
+            str(row["batch"]),
+            f"{row['passes']:.1f}",
+            f"{row['step']:.1f}",
+            f"{row['ratio']:.2f}",
+        ]
+        for row in data["results"]
+    ]
+    header = ["network", "choices", "batch", "passes, ms", "step, ms", "step / passes"]
+    about = f"{data['machine']}, {data['threads']} threads, torch {data['torch']}, {data['date']}"
+    return markdown(header, rows, about)
+
+
 def _only(values: Iterable[float]) -> str:
     return f"{statistics.mean(values):.1f}"
 
@@ -178,6 +196,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "schemes": schemes_table,
     "calibration": calibration_table,
     "routing": routing_table,
+    "gating": gating_table,
 }
 
 
