@@ -13,10 +13,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.timing import environment, write_json
+from dsnet.data.source import Source
 from dsnet.report.text import table
 from dsnet.routing import (
     CostTable,
@@ -28,9 +32,11 @@ from dsnet.routing import (
     simulate,
     train_gate,
 )
+from dsnet.routing.cached import SignalStore
 from dsnet.routing.compare import compare
 from dsnet.routing.monitor import gate_reports
-from dsnet.routing.run import calibration_images
+from dsnet.routing.outputs import Outputs
+from dsnet.routing.run import TrainedRun, calibration_images
 from dsnet.training.settings import override, to_plain
 
 WIDE = {"first_layer": "separate", "width": 128, "lr": 0.2, "epochs": 30}
@@ -52,19 +58,34 @@ GATES: dict[str, dict[str, Any]] = {
 }
 
 
+def outputs_of(run: TrainedRun, images: Source, known: dict[int, Outputs]) -> Outputs:
+    """What routes and gate say of images; of what is known already, the gate's part alone is made anew."""
+    if len(images) not in known:
+        known[len(images)] = collect(run.model, run.seen(images))
+        return known[len(images)]
+    with torch.inference_mode():
+        scores = [run.model.score(run.model.enter(x)).float().cpu() for x, _ in run.seen(images)]
+    return replace(known[len(images)], scores=(torch.cat(scores)[None],))
+
+
 def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: str) -> list[dict[str, Any]]:
     """Every gate, and the cascade, on one run."""
     rows: list[dict[str, Any]] = []
+    store: SignalStore = {}
+    known: dict[int, Outputs] = {}
     for name in gates:
         config = override(GateConfig(), GATES[name])
+        kept = len(store)
         start = time.perf_counter()
         saved_as = f"bench_{name.replace('+', '_')}"
-        train_gate(run, config, save_as=saved_as, device=device)
+        train_gate(run, config, save_as=saved_as, device=device, store=store)
         seconds = time.perf_counter() - start
         opened = open_trained(run, saved_as, device=device)
         costs = CostTable.of_model(opened.model, opened.test.size)
-        tested = collect(opened.model, opened.seen(opened.test))
-        calibration = calibrate(collect(opened.model, opened.seen(calibration_images(opened))), costs)
+        tested, calibrated = (
+            outputs_of(opened, images, known) for images in (opened.test, calibration_images(opened))
+        )
+        calibration = calibrate(calibrated, costs)
         found = compare(tested, calibration, [share * costs.largest for share in budgets])
         own = simulate(GateRule(costs=costs), tested)
         report = gate_reports(tested, costs)[0]
@@ -75,6 +96,7 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
                     "run": run.name,
                     "router": name if kind == "gate" else "cascade",
                     "seconds": round(seconds, 1) if kind == "gate" else None,
+                    "passes": len(store) - kept if kind == "gate" else None,  # made; others were at hand
                     "own": {
                         "cost": own.cost / costs.largest,
                         "accuracy": 100 * own.accuracy,

@@ -7,7 +7,7 @@ what training without keeping does; later epochs use them again in new orders.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, MutableMapping
 from pathlib import Path
 
 import torch
@@ -21,7 +21,9 @@ from dsnet.training.optim import learning_rate, make_optimizer, set_learning_rat
 from dsnet.training.records import LossBuffer, MetricsFile
 from dsnet.training.seeds import seeded
 
-__all__ = ["keep_signals", "memory_of", "train_from_signals"]
+__all__ = ["SignalStore", "keep_signals", "memory_of", "train_from_signals"]
+
+SignalStore = MutableMapping[Hashable, Signals]  # passes by what they depend on, for gates yet to come
 
 LOOK = 20  # steps between looks at the losses
 
@@ -46,16 +48,30 @@ def keep_signals(task: GateTask, source: Source, *, number: int, batch: int, cro
 
 
 def train_from_signals(
-    task: GateTask, source: Source, *, optim: OptimConfig, passes: int, folder: Path, watch: Watch
+    task: GateTask,
+    source: Source,
+    *,
+    optim: OptimConfig,
+    passes: int,
+    folder: Path,
+    watch: Watch,
+    store: SignalStore | None = None,
 ) -> Ending:
-    """Makes the signals of so many passes, then trains the head on them for all epochs."""
+    """Makes the signals of so many passes, then trains the head on them for all epochs.
+
+    Passes that are in ``store`` already are taken from there; new ones are added to it.
+    """
     kept = []
+    store = {} if store is None else store
     for number in watch.progress("looking at the images", iter(range(passes)), passes):
-        crops = None
-        if source.crops_in_workers and task.crops is not None:
-            seed = seeded(task.config.seed, "crops", number).initial_seed()
-            crops = Crops(views=1, area=task.crops, seed=seed)
-        kept.append(keep_signals(task, source, number=number, batch=optim.batch, crops=crops))
+        key = (*task.signals_of, len(source), optim.batch, number)
+        if key not in store:
+            crops = None
+            if source.crops_in_workers and task.crops is not None:
+                seed = seeded(task.config.seed, "crops", number).initial_seed()
+                crops = Crops(views=1, area=task.crops, seed=seed)
+            store[key] = keep_signals(task, source, number=number, batch=optim.batch, crops=crops)
+        kept.append(store[key])
     epoch_steps = len(source) // optim.batch
     steps = epoch_steps * optim.epochs
     optimizer = make_optimizer(optim.kind, task.groups(0.0), lr=optim.lr, momentum=optim.momentum)

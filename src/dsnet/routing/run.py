@@ -17,7 +17,7 @@ from dsnet.data.source import Source
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly
-from dsnet.routing.cached import memory_of, train_from_signals
+from dsnet.routing.cached import SignalStore, memory_of, train_from_signals
 from dsnet.routing.calibration import Calibration, calibrate, has_trained_gates
 from dsnet.routing.config import GateConfig
 from dsnet.routing.costs import CostTable
@@ -143,8 +143,13 @@ def train_gate(
     device: str = "auto",
     resume: bool = False,
     watch: Watch | None = None,
+    store: SignalStore | None = None,
 ) -> GateOutcome:
-    """Trains new routing heads on a run's network and saves both as a checkpoint of the run."""
+    """Trains new routing heads on a run's network and saves both as a checkpoint of the run.
+
+    A ``store`` (a dict will do) that several calls for the same run share keeps what they have in common:
+    with one gate, the second takes seconds.
+    """
     folder, watch = Path(folder), watch or Watch()
     if save_as in ("last", "best", "final") or re.fullmatch(r"[A-Za-z][\w-]*", save_as, re.ASCII) is None:
         raise DsnetError(
@@ -169,7 +174,7 @@ def train_gate(
         with locked(folder) if ranks.first else nullcontext():
             if passes:
                 ending = train_from_signals(
-                    task, source, optim=optim, passes=passes, folder=work, watch=watch
+                    task, source, optim=optim, passes=passes, folder=work, watch=watch, store=store
                 )
             else:
                 ending = _online(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -111,6 +111,12 @@ class GateTask:
         return []
 
     # --- one gate ------------------------------------------------------------------------------------
+    @property
+    def signals_of(self) -> tuple[Hashable, ...]:
+        """What the signals of a network depend on, beside the images themselves."""
+        config = self.config
+        return (config.seed, config.images, config.augment, tuple(r.number for r in self.space))
+
     def signals(self, images: Tensor, labels: Tensor, step: int) -> Signals:
         """What the frozen network says of the view of images [1, B, 3, H, W] that belongs to a step."""
         (x,), _ = self._seen(images, labels, step)
