@@ -46,7 +46,7 @@ def passes(model: dsnet.Supernet, x: Tensor) -> None:
 def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[str, Any]:
     model = dsnet.create_model(name, generator=torch.Generator().manual_seed(0)).to(device)
     space = model.space.narrow("S") if dict(model.space.narrowings).get("S") else model.space
-    model.reset_routing(space, generator=torch.Generator().manual_seed(0))
+    model.reset_routing(space, generator=torch.Generator(device).manual_seed(0))
     model.to(device)
     size = model.geometry.image_size
     draw = torch.Generator().manual_seed(0)

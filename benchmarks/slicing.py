@@ -61,14 +61,24 @@ def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Te
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
     """The call as a CUDA graph."""
-    side = torch.cuda.Stream()
+    side = (
+        torch.cuda.Stream()
+    )  # for rehearsal and capture alike: gradients belong to the stream they are made on
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        call()
+        for _ in range(2):
+            call()
     torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        given = call()
+
+    def replay() -> object:
+        graph.replay()
+        return given, call  # the graph works on memory that what was called holds
+
+    return replay
 
 
 def measure(

@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
         cases = (Case(args.model, args.batch, args.precision),)
     results = []
     for case in cases:
-        for graphs in (False, True) if device.type == "cuda" else (False,):
+        for graphs in (True, False) if device.type == "cuda" else (False,):
             print(f"{' '.join(map(str, case))}, {'graphs' if graphs else 'eager'} …", flush=True)
             results.append(measure(case, device, graphs=graphs, repeats=args.repeats))
     if device.type == "cuda":  # last: a capture after a profile crashes the process

@@ -150,6 +150,19 @@ def test_the_static_curve_is_the_best_mix_of_two_routes(drawn: list[tuple[int, i
     assert interpolate(points, cost) == pytest.approx(expected)
 
 
+def test_single_routes_are_picked_by_other_images_than_they_are_judged_on() -> None:
+    points = [
+        Point(cost=1.0, accuracy=0.5, numbers=(), routes=(0,)),
+        Point(cost=2.0, accuracy=0.9, numbers=(), routes=(1,)),  # lucky here
+        Point(cost=3.0, accuracy=0.7, numbers=(), routes=(2,)),
+        Point(cost=4.0, accuracy=1.0, numbers=(), routes=(7,)),  # never judged
+    ]
+    judged = {0: 0.5, 1: 0.4, 2: 0.8}
+    assert interpolate(points, 2.0, judged) == pytest.approx(0.6)  # half of 0, half of 2
+    assert interpolate(points, 9.0, judged) == pytest.approx(0.7)
+    assert interpolate(points, 2.0) == pytest.approx(0.9)
+
+
 def test_oracle_and_random_router_by_hand() -> None:
     outputs, costs = made_up("ds_mbnet_tiny", 60, seed=5)
     best = oracle(outputs, costs)

@@ -13,7 +13,7 @@ import torch
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.costs import CostTable
-from dsnet.routing.curves import calibrate_cascade, calibrate_gate
+from dsnet.routing.curves import calibrate_cascade, calibrate_gate, static_points
 from dsnet.routing.outputs import Outputs, simulate
 from dsnet.routing.router import Routed, Router, RouterKind, parse_budget, written
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
@@ -22,7 +22,7 @@ from dsnet.training.run import pick_device
 __all__ = ["Calibration", "Pick", "RouterName", "calibrate", "has_trained_gates", "load_routed"]
 
 RouterName = Literal["auto", "gate", "cascade"]
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ class Calibration:
     images: int
     digest: str  # of the images and labels
     routers: Mapping[RouterKind, Router]
+    singles: Mapping[int, float]  # accuracy of every route by itself, by number
 
     @property
     def costs(self) -> CostTable:
@@ -84,6 +85,7 @@ class Calibration:
             "images": self.images,
             "digest": self.digest,
             "routers": {kind: router.to_dict() for kind, router in self.routers.items()},
+            "singles": {str(number): accuracy for number, accuracy in self.singles.items()},
         }
 
     @classmethod
@@ -97,8 +99,9 @@ class Calibration:
             routers = {kind: Router.from_dict(router) for kind, router in data["routers"].items()}
             if any(kind != router.kind for kind, router in routers.items()):
                 raise DsnetError(f"a calibration's routers are called what they are, not {list(routers)}")
-            return cls(images=data["images"], digest=data["digest"], routers=routers)
-        except (KeyError, TypeError, AttributeError) as error:
+            singles = {int(number): float(accuracy) for number, accuracy in data["singles"].items()}
+            return cls(images=data["images"], digest=data["digest"], routers=routers, singles=singles)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DsnetError(f"the calibration is damaged ({error!r})") from error
 
     @classmethod
@@ -129,7 +132,8 @@ def calibrate(outputs: Outputs, costs: CostTable, *, gate: bool = True) -> Calib
     if gate:
         made.insert(0, calibrate_gate(outputs, costs))
     routers = {router.kind: _with_histograms(router, outputs) for router in made}
-    return Calibration(images=len(outputs), digest=outputs.digest, routers=routers)
+    singles = {point.routes[0]: point.accuracy for point in static_points(outputs, costs)}
+    return Calibration(images=len(outputs), digest=outputs.digest, routers=routers, singles=singles)
 
 
 def _with_histograms(router: Router, outputs: Outputs) -> Router:

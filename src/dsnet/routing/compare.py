@@ -29,7 +29,7 @@ class Row:
     cost_error: float  # standard error of that mean
     accuracy: float
     error: float  # standard error of the accuracy
-    static: float  # the supernet's single routes, mixed to the same mean cost
+    static: float  # single routes that calibration found best, mixed to the same mean cost
     random: float  # routes drawn with the same histogram
     alone: float | None  # stand-alone networks, mixed to the same mean cost
     by_difficulty: dict[str, float | None]  # accuracy on easy, dependent and hard images
@@ -68,7 +68,7 @@ def compare(
         for budget in budgets:
             if router.keeps(budget):
                 seen = simulate(router.rule(budget), outputs)
-                rows.append(_row(outputs, kind, budget, seen, static, alone, hard))
+                rows.append(_row(outputs, calibration, kind, budget, seen, static, alone, hard))
     if not rows:
         calibration.pick(budgets[0])  # says what can be reached
         raise DsnetError("no router keeps any of these budgets")
@@ -85,6 +85,7 @@ def compare(
 
 def _row(
     outputs: Outputs,
+    calibration: Calibration,
     kind: RouterKind,
     budget: float,
     seen: Simulated,
@@ -102,7 +103,7 @@ def _row(
         cost_error=seen.cost_error,
         accuracy=accuracy,
         error=(accuracy * (1 - accuracy) / len(outputs)) ** 0.5,
-        static=interpolate(static, seen.cost),
+        static=interpolate(static, seen.cost, calibration.singles),
         random=random_router(outputs, seen),
         alone=interpolate(list(alone), seen.cost) if alone else None,
         by_difficulty={n: float(g.double().mean()) if len(g) else None for n, g in groups.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,25 +32,34 @@ def static_points(outputs: Outputs, costs: CostTable) -> list[Point]:
     return sorted(points, key=lambda point: (point.cost, point.accuracy))
 
 
-def interpolate(points: list[Point], cost: float) -> float:
-    """Accuracy of a mix of the two best single routes around a mean cost: the upper hull of the points."""
+def interpolate(points: list[Point], cost: float, judged: Mapping[int, float] | None = None) -> float:
+    """Accuracy of a mix of the two best single routes around a mean cost: the upper hull of the points.
+
+    Which routes are best is said by ``judged`` (accuracies by number, on other images), where it is given:
+    who picks routes by the images that they are judged on reports luck.
+    """
+
+    def merit(point: Point) -> float:
+        return point.accuracy if judged is None else judged[point.routes[0]]
+
+    def slope(low: Point, high: Point) -> float:
+        return (merit(high) - merit(low)) / (high.cost - low.cost)
+
+    known = [p for p in points if judged is None or p.routes[0] in judged]
     hull: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.cost, -p.accuracy)):
-        if hull and point.accuracy <= hull[-1].accuracy:
+    for point in sorted(known, key=lambda p: (p.cost, -merit(p))):
+        if hull and merit(point) <= merit(hull[-1]):
             continue
-        while len(hull) > 1 and _slope(hull[-2], point) >= _slope(hull[-2], hull[-1]):
+        while len(hull) > 1 and slope(hull[-2], point) >= slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append(point)
     if cost <= hull[0].cost:
         return hull[0].accuracy
     for low, high in itertools.pairwise(hull):
         if cost <= high.cost:
-            return low.accuracy + (cost - low.cost) * _slope(low, high)
+            share = (cost - low.cost) / (high.cost - low.cost)
+            return low.accuracy + share * (high.accuracy - low.accuracy)
     return hull[-1].accuracy
-
-
-def _slope(low: Point, high: Point) -> float:
-    return (high.accuracy - low.accuracy) / (high.cost - low.cost)
 
 
 def oracle(outputs: Outputs, costs: CostTable) -> Simulated:
