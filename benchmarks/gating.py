@@ -3,7 +3,10 @@
     python -m benchmarks.gating [--models ds_mbnet_cifar …] [--batch 128] [--repeats 15] [--json FILE]
 
 A gate with |t| choices needs every image at each of them: with one gate the prefix and |t| suffixes, with
-several the prefix and, stage by stage, |t| candidates. Milliseconds, medians of interleaved repeats.
+several the prefix and, stage by stage, |t| candidates (`passes`). Several gates need more than that: the
+smallest and the largest route behind the first stage, which say how hard an image is, and the way back from
+the logits to the first gate, through one candidate of every stage (`needed` has both; the way back is timed
+at a route in the middle, forward and backward less forward). Milliseconds, medians of interleaved repeats.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor
 import dsnet
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet.data.augment import Augment
+from dsnet.models import State
 from dsnet.report.text import table
 from dsnet.routing import CostTable, GateConfig
 from dsnet.routing.stage2 import GateTask
@@ -43,6 +47,34 @@ def passes(model: dsnet.Supernet, x: Tensor) -> None:
             state = following
 
 
+def further(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[], object]]:
+    """What several gates need beside these passes; one gate needs nothing."""
+    if len(model.gates) == 1:
+        return {}
+    ends = model.space.smallest, model.space.largest
+    middle = model.space.of_choices([row[len(row) // 2] for row in model.space.choices])
+    with torch.no_grad():
+        first = {r: model.advance(model.enter(x), r.choices[:1]) for r in (*ends, middle)}
+
+    def finish(route: dsnet.Route, start: State) -> Tensor:
+        return model.finish_from({route.choices[:1]: start}, route.choices)
+
+    def there() -> None:
+        with torch.no_grad():
+            finish(middle, first[middle])
+
+    def there_and_back() -> None:
+        features = first[middle].x.detach().requires_grad_()
+        finish(middle, first[middle]._replace(x=features)).sum().backward()
+
+    @torch.no_grad()
+    def judge() -> None:
+        for route in ends:
+            finish(route, first[route])
+
+    return {"ends": judge, "there": there, "there and back": there_and_back}
+
+
 def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[str, Any]:
     model = dsnet.create_model(name, generator=torch.Generator().manual_seed(0)).to(device)
     space = model.space.narrow("S") if dict(model.space.narrowings).get("S") else model.space
@@ -61,14 +93,19 @@ def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[s
         "passes": lambda: passes(model, x),
         "step": lambda: task.step(images, labels, next(steps)),
     }
+    calls |= further(model, x)
     times = {n: t.median for n, t in interleaved(calls, repeats=repeats, device=device).items()}
+    needed = times["passes"]
+    if len(model.gates) > 1:
+        needed += times["ends"] + times["there and back"] - times["there"]
     choices = [len(options) for options in task.options]
     return {
         "model": name,
         "choices": choices,
         "batch": batch,
         **{call: round(ms, 3) for call, ms in times.items()},
-        "ratio": round(times["step"] / times["passes"], 3),
+        "needed": round(needed, 3),
+        "ratio": round(times["step"] / needed, 3),
     }
 
 
@@ -89,13 +126,14 @@ def main() -> None:
     for name in args.models:
         results.append(measure(name, args.batch, args.repeats, device))
         print(results[-1], flush=True)
-    header = ["network", "choices", "batch", "passes, ms", "step, ms", "step / passes"]
+    header = ["network", "choices", "batch", "passes", "needed", "step", "step / needed"]
     rows = [
         [
             row["model"],
             " ".join(map(str, row["choices"])),
             str(row["batch"]),
             f"{row['passes']:.1f}",
+            f"{row['needed']:.1f}",
             f"{row['step']:.1f}",
             f"{row['ratio']:.3f}",
         ]

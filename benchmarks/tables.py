@@ -169,12 +169,13 @@ def gating_table(name: str, data: Data) -> str:
             " + ".join(map(str, row["choices"])),
             str(row["batch"]),
             f"{row['passes']:.1f}",
+            f"{row['needed']:.1f}",
             f"{row['step']:.1f}",
             f"{row['ratio']:.2f}",
         ]
         for row in data["results"]
     ]
-    header = ["network", "choices", "batch", "passes, ms", "step, ms", "step / passes"]
+    header = ["network", "choices", "batch", "passes, ms", "needed, ms", "step, ms", "step / needed"]
     about = f"{data['machine']}, {data['threads']} threads, torch {data['torch']}, {data['date']}"
     return markdown(header, rows, about)
 

@@ -97,9 +97,6 @@ def test_signals_of_one_gate(name: str) -> None:
     off = logits.softmax(2) - F.one_hot(labels, 10)[:, None]
     assert_close(found.pull.double(), torch.einsum("bkc,brc->bkr", off, logits), 1e-5)
     assert torch.equal(found.right, logits.argmax(2) == labels[:, None])
-    easy, solved = signals.difficulty(model, x, labels, space)
-    assert torch.equal(found.right[:, 0], easy)
-    assert torch.equal(found.right[:, -1], solved)
     assert torch.equal(found.code.hidden, model.enter(x).code.hidden)
     halves = [found.take(torch.arange(3)), found.take(torch.arange(3, 8))]
     joined = signals.Signals.join(halves)
@@ -165,15 +162,22 @@ def test_a_one_hot_mix_is_the_route_itself(bn_key: str, monkeypatch: pytest.Monk
         for gate in range(len(model.gates))
     ]
     given_draws(monkeypatch, draws)
-    walk = signals.several_gates(model, x, torch.Generator())
+    walk = signals.several_gates(model, x, model.space, torch.Generator())
     for i, way in enumerate(ways):
         assert_close(walk.logits[i : i + 1], model(x[i : i + 1], model.space.of_choices(way)), 1e-9)
+    assert_close(walk.ends[0], model(x, model.space.smallest), 1e-9)
+    assert_close(walk.ends[1], model(x, model.space.largest), 1e-9)
 
 
-def test_gradients_of_the_mix_are_those_of_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("ds_resnet_tiny")
+@pytest.mark.parametrize("numbers", [[0, 3, 6, 9, 12, 15], [6] * 6, [0, 0, 0, 15, 15, 15]])
+@pytest.mark.parametrize("bn_key", ["prefix", "stage"])
+def test_gradients_of_the_mix_are_those_of_its_definition(
+    numbers: list[int], bn_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where gates send everyone the same way, and nobody another."""
+    model = random_model("ds_resnet_tiny", bn_key=bn_key)
     x, labels = images(model, 6), torch.arange(6)
-    ways = [model.space[n].choices for n in torch.linspace(0, len(model.space) - 1, 6).long().tolist()]
+    ways = [model.space[n].choices for n in numbers]
 
     def fresh() -> list[Tensor]:
         return [
@@ -185,7 +189,7 @@ def test_gradients_of_the_mix_are_those_of_its_definition(monkeypatch: pytest.Mo
 
     draws = fresh()
     given_draws(monkeypatch, draws)
-    F.cross_entropy(signals.several_gates(model, x, torch.Generator()).logits, labels).backward()
+    F.cross_entropy(signals.several_gates(model, x, model.space, torch.Generator()).logits, labels).backward()
     wanted = fresh()
     F.cross_entropy(one_by_one(model, x, wanted, ways), labels).backward()
     for got, expected in zip(draws, wanted, strict=True):

@@ -78,7 +78,9 @@ def test_several_gates_learn_and_weights_stay(resnet: Path) -> None:
     lines = [
         json.loads(line) for line in (resnet / "gated.stage2" / "metrics.jsonl").read_text().splitlines()
     ]
-    assert {"gate/target", "gate/complexity", "gate/sgs", "entropy/gate_0", "entropy/gate_1"} <= set(lines[0])
+    told = {f"{what}/gate_{gate}" for what in ("entropy", "information") for gate in (0, 1)}
+    assert {"gate/target", "gate/complexity", "gate/sgs", *told} <= set(lines[0])
+    assert sum(lines[0][f"taken/gate_1/{choice}"] for choice in range(4)) == pytest.approx(1)
 
 
 def test_a_transformers_gate_learns(tmp_path: Path) -> None:
@@ -125,6 +127,11 @@ def test_a_step_pays_what_the_formulas_say() -> None:
     drawn = gumbel_one_hot(scores, seeded(0, "gate", 0, 0)).argmax(1)
     logits = torch.stack([model(images[0].float(), route) for route in model.space], 1).detach()
     every = torch.arange(32)
+    decided = scores.argmax(1)
+    easy, solved = (logits[:, end].argmax(1) == labels for end in (0, -1))
+    kinds = torch.where(easy, 0, torch.where(solved, 1, 2))
+    assert paid["information/gate_0"].item() == pytest.approx(mutual_information(decided, kinds), abs=1e-5)
+    assert paid["taken/gate_0/2"].item() == pytest.approx((decided == 2).double().mean().item())
     target = torch.nn.functional.cross_entropy(logits[every, drawn], labels)
     madds = torch.tensor([dsnet.madds(model, route) for route in model.space]).double()
     penalty = (madds[drawn] / madds[-1]).square().mean()

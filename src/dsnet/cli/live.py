@@ -46,7 +46,7 @@ class LiveWatch(Watch):
     def logged(self, step: int, values: Mapping[str, float]) -> None:
         """Keeps what the line shows."""
         self.rate = values["images_per_s"]
-        terms = {name: v for name, v in values.items() if "/" in name}
+        terms = {name: v for name, v in values.items() if "/" in name and not name.startswith("taken/")}
         parts = " ".join(f"{name} {value:.3f}" for name, value in terms.items())
         self.losses = f"loss {values['loss']:.3f} ({parts})"
 

@@ -304,6 +304,15 @@ class Supernet(nn.Module, ABC):
             key = key * len(options) + choice
         return key
 
+    def image_keys(self, choices: Tensor) -> Tensor:
+        """`key` for every image by itself: choices [B, gates] → [B]."""
+        if self.bn_key == "stage":
+            return choices[:, -1]
+        key = torch.zeros_like(choices[:, 0])
+        for column, options in zip(choices.unbind(1), self.slice_table, strict=False):
+            key = key * len(options) + column
+        return key
+
     def norms(self, choices: tuple[int, ...]) -> Iterator[tuple[SplitBatchNorm2d, int]]:
         """Every split batch norm between the image and the end of the segment, with the key it uses."""
         for gates in range(len(choices) + 1):

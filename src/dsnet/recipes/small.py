@@ -60,7 +60,7 @@ CIFAR = TrainConfig(
     model="ds_mbnet_cifar",
     data=DataConfig(name="cifar10"),
     augment=Augment(padding=4, flip=True),
-    scheme=SchemeConfig(name="ib", alpha=0.99, start=0.3, add=True),
+    scheme=SchemeConfig(name="label", alpha=0.99, start=0.3, add=True),  # alpha, start: for ib and its kin
     optim=OptimConfig(lr=0.2, weight_decay=5e-4, epochs=30, warmup=3, batch=512),
     run=GPU,
 )
@@ -71,8 +71,8 @@ def cifar10_mbnet() -> Recipe:
     """DS-MBNet on CIFAR-10."""
     return Recipe(
         config=CIFAR,
-        duration="not measured yet",
-        expect="not measured yet",
+        duration="7 minutes on an H200 that trains four more at the same time",
+        expect="90.8 / 91.6 / 91.9 % at routes 0 / 7 / 13 (mean of three seeds, deviation 0.2 to 0.4)",
     )
 
 

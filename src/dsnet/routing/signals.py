@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dsnet.gate import Code
-from dsnet.models import State, Supernet
+from dsnet.models import Supernet
 from dsnet.routes import RouteSpace
+from dsnet.slicing import Mode, SplitBatchNorm2d
 from dsnet.training.joint import gumbel_one_hot
 
-__all__ = ["Signals", "Walk", "difficulty", "one_gate", "several_gates"]
+__all__ = ["Signals", "Walk", "one_gate", "several_gates"]
 
 
 class Signals(NamedTuple):
@@ -59,62 +63,147 @@ def one_gate(
     )
 
 
-@torch.no_grad()
-def difficulty(model: Supernet, x: Tensor, labels: Tensor, space: RouteSpace) -> tuple[Tensor, Tensor]:
-    """(easy, solved): whether the smallest and the largest route are right."""
-    states: dict[tuple[int, ...], State] = {(): model.enter(x)}
-    ends = [model.finish_from(states, route.choices).argmax(1) for route in (space.smallest, space.largest)]
-    return ends[0] == labels, ends[1] == labels
-
-
 class Walk(NamedTuple):
     """A pass with drawn choices at several gates; gradients reach every draw."""
 
     logits: Tensor
     scores: list[Tensor]  # of every gate
     draws: list[Tensor]  # one-hot, of every gate
+    ends: tuple[Tensor, Tensor]  # logits at the smallest and at the largest route, without gradient
 
 
-def several_gates(model: Supernet, x: Tensor, noise: torch.Generator) -> Walk:
+def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Generator) -> Walk:
     """Candidates of every stage, zero-padded to the widest, mixed at its end by one-hot draws.
 
-    Only images with the same history share norm keys, so every group of them runs its own candidates.
+    Every choice runs all images at once, whatever led them there: norms take the statistics of each image's
+    own history. A way back is made through the candidate that an image took alone: others have a share of 0.
     """
     with torch.no_grad():
         state = model.enter(x)
-    groups: list[tuple[tuple[int, ...], Tensor]] = [((), torch.arange(len(x), device=x.device))]
+    history: tuple[int, ...] = ()  # that chains are taken from; which one changes their norm keys alone
+    taken = torch.empty(len(x), 0, dtype=torch.long, device=x.device)
+    ends: list[Tensor] = []
     scores, draws = [], []
     for gate in range(len(model.gates)):
-        options = model.gate(gate).choices
+        options, last = model.gate(gate).choices, gate + 1 == len(model.gates)
         scores.append(model.score(state))
         draws.append(gumbel_one_hot(scores[-1], noise))
-        mixed = [_mix(model, state.x[rows], history, options, draws[-1][rows]) for history, rows in groups]
-        order = torch.cat([rows for _, rows in groups])
-        joined = torch.cat(mixed)
-        joined = torch.empty_like(joined).index_copy(0, order, joined)
-        if gate + 1 == len(model.gates):
-            return Walk(joined, scores, draws)
-        state = model.stand_at(gate + 1, joined)
-        drawn = draws[-1].argmax(1)
-        groups = [
-            ((*history, choice), rows[drawn[rows] == position])
-            for history, rows in groups
+        groups = _Groups(draws[-1])
+        features, before = groups.sort(state.x), groups.sort(taken)
+        candidates = [
+            _candidate(model, features, (*history, choice), before, groups.bounds[position])
             for position, choice in enumerate(options)
         ]
-        groups = [(history, rows) for history, rows in groups if len(rows)]
+        mixed = _mix(candidates, draws[-1], groups)
+        with torch.no_grad():
+            for i, end in enumerate((space.smallest.choices, space.largest.choices)):
+                if gate == 0:  # the candidate that all images have
+                    ends.append(groups.restore(torch.cat(candidates[options.index(end[0])])))
+                else:
+                    ends[i] = model.run_segment(ends[i], end[: gate + 1])
+                if not last:
+                    ends[i] = model.stand_at(gate + 1, ends[i]).x
+        if last:
+            return Walk(mixed, scores, draws, (ends[0], ends[1]))
+        state = model.stand_at(gate + 1, mixed)
+        chosen = torch.tensor(options, device=x.device)[draws[-1].argmax(1)]
+        taken = torch.cat([taken, chosen[:, None]], 1)
+        history = (*history, options[-1])
     raise AssertionError("a network has at least one gate")
 
 
-def _mix(
-    model: Supernet, x: Tensor, history: tuple[int, ...], options: tuple[int, ...], draw: Tensor
-) -> Tensor:
+class _Groups:
+    """Images sorted by what they took. The device is asked once, for the sizes of the groups."""
+
+    def __init__(self, draw: Tensor) -> None:
+        drawn = draw.argmax(1)
+        self.order = drawn.argsort(stable=True)
+        self.inverse = self.order.argsort()
+        stops = list(itertools.accumulate(torch.bincount(drawn, minlength=draw.shape[1]).tolist()))
+        self.bounds = list(zip([0, *stops[:-1]], stops, strict=True))
+
+    def sort(self, rows: Tensor) -> Tensor:
+        """By group."""
+        return rows.index_select(0, self.order)
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """As the images were."""
+        return rows.index_select(0, self.inverse)
+
+
+class _Candidate(NamedTuple):
+    """What a choice makes of all images, sorted; gradients go back through those that took it alone."""
+
+    before: Tensor
+    own: Tensor
+    after: Tensor
+
+
+def _candidate(
+    model: Supernet, x: Tensor, choices: tuple[int, ...], taken: Tensor, bounds: tuple[int, int]
+) -> _Candidate:
+    start, stop = bounds
+    if not taken.shape[1]:
+        with torch.no_grad():  # nothing in front of the first gate learns
+            y = model.run_segment(x, choices)
+        return _Candidate(y[:start], y[start:stop], y[stop:])
+    keys = model.image_keys(torch.cat([taken, torch.full_like(taken[:, :1], choices[-1])], 1))
+    own = model.run_segment(x[start:stop], choices, Mode(statistics=_OfImages(keys[start:stop])))
+    with torch.no_grad():
+        others, theirs = (torch.cat([rows[:start], rows[stop:]]) for rows in (x, keys))
+        y = model.run_segment(others, choices, Mode(statistics=_OfImages(theirs)))
+    return _Candidate(y[:start], own, y[start:])
+
+
+@dataclass(frozen=True, eq=False)
+class _OfImages:
+    """Stored statistics, each image by its own key."""
+
+    keys: Tensor  # [B]
+
+    def __call__(self, norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        channels = x.shape[1]
+        return norm.mean[self.keys, :channels], norm.var[self.keys, :channels]
+
+
+def _mix(candidates: Sequence[_Candidate], draw: Tensor, groups: _Groups) -> Tensor:
     """Σ over choices of draw × candidate, the narrower ones padded with zeros."""
-    candidates = [model.run_segment(x, (*history, choice)) for choice in options]
-    widest = max(y.shape[1] for y in candidates)
-    total: Tensor | None = None
-    for position, y in enumerate(candidates):
-        share = draw[:, position].to(y.dtype).view(-1, *[1] * (y.ndim - 1))
-        part = F.pad(share * y, (*(0, 0) * (y.ndim - 2), 0, widest - y.shape[1]))
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    mixed: Tensor = _Mix.apply(draw, groups, *itertools.chain(*candidates))  # type: ignore[no-untyped-call]
+    return mixed
+
+
+class _Mix(torch.autograd.Function):
+    """The sum for one-hot draws: a copy of what was taken; a draw's gradient asks every candidate."""
+
+    @staticmethod
+    def forward(ctx: Any, draw: Tensor, groups: _Groups, *parts: Tensor) -> Tensor:  # noqa: ANN401
+        owns = parts[1::3]
+        shape = (len(draw), max(own.shape[1] for own in owns), *owns[0].shape[2:])
+        total = owns[0].new_zeros(shape)
+        if total.ndim == 4 and any(p.is_contiguous(memory_format=torch.channels_last) for p in owns):
+            total = total.contiguous(memory_format=torch.channels_last)
+        for own, (start, stop) in zip(owns, groups.bounds, strict=True):
+            total[start:stop, : own.shape[1]] = own
+        ctx.groups, ctx.dtype = groups, draw.dtype
+        ctx.save_for_backward(*parts)
+        return groups.restore(total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        gradient = ctx.groups.sort(gradients[0])
+        columns, passed = [], []
+        parts = ctx.saved_tensors
+        for at, (start, stop) in zip(range(0, len(parts), 3), ctx.groups.bounds, strict=True):
+            mine = gradient[:, : parts[at].shape[1]]
+            pieces = mine[:start], mine[start:stop], mine[stop:]
+            columns.append(
+                torch.cat(
+                    [
+                        (piece * part).flatten(1).sum(1, dtype=ctx.dtype)
+                        for piece, part in zip(pieces, parts[at : at + 3], strict=True)
+                    ]
+                )
+            )
+            passed += [None, pieces[1] if ctx.needs_input_grad[2 + at + 1] else None, None]
+        return ctx.groups.restore(torch.stack(columns, 1)), None, *passed

@@ -25,7 +25,7 @@ from dsnet.routing.losses import (
     sgs_targets,
     value_loss,
 )
-from dsnet.routing.signals import Signals, difficulty, one_gate, several_gates
+from dsnet.routing.signals import Signals, one_gate, several_gates
 from dsnet.training.joint import gumbel_one_hot
 from dsnet.training.seeds import reseed
 from dsnet.training.views import Views
@@ -61,6 +61,8 @@ class GateTask:
             r for r in model.space if all(c in o for c, o in zip(r.choices, self.options, strict=True))
         )
         self.space: RouteSpace = model.space.narrow(list(reached))
+        for route in self.space if len(self.options) > 1 else ():
+            model.require_statistics(route)  # several gates read them by image, where nothing else checks
         self.noise = torch.Generator(model.head.classifier.weight.device)
         model.eval().requires_grad_(False)
         self.parameters = [
@@ -91,8 +93,8 @@ class GateTask:
         reseed(self.noise, self.config.seed, "gate", self.rank, step)
         (x,), _ = self._seen(images, labels, step)
         with self._autocast():
-            easy, solved = difficulty(self.model, x, labels, self.space)
-            walk = several_gates(self.model, x, self.noise)
+            walk = several_gates(self.model, x, self.space, self.noise)
+        easy, solved = (logits.argmax(1) == labels for logits in walk.ends)
         label = F.cross_entropy(walk.logits.float(), labels)
         return self._pay(label, walk.scores, walk.draws, easy, solved)
 
@@ -129,7 +131,8 @@ class GateTask:
         if self.config.goal == "value":
             value = value_loss(scores, found.right)
             value.backward()  # type: ignore[no-untyped-call]
-            return {"gate/value": value.detach(), "loss": value.detach()}
+            told = self._told([scores], found.right[:, 0], found.right[:, -1])
+            return {"gate/value": value.detach(), **told, "loss": value.detach()}
         draw = gumbel_one_hot(scores, self.noise)
         label = mixed_loss(draw, found.losses, found.pull)
         return self._pay(label, [scores], [draw], found.right[:, 0], found.right[:, -1])
@@ -146,9 +149,22 @@ class GateTask:
         loss = config.target * label + config.complexity * penalty + config.sgs * sgs
         loss.backward()  # type: ignore[no-untyped-call]
         terms = {"gate/target": label, "gate/complexity": penalty, "gate/sgs": sgs}
-        for gate, own in enumerate(scores):
-            terms[f"entropy/gate_{gate}"] = _entropy(F.softmax(own.detach(), 1).mean(0))
-        return {name: value.detach() for name, value in terms.items()} | {"loss": loss.detach()}
+        paid = {name: value.detach() for name, value in terms.items()}
+        return {**paid, **self._told(scores, easy, solved), "loss": loss.detach()}
+
+    def _told(self, scores: list[Tensor], easy: Tensor, solved: Tensor) -> dict[str, Tensor]:
+        """What gates would decide in this batch without noise: shares, entropy, bits about difficulty."""
+        kinds = torch.stack([easy, solved & ~easy, ~(easy | solved)], 1).float()
+        told = {}
+        for gate, (own, options) in enumerate(zip(scores, self.options, strict=True)):
+            decided = F.one_hot(own.detach().argmax(1), len(options)).float()
+            joint = kinds.T @ decided / len(kinds)
+            shares = joint.sum(0)
+            entropy = _entropy(shares)
+            told[f"entropy/gate_{gate}"] = entropy
+            told[f"information/gate_{gate}"] = entropy + _entropy(joint.sum(1)) - _entropy(joint.flatten())
+            told |= {f"taken/gate_{gate}/{c}": share for c, share in zip(options, shares, strict=True)}
+        return told
 
     def _seen(self, images: Tensor, labels: Tensor, step: int) -> tuple[list[Tensor], Tensor]:
         classes = self.model.head.classifier.out_features
@@ -160,5 +176,5 @@ class GateTask:
 
 
 def _entropy(shares: Tensor) -> Tensor:
-    """In bits; of the mean softmax over the batch: 0 where a gate always says the same."""
+    """In bits: 0 where a gate always says the same."""
     return -(shares * shares.clamp(min=1e-12).log2()).sum()

@@ -45,7 +45,10 @@ class KeyState(IntEnum):
 
 
 Statistics = Callable[["SplitBatchNorm2d", Tensor, int], tuple[Tensor, Tensor]]
-"""(norm, input, key) → (mean, biased variance) to normalise by; gradients flow through both."""
+"""(norm, input, key) → (mean, biased variance) to normalise by; gradients flow through both.
+
+Either [C], or [B, C] where every image has its own.
+"""
 
 
 def batch_statistics(norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
@@ -124,7 +127,10 @@ class SplitBatchNorm2d(nn.Module):
             mean, var = mode.statistics(self, x, key)
             scale = weight * torch.rsqrt(var + self.eps)
             shift = bias - mean * scale
-            return (x * scale[:, None, None] + shift[:, None, None]).to(x.dtype)
+            scale, shift = scale[..., None, None], shift[..., None, None]
+            if x.dtype == scale.dtype:
+                return torch.addcmul(shift, x, scale)  # one pass over the input
+            return (x * scale + shift).to(x.dtype)
         mean, var = self.mean[key, :channels], self.var[key, :channels]
         y = F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
         if self.training and x.numel():
