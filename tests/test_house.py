@@ -24,6 +24,7 @@ LAYERS = [
     ["dsnet.models"],
     ["dsnet.cost", "dsnet.extract"],
     ["dsnet.data", "dsnet.training", "dsnet.routing"],
+    ["dsnet.runtime"],
     ["dsnet.recipes", "dsnet.report"],
     ["dsnet.cli"],
 ]

@@ -21,7 +21,7 @@ from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.plain import traced
 
-__all__ = ["Code", "Gate", "HeadForm", "RoutingHead", "attention_width", "scalar_scores"]
+__all__ = ["Code", "DecidingGate", "Gate", "HeadForm", "RoutingHead", "attention_width", "scalar_scores"]
 
 HeadKind = Literal["onehot", "scalar"]
 
@@ -201,6 +201,44 @@ class Gate(nn.Module):
         return traced(
             _ChannelAttention(self.first.extract(channels, hidden), self.attention.extract(hidden, channels))
         )
+
+    def extract_deciding(self, channels: int) -> nn.Module:
+        """The stand-alone gate of this width, routing head included: features → (scaled features, scores)."""
+        hidden, routing = self.first.out_features, self._routing()
+        return DecidingGate(
+            self.first.extract(channels, hidden),
+            self.attention.extract(hidden, channels),
+            routing.last.extract(routing.last.in_features, routing.last.out_features),
+            None if routing.first is None else routing.first.extract(channels, routing.first.out_features),
+            routes=len(routing.choices) if routing.form.kind == "scalar" else None,
+        )
+
+
+class DecidingGate(nn.Module):
+    """A gate of torch's own layers that scales and scores; in float32 or better, whatever comes in."""
+
+    def __init__(
+        self,
+        first: nn.Linear,
+        attention: nn.Linear,
+        last: nn.Linear,
+        separate: nn.Linear | None,
+        *,
+        routes: int | None,
+    ) -> None:
+        super().__init__()
+        self.first, self.attention, self.last, self.separate = first, attention, last, separate
+        self.routes = routes  # of a scalar head
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, C, H, W] → the same scaled, and scores [B, choices]."""
+        pooled = x.to(self.first.weight.dtype).mean((2, 3))
+        hidden = F.relu(self.first(pooled))
+        scale = 1 + torch.tanh(self.attention(hidden))
+        scores = self.last(hidden if self.separate is None else F.relu(self.separate(pooled)))
+        if self.routes is not None:
+            scores = scalar_scores(scores.sigmoid(), self.routes)
+        return x * scale.to(x.dtype)[:, :, None, None], scores
 
 
 def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:

@@ -2,19 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError
+from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode
 
-if TYPE_CHECKING:
-    from dsnet.models.supernet import State, Supernet
+__all__ = ["Decide", "GatedOutput", "Routable", "Standing", "greedy", "run_gated"]
 
-__all__ = ["Decide", "GatedOutput", "greedy", "run_gated"]
+
+class Standing(Protocol):
+    """What stands at a gate: some images' features, and what the gate makes of them."""
+
+    def take(self, at: Tensor) -> Self:
+        """Some of the images, by their places [n]."""
+
+    def narrow(self, start: int, stop: int) -> Self:
+        """The images of a range, without a copy."""
+
+    @classmethod
+    def join(cls, states: Sequence[Self]) -> Self:
+        """The images of all, in order."""
+
+
+S = TypeVar("S", bound=Standing)
+
+
+class Chooses(Protocol):
+    """A gate, as far as routing asks it."""
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """What it decides between."""
+
+
+class Routable(Protocol[S]):
+    """What routing needs of a network: a `Supernet` is one, and so is what a runtime makes of it."""
+
+    @property
+    def training(self) -> bool:
+        """Whether it is in training mode; routing needs eval mode."""
+
+    @property
+    def name(self) -> str:
+        """Which network."""
+
+    @property
+    def gates(self) -> Sized:
+        """As many as it has."""
+
+    @property
+    def space(self) -> RouteSpace:
+        """All routes."""
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many choices every gate of the whole space has."""
+
+    @property
+    def merges(self) -> bool:
+        """Whether what follows depends on the last choice alone, so that histories may be joined."""
+
+    def gate(self, stage: int) -> Chooses:
+        """The gate in front of a stage."""
+
+    def check_images(self, x: Tensor) -> None:
+        """Raises an error that says what images this network takes."""
+
+    def enter(self, x: Tensor, mode: Mode | None = None) -> S:
+        """Prefix and first gate."""
+
+    def score(self, state: S) -> Tensor:
+        """Scores [B, choices] of the gate for what stands at it."""
+
+    def advance(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> S:
+        """From the gate that made the last of ``choices`` to the next one."""
+
+    def finish(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+        """From the last gate to the logits."""
+
+    def finish_from(
+        self, states: dict[tuple[int, ...], S], choices: tuple[int, ...], mode: Mode | None = None
+    ) -> Tensor:
+        """A route's logits from what stands at the gates on its way, by history."""
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """All images at one route."""
+
 
 Decide = Callable[[Tensor, int, int | None], Tensor]
 """(scores [B, choices], gate, the previous gate's choice or None) → positions [B] of the choices taken."""
@@ -37,11 +116,11 @@ class _Group(NamedTuple):
 
     rows: Tensor  # their places in the batch
     choices: tuple[int, ...]
-    state: State
+    state: Any  # a Standing
 
 
 def run_gated(
-    model: Supernet, x: Tensor, decide: Decide = greedy, *, mode: Mode | None = None, answer: bool = True
+    model: Routable[Any], x: Tensor, decide: Decide = greedy, *, mode: Mode | None = None, answer: bool = True
 ) -> GatedOutput:
     """Runs every image at the route that ``decide`` takes for it; regroups at every gate.
 
@@ -72,15 +151,13 @@ def run_gated(
     return GatedOutput(torch.empty_like(joined).index_copy(0, order, joined), choices)
 
 
-def _split(model: Supernet, groups: list[_Group], decide: Decide, choices: Tensor) -> list[_Group]:
+def _split(model: Routable[Any], groups: list[_Group], decide: Decide, choices: Tensor) -> list[_Group]:
     """Asks the gate at which the groups stand, notes its decisions and divides the groups by them."""
     stage = len(groups[0].choices)
     options = model.gate(stage).choices
     strange = sorted(set(options) - set(model.space.choices[stage]))
     if strange:
-        raise DsnetError(
-            f"gate {stage} decides between choices that {model.spec.name} does not have: {strange}"
-        )
+        raise DsnetError(f"gate {stage} decides between choices that {model.name} does not have: {strange}")
     taken = []
     for group in groups:
         scores = model.score(group.state)
@@ -90,20 +167,23 @@ def _split(model: Supernet, groups: list[_Group], decide: Decide, choices: Tenso
     if min(positions) < 0 or max(positions) >= len(options):
         strange = next(p for p in positions if not 0 <= p < len(options))
         raise DsnetError(f"decide gave position {strange}; gate {stage} has 0 to {len(options) - 1}")
-    decisions = [options[p] for p in positions]
-    rows = torch.cat([group.rows for group in groups])
-    choices[rows, stage] = torch.tensor(decisions, device=choices.device)
-
     parts, start = [], 0
-    for group in groups:
+    for group, own in zip(groups, taken, strict=True):
         count = len(group.rows)
-        own = decisions[start : start + count]
+        sizes = Counter(positions[start : start + count])
         start += count
-        for choice in sorted(set(own)):
-            part = group._replace(choices=(*group.choices, choice))
-            if own.count(choice) < count:
-                part = _take(part, [i for i, c in enumerate(own) if c == choice])
+        if len(sizes) > 1:  # sorted once: each choice's images then lie side by side
+            order = own.argsort(stable=True)
+            group = group._replace(rows=group.rows[order], state=group.state.take(order))
+        begin = 0
+        for position, size in sorted(sizes.items()):
+            part = group._replace(choices=(*group.choices, options[position]))
+            if size < count:
+                state = group.state.narrow(begin, begin + size)
+                part = part._replace(rows=group.rows[begin : begin + size], state=state)
+            choices[part.rows, stage] = options[position]
             parts.append(part)
+            begin += size
     return parts
 
 
@@ -118,27 +198,14 @@ def _check_positions(positions: object, images: int) -> None:
         raise DsnetError(f"decide must give one position for each of {images} images, not {given}")
 
 
-def _take(group: _Group, positions: list[int]) -> _Group:
-    at = torch.tensor(positions, device=group.rows.device)
-    return group._replace(rows=group.rows[at], state=group.state.take(at))
-
-
-def _merge(model: Supernet, groups: list[_Group]) -> list[_Group]:
-    """Joins groups for which all that follows is the same.
-
-    With norm keys by stage only the last choice matters, so one history may stand for all of them.
-    """
+def _merge(model: Routable[Any], groups: list[_Group]) -> list[_Group]:
+    """Joins groups for which all that follows is the same; one history then stands for all of them."""
     alike: dict[tuple[int, ...], list[_Group]] = {}
     for group in groups:
-        alike.setdefault(group.choices if model.bn_key == "prefix" else group.choices[-1:], []).append(group)
+        alike.setdefault(group.choices[-1:] if model.merges else group.choices, []).append(group)
     return [members[0] if len(members) == 1 else _join(members) for members in alike.values()]
 
 
 def _join(groups: list[_Group]) -> _Group:
-    first = groups[0]
-    code = first.state.code._replace(
-        pooled=torch.cat([g.state.code.pooled for g in groups]),
-        hidden=torch.cat([g.state.code.hidden for g in groups]),
-    )
-    state = first.state._replace(x=torch.cat([g.state.x for g in groups]), code=code)
-    return _Group(torch.cat([g.rows for g in groups]), first.choices, state)
+    state = groups[0].state.join([group.state for group in groups])
+    return _Group(torch.cat([group.rows for group in groups]), groups[0].choices, state)

@@ -90,6 +90,17 @@ class State(NamedTuple):
         """Some of the images, by their places [n]."""
         return State(self.x[at], Code(self.code.pooled[at], self.code.hidden[at]), self.gate)
 
+    def narrow(self, start: int, stop: int) -> State:
+        """The images of a range, without a copy."""
+        code = Code(self.code.pooled[start:stop], self.code.hidden[start:stop])
+        return State(self.x[start:stop], code, self.gate)
+
+    @classmethod
+    def join(cls, states: Sequence[State]) -> State:
+        """The images of all, in order."""
+        code = Code(*(torch.cat(parts) for parts in zip(*(state.code for state in states), strict=True)))
+        return cls(torch.cat([state.x for state in states]), code, states[0].gate)
+
 
 class Supernet(nn.Module, ABC):
     """One set of weights that runs as any route of its space.
@@ -146,6 +157,21 @@ class Supernet(nn.Module, ABC):
             )
             for choices, chain in self._chains.items()
         }
+
+    @property
+    def name(self) -> str:
+        """What `create_model` calls it."""
+        return self.spec.name
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many choices every gate of the whole space has."""
+        return tuple(len(row) for row in self.slice_table)
+
+    @property
+    def merges(self) -> bool:
+        """Whether a segment depends on the last choices alone, so that a mixed batch may join histories."""
+        return self.bn_key == "stage"
 
     @property
     def space(self) -> RouteSpace:

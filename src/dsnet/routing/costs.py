@@ -10,13 +10,14 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from dsnet.cost import madds
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.counting import prefix_cost, segment_cost
+from dsnet.models.gated import Routable
 
 __all__ = ["CostTable", "Unit"]
 
@@ -96,10 +97,10 @@ class CostTable:
         """Cost of the route that takes every gate's last choice."""
         return self.of(tuple(len(gate[0]) - 1 for gate in self.segments))
 
-    def fits(self, model: Supernet) -> bool:
+    def fits(self, model: Routable[Any]) -> bool:
         """Whether it is this network's and has a cost for every choice."""
-        if self.network not in ("", model.spec.name):
+        if self.network not in ("", model.name):
             return False
-        sizes = [len(row) for row in model.slice_table]
+        sizes = model.choices
         before = [1, *sizes[:-1]]
         return [(len(gate), len(gate[0])) for gate in self.segments] == list(zip(before, sizes, strict=True))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsnet.counts import human
 from dsnet.errors import DsnetError
-from dsnet.models import Supernet
+from dsnet.models.gated import Routable
 from dsnet.routing.costs import CostTable, Unit
 from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput
 
@@ -140,7 +140,7 @@ class Routed:
     ``budget`` is a mean cost in the unit of the router, or text: ``"300M"``, ``"45%"`` of the largest route.
     """
 
-    model: Supernet
+    model: Routable[Any]
     router: Router
     budget: float | str | None = None
     rule: GateRule | CascadeRule = field(init=False)
@@ -148,7 +148,7 @@ class Routed:
     def __post_init__(self) -> None:
         if not self.router.costs.fits(self.model):
             whose = self.router.costs.network or "another network"
-            raise DsnetError(f"this router is one of {whose}, not of {self.model.spec.name}")
+            raise DsnetError(f"this router is one of {whose}, not of {self.model.name}")
         budget = None if self.budget is None else parse_budget(self.budget, self.router.costs)
         object.__setattr__(self, "budget", budget)
         object.__setattr__(self, "rule", self.router.rule(budget))
@@ -170,7 +170,7 @@ class Routed:
         return self.rule.cost(self.model, route)
 
     def __repr__(self) -> str:
-        return f"Routed({self.model.spec.name}, {self.router.kind}, budget={self.budget})"
+        return f"Routed({self.model.name}, {self.router.kind}, budget={self.budget})"
 
     def at(self, budget: float | str | None) -> Routed:
         """The same network and router at another budget."""

@@ -11,15 +11,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.errors import DsnetError
-from dsnet.models import State, Supernet, run_gated
-from dsnet.models.gated import Decide
+from dsnet.models import run_gated
+from dsnet.models.gated import Decide, Routable
 from dsnet.routing.costs import CostTable
 from dsnet.routing.moves import within
 
@@ -38,16 +38,16 @@ class Rule(Protocol):
 
     costs: CostTable
 
-    def __call__(self, model: Supernet, x: Tensor, allowance: float | None = None) -> RoutedOutput:
+    def __call__(self, model: Routable[Any], x: Tensor, allowance: float | None = None) -> RoutedOutput:
         """Runs every image at its route; all of them together for no more than ``allowance``."""
 
-    def least(self, model: Supernet) -> float:
+    def least(self, model: Routable[Any]) -> float:
         """What an image costs at least."""
 
     def path(self, route: int) -> tuple[int, ...]:
         """The routes that ran for an image that ``route`` answered, in order."""
 
-    def cost(self, model: Supernet, route: int) -> float:
+    def cost(self, model: Routable[Any], route: int) -> float:
         """What such an image cost, everything that ran included."""
 
 
@@ -118,7 +118,7 @@ class GateRule:
     costs: CostTable
     weight: float = 0.0
 
-    def __call__(self, model: Supernet, x: Tensor, allowance: float | None = None) -> RoutedOutput:
+    def __call__(self, model: Routable[Any], x: Tensor, allowance: float | None = None) -> RoutedOutput:
         """Runs every image at the route that its gates take."""
         options = _options(model)
         decide = gate_decision(self.costs, self.weight, options)
@@ -130,7 +130,7 @@ class GateRule:
         numbers = [model.space.of_choices(choices).number for choices in output.choices.tolist()]
         return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
 
-    def least(self, model: Supernet) -> float:
+    def least(self, model: Routable[Any]) -> float:
         """The cheapest route that the gates can take."""
         return min(self.costs.of(choices) for choices in itertools.product(*_options(model)))
 
@@ -138,7 +138,7 @@ class GateRule:
         """The one route that ran."""
         return (route,)
 
-    def cost(self, model: Supernet, route: int) -> float:
+    def cost(self, model: Routable[Any], route: int) -> float:
         """The route's own cost, gates included."""
         return self.costs.of(model.space.resolve(route).choices)
 
@@ -164,7 +164,7 @@ class CascadeRule:
                 f"not {self.thresholds}"
             )
 
-    def __call__(self, model: Supernet, x: Tensor, allowance: float | None = None) -> RoutedOutput:
+    def __call__(self, model: Routable[Any], x: Tensor, allowance: float | None = None) -> RoutedOutput:
         """Runs every image until an answer is sure, or at the last route.
 
         Within an ``allowance`` the least sure go on first.
@@ -174,7 +174,7 @@ class CascadeRule:
             raise DsnetError("a cascade needs the network in eval mode: call .eval(), or give a route")
         rows = torch.arange(len(x), device=x.device)
         routes = torch.full((len(x),), self.routes[0], dtype=torch.long, device=x.device)
-        states: dict[tuple[int, ...], State] = {(): model.enter(x)}
+        states: dict[tuple[int, ...], Any] = {(): model.enter(x)}
         logits: Tensor | None = None
         left = math.inf if allowance is None else allowance - len(x) * self.least(model)
         for number, threshold in zip(self.routes, (*self.thresholds, None), strict=True):
@@ -202,7 +202,7 @@ class CascadeRule:
         assert logits is not None
         return RoutedOutput(logits, routes)
 
-    def least(self, model: Supernet) -> float:
+    def least(self, model: Routable[Any]) -> float:
         """The first route."""
         return self.costs.of(model.space.resolve(self.routes[0]).choices)
 
@@ -212,10 +212,10 @@ class CascadeRule:
             raise DsnetError(f"this cascade has no route {route}; it has {', '.join(map(str, self.routes))}")
         return self.routes[: self.routes.index(route) + 1]
 
-    def cost(self, model: Supernet, route: int) -> float:
+    def cost(self, model: Routable[Any], route: int) -> float:
         """Prefix and every segment that ran, each once."""
         return self.costs.of_several(model.space.resolve(number).choices for number in self.path(route))
 
 
-def _options(model: Supernet) -> list[tuple[int, ...]]:
+def _options(model: Routable[Any]) -> list[tuple[int, ...]]:
     return [model.gate(stage).choices for stage in range(len(model.gates))]

@@ -1,0 +1,33 @@
+"""Torch as it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BACKEND"]
+
+
+class _Eager:
+    name = "eager"
+    any_batch = True
+
+    def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
+        """Always there."""
+        return None
+
+    def make(self, module: nn.Module, example: Tensor) -> _Call:
+        """The module itself."""
+        return _Call(module)
+
+
+class _Call:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = self.module(x)
+        return found if isinstance(found, tuple) else (found,)
+
+
+BACKEND = _Eager()

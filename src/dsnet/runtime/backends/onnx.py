@@ -1,0 +1,80 @@
+"""ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BACKEND", "to_onnx"]
+
+NEEDS = ("onnx", "onnxscript", "onnxruntime")
+
+
+class _OnnxRuntime:
+    name = "onnxruntime"
+    any_batch = True
+
+    def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
+        """Its extra, the CPU, and float32."""
+        if any(importlib.util.find_spec(name) is None for name in NEEDS):
+            return "it is not installed: pip install 'dsnet[export]'"
+        if device.type != "cpu":
+            return f"it runs on the CPU here, not on {device.type}"
+        return None if precision == torch.float32 else f"it runs float32 here, not {precision}"
+
+    def make(self, module: nn.Module, example: Tensor) -> _Session:
+        """A session for any number of images."""
+        return _Session(to_onnx(module, example))
+
+
+class _Session:
+    def __init__(self, data: bytes) -> None:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        self.session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        self.input = self.session.get_inputs()[0].name
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        found = self.session.run(None, {self.input: x.contiguous().numpy()})
+        return tuple(torch.from_numpy(array) for array in found)
+
+
+def to_onnx(module: nn.Module, example: Tensor) -> bytes:
+    """The module as an ONNX file in memory, for any number of images."""
+    batch = torch.export.Dim("batch", min=1, max=2**20)
+    # One image would be taken for a constant.
+    several = example if len(example) > 1 else torch.cat([example, example])
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module, (several,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, optimize=True
+        )
+    assert program is not None
+    made: bytes = program.model_proto.SerializeToString()
+    return made
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:  # noqa: ANN401
+    """The exporter talks to the terminal and warns of its own future."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+BACKEND = _OnnxRuntime()

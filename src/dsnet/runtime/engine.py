@@ -1,0 +1,175 @@
+"""A network made ready for a device: its parts as executables, asked as routing asks a supernet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+from dsnet.models.supernet import Geometry, ModelSpec
+from dsnet.routes import Route, RouteSpace
+from dsnet.runtime.backends import Executable, batch_sizes
+from dsnet.runtime.parts import History
+from dsnet.slicing import Mode
+
+__all__ = ["Engine", "GateChoices", "Memory", "Runner", "Scored"]
+
+Memory = Literal["packed", "shared"]
+
+
+class Scored(NamedTuple):
+    """What stands at a gate: features that it has scaled, and its scores."""
+
+    x: Tensor
+    scores: Tensor
+    gate: int
+
+    def take(self, at: Tensor) -> Scored:
+        """Some of the images, by their places [n]."""
+        return Scored(self.x[at], self.scores[at], self.gate)
+
+    def narrow(self, start: int, stop: int) -> Scored:
+        """The images of a range, without a copy."""
+        return Scored(self.x[start:stop], self.scores[start:stop], self.gate)
+
+    @classmethod
+    def join(cls, states: Sequence[Scored]) -> Scored:
+        """The images of all, in order."""
+        x, scores = [state.x for state in states], [state.scores for state in states]
+        return cls(torch.cat(x), torch.cat(scores), states[0].gate)
+
+
+class GateChoices(NamedTuple):
+    """What a gate decides between, by their numbers."""
+
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A part for any number of images, in batches of the sizes that it was made for."""
+
+    executables: Mapping[int, Executable]  # by batch size; 0: of any size
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Features and scores, or logits."""
+        whole = self.executables.get(0) or self.executables.get(len(x))
+        if whole is not None:
+            return whole(x)
+        found, start = [], 0
+        for size in batch_sizes(len(x), tuple(self.executables)):
+            found.append(self.executables[size](x[start : start + size]))
+            start += size
+        return tuple(torch.cat(pieces) for pieces in zip(*found, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Engine:
+    """The executables of a network, with all that routing asks of it (`dsnet.models.gated.Routable`)."""
+
+    spec: ModelSpec
+    space: RouteSpace
+    gates: tuple[GateChoices, ...]
+    choices: tuple[int, ...]  # how many every gate of the whole space has
+    merges: bool
+    geometry: Geometry
+    image_size: tuple[int, int]
+    classes: int
+    device: torch.device
+    precision: torch.dtype
+    backend: str
+    memory: Memory
+    runners: Mapping[History, Runner]
+    canonical: Callable[[History], History]
+    resident: int  # bytes of weights
+    training: bool = field(default=False, init=False)
+
+    @property
+    def name(self) -> str:
+        """Which network."""
+        return self.spec.name
+
+    @property
+    def programs(self) -> int:
+        """How many executables were made."""
+        return sum(len(runner.executables) for runner in self.runners.values())
+
+    def gate(self, stage: int) -> GateChoices:
+        """The gate in front of a stage."""
+        return self.gates[stage]
+
+    def check_images(self, x: Tensor) -> None:
+        """Raises an error that says what images this plan takes."""
+        takes = f"this plan of {self.name} takes images [batch, {self.geometry.channels}, height, width]"
+        if not isinstance(x, Tensor):
+            raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
+        if x.ndim != 4 or x.shape[1] != self.geometry.channels or not x.is_floating_point():
+            raise DsnetError(f"{takes} of numbers, not a {x.dtype} tensor of shape {list(x.shape)}")
+        if tuple(x.shape[2:]) != self.image_size:
+            raise DsnetError(
+                f"this plan of {self.name} was made for images of {self.image_size[0]} × "
+                f"{self.image_size[1]} pixels, not {x.shape[2]} × {x.shape[3]}; compile(…, image_size=…)"
+            )
+        if x.device.type != self.device.type:
+            raise DsnetError(f"the images are on {x.device}, this plan is for {self.device}; move them there")
+
+    def holds(self, route: Route) -> bool:
+        """Whether all parts of a route are there."""
+        ways = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
+        return all(self.canonical(way) in self.runners for way in ways)
+
+    def enter(self, x: Tensor, mode: Mode | None = None) -> Scored:
+        """Prefix and first gate."""
+        self._check_mode(mode)
+        self.check_images(x)
+        features, scores = self._run((), x.to(self.precision))
+        return Scored(features, scores, 0)
+
+    def score(self, state: Scored) -> Tensor:
+        """Scores [B, choices] of the gate for what stands at it."""
+        return state.scores
+
+    def advance(self, state: Scored, choices: History, mode: Mode | None = None) -> Scored:
+        """From the gate that made the last of ``choices`` to the next one."""
+        self._check_mode(mode)
+        features, scores = self._run(choices, state.x)
+        return Scored(features, scores, len(choices))
+
+    def finish(self, state: Scored, choices: History, mode: Mode | None = None) -> Tensor:
+        """From the last gate to the logits."""
+        self._check_mode(mode)
+        (logits,) = self._run(choices, state.x)
+        return logits
+
+    def finish_from(
+        self, states: dict[History, Scored], choices: History, mode: Mode | None = None
+    ) -> Tensor:
+        """A route's logits from what stands at the gates on its way; adds what is not there yet."""
+        for gates in range(1, len(choices)):
+            history = choices[:gates]
+            if history not in states:
+                states[history] = self.advance(states[history[:-1]], history, mode)
+        return self.finish(states[choices[:-1]], choices, mode)
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """All images at one route."""
+        if not len(x):
+            self.check_images(x)
+            return x.new_empty(0, self.classes, dtype=self.precision)
+        return self.finish_from({(): self.enter(x, mode)}, route.choices, mode)
+
+    @torch.inference_mode()
+    def _run(self, history: History, x: Tensor) -> tuple[Tensor, ...]:
+        runner = self.runners.get(self.canonical(history))
+        if runner is None:
+            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
+        return runner(x)
+
+    @staticmethod
+    def _check_mode(mode: Mode | None) -> None:
+        if mode is not None:
+            raise DsnetError("a plan is for inference: it runs in no other mode")

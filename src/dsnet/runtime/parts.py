@@ -1,0 +1,163 @@
+"""A supernet taken apart for a device: the front that every image runs, and a part for every choice.
+
+A part is a plain module of one tensor. The front and the parts that end at a gate give the features that the
+gate has scaled and its scores; those that end the network give logits. Together they hold every weight of
+every route that the gates can take, packed: contiguous, batch norms folded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.counts import Shape
+from dsnet.gate import DecidingGate
+from dsnet.models import Supernet
+from dsnet.models.blocks import Step, run_steps
+
+__all__ = ["History", "Part", "canonical", "pack", "part_histories", "share", "weight_bytes"]
+
+History = tuple[int, ...]  # the choices that lead through a part; none: the front
+
+
+class Part(NamedTuple):
+    """A module, and the shape of what one image gives it."""
+
+    module: nn.Module
+    shape: Shape
+
+
+class ToGate(nn.Module):
+    """Blocks, then a gate: features → (scaled features, scores)."""
+
+    def __init__(self, body: nn.Module, gate: nn.Module) -> None:
+        super().__init__()
+        self.body, self.gate = body, gate
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return cast(tuple[Tensor, Tensor], self.gate(self.body(x)))
+
+
+class ToLogits(nn.Module):
+    """Blocks, then the classifier."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.body(x)))
+
+
+class SharedPart(nn.Module):
+    """A part that runs slices of a supernet's weights."""
+
+    def __init__(self, network: Supernet, history: History) -> None:
+        super().__init__()
+        self.network, self.history = network, history
+        self.training = network.training
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        network, gate = self.network, len(self.history)
+        y = network.run_segment(x, self.history) if gate else run_steps(network.chain(()), x)
+        if gate == len(network.gates):
+            return y
+        state = network.stand_at(gate, y)
+        return state.x, network.score(state)
+
+
+def canonical(history: History, *, merges: bool) -> History:
+    """The history whose part serves this one: where histories merge, only the last two choices matter."""
+    return (0,) * (len(history) - 2) + history[-2:] if merges and len(history) > 2 else history
+
+
+def part_histories(model: Supernet, options: Sequence[Sequence[int]]) -> list[History]:
+    """Every part that routes with these choices at each gate run through, front first."""
+    found: dict[History, None] = {(): None}
+    for gates in range(1, len(options) + 1):
+        for history in itertools.product(*options[:gates]):
+            found[canonical(history, merges=model.merges)] = None
+    return list(found)
+
+
+def pack(
+    model: Supernet,
+    options: Sequence[Sequence[int]],
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    precision: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> dict[History, Part]:
+    """All parts, with weights of their own in ``precision``; gates stay in float32 or better."""
+    parts: dict[History, Part] = {}
+    for history, shape in _shapes(model, options, image_size).items():
+        body, behind = _chain(model.chain(history), shape)
+        module: nn.Module
+        if len(history) == len(model.gates):
+            block, size, key = model.head_step(history)
+            module = ToLogits(body, block.extract(behind, size, key, fold_bn=True))
+        else:
+            module = ToGate(body, model.gate(len(history)).extract_deciding(behind.channels))
+        parts[history] = Part(_in_precision(module.eval().to(device), precision), shape)
+    return parts
+
+
+def share(
+    model: Supernet, options: Sequence[Sequence[int]], *, image_size: int | tuple[int, int] | None = None
+) -> dict[History, Part]:
+    """All parts as slices of the supernet's own weights."""
+    shapes = _shapes(model, options, image_size)
+    return {history: Part(SharedPart(model, history), shape) for history, shape in shapes.items()}
+
+
+def _shapes(
+    model: Supernet, options: Sequence[Sequence[int]], image_size: int | tuple[int, int] | None
+) -> dict[History, Shape]:
+    """Every part, with the shape of an image in front of it."""
+    for choices in itertools.product(*options):
+        model.require_statistics(model.space.of_choices(choices))
+    fronts: dict[History, Shape] = {(): model.geometry.shape(image_size)}
+    behind: dict[History, Shape] = {}
+    for history in part_histories(model, options):
+        if history:  # what leads there may itself be one of several that are served alike
+            fronts[history] = behind[canonical(history[:-1], merges=model.merges)]
+        shape = fronts[history]
+        for block, size, _ in model.chain(history):
+            _, shape = block.cost(shape, size)
+        behind[history] = shape
+    return fronts
+
+
+def _chain(steps: Iterable[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:
+    made: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (block, size, key) in enumerate(steps):
+        made[f"block{number}"] = block.extract(shape, size, key, fold_bn=True)
+        _, shape = block.cost(shape, size)
+    return nn.Sequential(made), shape
+
+
+def _in_precision(module: nn.Module, precision: torch.dtype | None) -> nn.Module:
+    module.requires_grad_(False)
+    if precision is None:
+        return module
+    gates = [child for child in module.modules() if isinstance(child, DecidingGate)]
+    kept = [next(gate.parameters()).dtype for gate in gates]
+    module.to(precision)
+    for gate, dtype in zip(gates, kept, strict=True):
+        gate.to(dtype if dtype == torch.float64 else torch.float32)
+    return module
+
+
+def weight_bytes(modules: Iterable[nn.Module]) -> int:
+    """Bytes of parameters and buffers, each counted once however many modules share it."""
+    seen: dict[int, int] = {}
+    for module in modules:
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            storage = tensor.untyped_storage()
+            seen[storage.data_ptr()] = storage.nbytes()
+    return sum(seen.values())

@@ -1,0 +1,219 @@
+"""A plan: a routed network made ready for a device, called like the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from dsnet.counts import human
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet, run_gated
+from dsnet.routes import Route
+from dsnet.routing.router import Routed, Router
+from dsnet.routing.rules import RoutedOutput
+from dsnet.runtime.backends import Backend, get_backend
+from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
+from dsnet.runtime.parts import History, Part, canonical, pack, share, weight_bytes
+
+__all__ = ["Plan", "compile"]
+
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""(items, how many, what they are) → the items, passed on one by one."""
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def _silent(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
+    return items
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Plan:
+    """A network with its router on a device. Frozen: several threads may call it, each at its own budget."""
+
+    engine: Engine
+    router: Router | None = None
+    budget: float | str | None = None
+    routed: Routed | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.router is None and self.budget is not None:
+            raise DsnetError(
+                "this plan has no calibrated router, so it cannot keep a budget; make it from "
+                "dsnet.load_routed(RUN, budget), after `dsnet calibrate RUN`"
+            )
+        routed = None if self.router is None else Routed(self.engine, self.router, self.budget)
+        object.__setattr__(self, "routed", routed)
+        object.__setattr__(self, "budget", None if routed is None else routed.budget)
+
+    def __call__(self, x: Tensor, route: Route | int | None = None) -> Tensor:
+        """Images [B, C, H, W] → logits [B, classes], at one route or, without one, routed."""
+        if route is None:
+            return self.run(x).logits
+        found = self.engine.space.resolve(route)
+        if not self.engine.holds(found):
+            held = ", ".join(str(r.number) for r in self.held())
+            raise DsnetError(f"this plan does not hold route {found.number}; it holds {held}")
+        return self.engine.run_route(x, found)
+
+    def run(self, x: Tensor) -> RoutedOutput:
+        """Logits, and the number of the route that gave each."""
+        if self.routed is not None:
+            return self.routed.run(x)
+        output = run_gated(self.engine, x)
+        if len(self.engine.gates) == 1:
+            return RoutedOutput(output.logits, output.choices[:, 0])
+        numbers = [self.engine.space.of_choices(choices).number for choices in output.choices.tolist()]
+        return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
+
+    def route(self, x: Tensor) -> Tensor:
+        """The number [B] of the route that answers each image."""
+        return self.run(x).routes
+
+    def at(self, budget: float | str | None) -> Plan:
+        """The same executables at another budget; nothing is compiled."""
+        return Plan(self.engine, self.router, budget)
+
+    def held(self) -> list[Route]:
+        """The routes whose parts are there."""
+        return [route for route in self.engine.space if self.engine.holds(route)]
+
+    def __repr__(self) -> str:
+        engine = self.engine
+        return (
+            f"Plan({engine.name}, {engine.backend} on {engine.device.type}, {engine.memory}, "
+            f"{len(self.held())} routes, {engine.programs} programs, {human(engine.resident)}B of weights, "
+            f"budget={self.budget})"
+        )
+
+
+def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
+    model: Supernet | Routed,
+    *,
+    device: torch.device | str | None = None,
+    backend: str = "eager",
+    precision: str | None = None,
+    memory: Memory = "packed",
+    batch_buckets: Sequence[int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    routes: Sequence[int] | None = None,
+    progress: Progress = _silent,
+) -> Plan:
+    """Makes a network ready for a device.
+
+    A `Routed` brings its router and budget along; a network alone is routed by its gates' own decision.
+    ``memory="packed"`` gives every route its own weights, contiguous, batch norms folded; ``"shared"`` runs
+    slices of the supernet's own. ``batch_buckets`` are the batch sizes that programs are made for, where a
+    backend needs to know; others run in several of these. ``routes`` are those to hold, by default all that
+    the router can take at any budget.
+    """
+    router, budget = (model.router, model.budget) if isinstance(model, Routed) else (None, None)
+    network = model.model if isinstance(model, Routed) else model
+    if not isinstance(network, Supernet):
+        raise DsnetError(f"a plan is made from a supernet or a Routed one, not a {type(network).__name__}")
+    if network.training:
+        raise DsnetError("a plan is for inference: call .eval() on the network first")
+    if memory not in get_args(Memory):
+        raise DsnetError(f"unknown memory {memory!r}; possible: {', '.join(get_args(Memory))}")
+    weight = network.head.classifier.weight
+    place = torch.device(device) if device is not None else weight.device
+    dtype = weight.dtype if precision is None else _precision(precision)
+    made_by = get_backend(backend)
+    reason = made_by.missing(place, dtype)
+    if reason is not None:
+        raise DsnetError(f"backend {backend} cannot be used: {reason}")
+    if memory == "shared" and backend not in ("eager", "inductor"):
+        raise DsnetError(f"{backend} copies weights; memory='shared' is for eager and inductor")
+    if memory == "shared" and (place, dtype) != (weight.device, weight.dtype):
+        raise DsnetError(
+            f"memory='shared' runs the network's own weights, {weight.dtype} on {weight.device}: move them"
+        )
+    buckets = _buckets(batch_buckets, made_by)
+    options = _options(network, router, routes)
+    size = network.geometry.shape(image_size)
+    parts = (
+        pack(network, options, image_size=image_size, precision=dtype, device=place)
+        if memory == "packed"
+        else share(network, options, image_size=image_size)
+    )
+    runners = _make(parts, made_by, buckets, place, dtype, progress)
+    return Plan(
+        Engine(
+            spec=network.spec,
+            space=network.space,
+            gates=tuple(GateChoices(network.gate(g).choices) for g in range(len(network.gates))),
+            choices=network.choices,
+            merges=network.merges,
+            geometry=network.geometry,
+            image_size=(size.height, size.width),
+            classes=network.head.classifier.out_features,
+            device=place,
+            precision=dtype,
+            backend=backend,
+            memory=memory,
+            runners=runners,
+            canonical=_Canonical(network.merges),
+            resident=weight_bytes(part.module for part in parts.values()),
+        ),
+        router,
+        budget,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Canonical:
+    merges: bool
+
+    def __call__(self, history: History) -> History:
+        return canonical(history, merges=self.merges)
+
+
+def _precision(name: str) -> torch.dtype:
+    if name not in PRECISIONS:
+        raise DsnetError(f"unknown precision {name!r}; possible: {', '.join(PRECISIONS)}")
+    return PRECISIONS[name]
+
+
+def _buckets(given: Sequence[int] | None, backend: Backend) -> tuple[int, ...]:
+    sizes = (1, 8) if given is None else tuple(given)
+    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        raise DsnetError(f"batch_buckets are positive integers, not {given!r}")
+    return (0,) if backend.any_batch else tuple(sorted({1, *sizes}))
+
+
+def _options(model: Supernet, router: Router | None, routes: Sequence[int] | None) -> list[tuple[int, ...]]:
+    """Every gate's choices that some route needs."""
+    if routes is not None:
+        wanted = [model.space.resolve(number) for number in routes]
+    else:
+        taken = {number for point in (router.curve if router else ()) for number in point.routes}
+        wanted = [model.space.resolve(number) for number in sorted(taken)]
+    options = []
+    for gate in range(len(model.gates)):
+        own = set() if routes is not None or taken else set(model.gate(gate).choices)
+        options.append(tuple(sorted(own | {route.choices[gate] for route in wanted})))
+    if not all(options):
+        raise DsnetError("a plan needs at least one route")
+    return options
+
+
+def _make(
+    parts: dict[History, Part],
+    backend: Backend,
+    buckets: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> dict[History, Runner]:
+    jobs = [(history, bucket) for history in parts for bucket in buckets]
+    made: dict[History, dict[int, Any]] = {history: {} for history in parts}
+    generator = torch.Generator().manual_seed(0)
+    for history, bucket in progress(jobs, len(jobs), "program"):
+        part = parts[history]
+        example = torch.randn(max(bucket, 1), *part.shape, generator=generator).to(device, dtype)
+        made[history][bucket] = backend.make(part.module, example)
+    return {history: Runner(executables) for history, executables in made.items()}
