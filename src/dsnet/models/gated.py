@@ -135,6 +135,8 @@ def run_gated(
         return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
     if x.device.type == "meta":
         raise DsnetError("decisions need values: a gated pass cannot run on the meta device; give a route")
+    if batch == 1:
+        return _run_one(model, x, decide, mode, answer=answer)
     groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, mode))]
     for _ in range(gates - 1):
         moved = []
@@ -151,22 +153,47 @@ def run_gated(
     return GatedOutput(torch.empty_like(joined).index_copy(0, order, joined), choices)
 
 
-def _split(model: Routable[Any], groups: list[_Group], decide: Decide, choices: Tensor) -> list[_Group]:
-    """Asks the gate at which the groups stand, notes its decisions and divides the groups by them."""
-    stage = len(groups[0].choices)
+def _run_one(
+    model: Routable[Any], x: Tensor, decide: Decide, mode: Mode | None, *, answer: bool
+) -> GatedOutput:
+    """One image has no groups: the same, with less around it."""
+    state, taken = model.enter(x, mode), tuple[int, ...]()
+    for stage in range(len(model.gates)):
+        if stage:
+            state = model.advance(state, taken, mode)
+        decided = decide(model.score(state), stage, taken[-1] if taken else None)
+        _check_positions(decided, 1)
+        taken = (*taken, _choice(_options(model, stage), stage, int(decided)))
+    choices = torch.tensor([taken], device=x.device)
+    return GatedOutput(model.finish(state, taken, mode) if answer else x.new_empty(0), choices)
+
+
+def _options(model: Routable[Any], stage: int) -> tuple[int, ...]:
     options = model.gate(stage).choices
     strange = sorted(set(options) - set(model.space.choices[stage]))
     if strange:
         raise DsnetError(f"gate {stage} decides between choices that {model.name} does not have: {strange}")
+    return options
+
+
+def _choice(options: tuple[int, ...], stage: int, position: int) -> int:
+    if not 0 <= position < len(options):
+        raise DsnetError(f"decide gave position {position}; gate {stage} has 0 to {len(options) - 1}")
+    return options[position]
+
+
+def _split(model: Routable[Any], groups: list[_Group], decide: Decide, choices: Tensor) -> list[_Group]:
+    """Asks the gate at which the groups stand, notes its decisions and divides the groups by them."""
+    stage = len(groups[0].choices)
+    options = _options(model, stage)
     taken = []
     for group in groups:
         scores = model.score(group.state)
         taken.append(decide(scores, stage, group.choices[-1] if group.choices else None))
         _check_positions(taken[-1], len(scores))
     positions = torch.cat(taken).tolist()  # the one time per gate that the host waits
-    if min(positions) < 0 or max(positions) >= len(options):
-        strange = next(p for p in positions if not 0 <= p < len(options))
-        raise DsnetError(f"decide gave position {strange}; gate {stage} has 0 to {len(options) - 1}")
+    for position in set(positions):
+        _choice(options, stage, position)
     parts, start = [], 0
     for group, own in zip(groups, taken, strict=True):
         count = len(group.rows)

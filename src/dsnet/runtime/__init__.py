@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dsnet.runtime import parts
+from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.engine import Engine, Memory
 from dsnet.runtime.plan import Plan, compile  # noqa: A004  (as torch.compile)
 
-__all__ = ["Plan", "compile"]
+__all__ = ["Engine", "Memory", "Plan", "compile", "get_backend", "list_backends", "parts"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from dsnet.errors import DsnetError
 from dsnet.models.supernet import Geometry, ModelSpec
 from dsnet.routes import Route, RouteSpace
-from dsnet.runtime.backends import Executable, batch_sizes
+from dsnet.runtime.backends import Executable, Writing
 from dsnet.runtime.parts import History
 from dsnet.slicing import Mode
 
@@ -30,7 +31,7 @@ class Scored(NamedTuple):
 
     def take(self, at: Tensor) -> Scored:
         """Some of the images, by their places [n]."""
-        return Scored(self.x[at], self.scores[at], self.gate)
+        return Scored(_rows(self.x, at), _rows(self.scores, at), self.gate)
 
     def narrow(self, start: int, stop: int) -> Scored:
         """The images of a range, without a copy."""
@@ -43,28 +44,77 @@ class Scored(NamedTuple):
         return cls(torch.cat(x), torch.cat(scores), states[0].gate)
 
 
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """Some rows; on the host by numpy, since torch's threads wait busily where a backend's are to work."""
+    if x.device.type != "cpu" or x.dtype == torch.bfloat16:
+        return x[at]
+    return torch.from_numpy(x.numpy()[at.numpy()])
+
+
 class GateChoices(NamedTuple):
     """What a gate decides between, by their numbers."""
 
     choices: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Runner:
-    """A part for any number of images, in batches of the sizes that it was made for."""
+    """A part for any number of images: in one go, or in batches of sizes that it runs well."""
 
-    executables: Mapping[int, Executable]  # by batch size; 0: of any size
+    executables: Mapping[int, Executable]  # by batch size
+    milliseconds: Mapping[int, float]  # of each, as measured here
+    any_batch: bool = False  # whether each of them takes every size
+    splits: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)  # by number of images
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """Features and scores, or logits."""
-        whole = self.executables.get(0) or self.executables.get(len(x))
-        if whole is not None:
-            return whole(x)
-        found, start = [], 0
-        for size in batch_sizes(len(x), tuple(self.executables)):
-            found.append(self.executables[size](x[start : start + size]))
-            start += size
-        return tuple(torch.cat(pieces) for pieces in zip(*found, strict=True))
+        images = len(x)
+        sizes = self.splits.get(images)
+        if sizes is None:
+            sizes = self.splits[images] = self.split(images)
+        if len(sizes) == 1:
+            return self._run(x, sizes[0])
+        pieces = torch.split(x, list(sizes))
+        first = self.executables.get(sizes[0])
+        if isinstance(first, Writing):
+            whole = tuple(torch.empty(images, *shape[1:]) for shape in first.shapes)
+            for piece, *found in zip(
+                pieces, *(torch.split(output, list(sizes)) for output in whole), strict=True
+            ):
+                cast(Writing, self.executables[len(piece)]).into(piece, found)
+            return whole
+        ran = [self._run(piece, size) for piece, size in zip(pieces, sizes, strict=True)]
+        return tuple(torch.cat(parts) for parts in zip(*ran, strict=True))
+
+    def split(self, images: int) -> tuple[int, ...]:
+        """Batches that hold so many images in the least time, by what was measured; largest first."""
+        best = min(self.milliseconds, key=lambda size: self.milliseconds[size] / size)
+        if self.any_batch:
+            full, rest = divmod(images, best)
+            return (best,) * full + ((rest,) if rest else ())
+        whole = max(0, images // best - 2)  # far from the end only the best size counts
+        return (best,) * whole + _cheapest(images - whole * best, self.milliseconds)
+
+    def _run(self, x: Tensor, size: int) -> tuple[Tensor, ...]:
+        executable = self.executables.get(size)
+        if executable is None:
+            assert self.any_batch
+            executable = next(iter(self.executables.values()))
+        return executable(x)
+
+
+def _cheapest(images: int, milliseconds: Mapping[int, float]) -> tuple[int, ...]:
+    """Sizes that add up to so many images and take the least time together."""
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for n in range(1, images + 1):
+        ways = [
+            (best[n - size][0] + taken, (*best[n - size][1], size))
+            for size, taken in milliseconds.items()
+            if size <= n and best[n - size][0] < math.inf
+        ]
+        best.append(min(ways, default=(math.inf, ())))
+    assert best[images][0] < math.inf, "there is always a batch of one"
+    return tuple(sorted(best[images][1], reverse=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +146,8 @@ class Engine:
     @property
     def programs(self) -> int:
         """How many executables were made."""
-        return sum(len(runner.executables) for runner in self.runners.values())
+        made = (executable for runner in self.runners.values() for executable in runner.executables.values())
+        return len(set(map(id, made)))
 
     def gate(self, stage: int) -> GateChoices:
         """The gate in front of a stage."""
@@ -162,7 +213,7 @@ class Engine:
             return x.new_empty(0, self.classes, dtype=self.precision)
         return self.finish_from({(): self.enter(x, mode)}, route.choices, mode)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _run(self, history: History, x: Tensor) -> tuple[Tensor, ...]:
         runner = self.runners.get(self.canonical(history))
         if runner is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -15,7 +18,7 @@ from dsnet.models import Supernet, run_gated
 from dsnet.routes import Route
 from dsnet.routing.router import Routed, Router
 from dsnet.routing.rules import RoutedOutput
-from dsnet.runtime.backends import Backend, get_backend
+from dsnet.runtime.backends import Backend, Executable, get_backend
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
 from dsnet.runtime.parts import History, Part, canonical, pack, share, weight_bytes
 
@@ -24,6 +27,8 @@ __all__ = ["Plan", "compile"]
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """(items, how many, what they are) → the items, passed on one by one."""
 
+BUCKETS = (1, 2, 4, 8, 16)  # batch sizes that programs are made for
+WARM_UP, ROUNDS = 2, 7  # of timing them
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -132,7 +137,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         raise DsnetError(
             f"memory='shared' runs the network's own weights, {weight.dtype} on {weight.device}: move them"
         )
-    buckets = _buckets(batch_buckets, made_by)
+    buckets = _buckets(batch_buckets)
     options = _options(network, router, routes)
     size = network.geometry.shape(image_size)
     parts = (
@@ -178,11 +183,11 @@ def _precision(name: str) -> torch.dtype:
     return PRECISIONS[name]
 
 
-def _buckets(given: Sequence[int] | None, backend: Backend) -> tuple[int, ...]:
-    sizes = (1, 8) if given is None else tuple(given)
+def _buckets(given: Sequence[int] | None) -> tuple[int, ...]:
+    sizes = BUCKETS if given is None else tuple(given)
     if not sizes or any(type(size) is not int or size < 1 for size in sizes):
         raise DsnetError(f"batch_buckets are positive integers, not {given!r}")
-    return (0,) if backend.any_batch else tuple(sorted({1, *sizes}))
+    return tuple(sorted({1, *sizes}))
 
 
 def _options(model: Supernet, router: Router | None, routes: Sequence[int] | None) -> list[tuple[int, ...]]:
@@ -210,10 +215,38 @@ def _make(
     progress: Progress,
 ) -> dict[History, Runner]:
     jobs = [(history, bucket) for history in parts for bucket in buckets]
-    made: dict[History, dict[int, Any]] = {history: {} for history in parts}
+    examples: dict[tuple[History, int], Tensor] = {}
+    made: dict[History, dict[int, Executable]] = {history: {} for history in parts}
     generator = torch.Generator().manual_seed(0)
+    makers = {}
     for history, bucket in progress(jobs, len(jobs), "program"):
         part = parts[history]
-        example = torch.randn(max(bucket, 1), *part.shape, generator=generator).to(device, dtype)
-        made[history][bucket] = backend.make(part.module, example)
-    return {history: Runner(executables) for history, executables in made.items()}
+        example = torch.randn(bucket, *part.shape, generator=generator).to(device, dtype)
+        if history not in makers:
+            makers[history] = backend.convert(part.module, example)
+        made[history][bucket] = makers[history](example)
+        examples[history, bucket] = example
+    calls: dict[Any, Callable[[], object]]
+    calls = {job: functools.partial(made[job[0]][job[1]], examples[job]) for job in jobs}
+    times = _milliseconds(calls, device)
+    return {
+        history: Runner(
+            executables, {bucket: times[history, bucket] for bucket in buckets}, backend.any_batch
+        )
+        for history, executables in made.items()
+    }
+
+
+@torch.no_grad()
+def _milliseconds(calls: dict[Any, Callable[[], object]], device: torch.device) -> dict[Any, float]:
+    """The median of each, all taking turns."""
+    taken: dict[Any, list[float]] = {job: [] for job in calls}
+    for number in range(WARM_UP + ROUNDS):
+        for job, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if number >= WARM_UP:
+                taken[job].append(1e3 * (time.perf_counter() - begun))
+    return {job: statistics.median(samples) for job, samples in taken.items()}

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dsnet.runtime.backends.base import Backend, Executable, batch_sizes, get_backend, list_backends
+from dsnet.runtime.backends.base import Backend, Executable, Writing, get_backend, list_backends
 
-__all__ = ["Backend", "Executable", "batch_sizes", "get_backend", "list_backends"]
+__all__ = ["Backend", "Executable", "Writing", "get_backend", "list_backends"]

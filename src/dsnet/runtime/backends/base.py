@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
 
-__all__ = ["Backend", "Executable", "batch_sizes", "get_backend", "list_backends"]
+__all__ = ["Backend", "Executable", "Writing", "get_backend", "list_backends"]
 
 MODULES = {
     "eager": "dsnet.runtime.backends.eager",
@@ -28,6 +28,16 @@ class Executable(Protocol):
         """Runs it: one tensor, or features and scores."""
 
 
+@runtime_checkable
+class Writing(Executable, Protocol):
+    """One that can write into memory that it is given."""
+
+    shapes: tuple[tuple[int, ...], ...]  # of what it gives
+
+    def into(self, x: Tensor, found: Sequence[Tensor]) -> None:
+        """Runs it and writes what it gives into these."""
+
+
 class Backend(Protocol):
     """A way of making parts ready."""
 
@@ -37,8 +47,8 @@ class Backend(Protocol):
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Why it cannot be used there, with what to do about it; none: it can."""
 
-    def make(self, module: nn.Module, example: Tensor) -> Executable:
-        """An executable for inputs like the example."""
+    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], Executable]:
+        """What makes executables of a module for inputs of one image or more, each like what it is given."""
 
 
 def get_backend(name: str) -> Backend:
@@ -52,17 +62,3 @@ def get_backend(name: str) -> Backend:
 def list_backends() -> list[str]:
     """All names."""
     return list(MODULES)
-
-
-def batch_sizes(images: int, buckets: Sequence[int]) -> list[int]:
-    """The fewest batches of the given sizes that hold so many images, none of them filled up; largest first.
-
-    >>> batch_sizes(13, (1, 4, 8))
-    [8, 4, 1]
-    """
-    sizes = []
-    for bucket in sorted(buckets, reverse=True):
-        count, images = divmod(images, bucket)
-        sizes += [bucket] * count
-    assert not images, "there is always a bucket of one"
-    return sizes

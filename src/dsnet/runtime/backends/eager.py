@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -16,9 +18,10 @@ class _Eager:
         """Always there."""
         return None
 
-    def make(self, module: nn.Module, example: Tensor) -> _Call:
+    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], _Call]:
         """The module itself."""
-        return _Call(module)
+        call = _Call(module)
+        return lambda example: call
 
 
 class _Call:

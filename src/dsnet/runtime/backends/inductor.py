@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +26,9 @@ class _Inductor:
             return "it needs a C++ compiler: install g++"
         return None
 
-    def make(self, module: nn.Module, example: Tensor) -> _Compiled:
-        """A program for inputs of exactly this form: another one is an error, never a recompilation."""
-        return _Compiled(module, example)
+    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], _Compiled]:
+        """Programs for inputs of exactly one form: another one is an error, never a recompilation."""
+        return functools.partial(_Compiled, module)
 
 
 class _Compiled:
@@ -33,19 +36,29 @@ class _Compiled:
         from torch._inductor import config  # slow to import
 
         self.form = _form(example)
-        # A wrapper of its own for every part: programs are kept by the code that they were made from.
-        self.call = torch.compile(module, fullgraph=True, dynamic=False)
+        self.call = torch.compile(_own_code(module), fullgraph=True, dynamic=False)
         with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
             self.call(example)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        x = x.contiguous()
-        if _form(x) != self.form:
-            raise DsnetError(f"this program was compiled for {self.form}, not for {_form(x)}")
-        with torch.no_grad():
+        # One kind of tensor in one mode: each would otherwise be a program of its own.
+        with torch.inference_mode(False), torch.no_grad():
+            x = x.clone() if x.is_inference() else x.detach().contiguous()
+            if _form(x) != self.form:
+                raise DsnetError(f"this program was compiled for {self.form}, not for {_form(x)}")
             found = self.call(x)
         return found if isinstance(found, tuple) else (found,)
+
+
+def _own_code(module: nn.Module) -> Callable[[Tensor], Any]:
+    """The module behind a function whose code nothing else has: programs are kept by code, a few for each."""
+
+    def run(x: Tensor) -> Any:  # noqa: ANN401
+        return module(x)
+
+    run.__code__ = run.__code__.replace(co_name=f"part_{id(run)}")
+    return run
 
 
 def _form(x: Tensor) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,9 +30,10 @@ class _OnnxRuntime:
             return f"it runs on the CPU here, not on {device.type}"
         return None if precision == torch.float32 else f"it runs float32 here, not {precision}"
 
-    def make(self, module: nn.Module, example: Tensor) -> _Session:
-        """A session for any number of images."""
-        return _Session(to_onnx(module, example))
+    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], _Session]:
+        """One session for any number of images."""
+        session = _Session(to_onnx(module, example))
+        return lambda example: session
 
 
 class _Session:

@@ -1,0 +1,296 @@
+"""Plans against the network that they are made from: the same routes, the same answers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+import dsnet
+from dsnet import runtime
+from dsnet.models.gated import run_gated
+from dsnet.routing import CascadeRule, CostTable, GateRule, Routed
+from dsnet.routing.router import Point, Router
+from dsnet.routing.rules import margin
+from tests.runtime.conftest import network, pictures, plan_of
+from tests.support import TINY, assert_close, error_of, relative_error
+
+pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
+
+MAKERS = [
+    ("ds_mbnet_tiny", "eager", "packed"),
+    ("ds_mbnet_tiny", "eager", "shared"),
+    ("ds_mbnet_tiny", "openvino", "packed"),
+    ("ds_mbnet_tiny", "onnxruntime", "packed"),
+    ("ds_resnet_tiny", "eager", "packed"),
+    ("ds_resnet_tiny", "eager", "shared"),
+    ("ds_vit_plus_tiny", "eager", "packed"),
+    ("ds_vit_plus_tiny", "openvino", "packed"),
+    ("ds_mbnet_plus_tiny", "eager", "packed"),
+]
+NEAR = 1e-4  # scores closer than this may be decided either way in float32
+
+
+def sure_rows(model: dsnet.Supernet, x: Tensor) -> Tensor:
+    """Images whose gates do not waver between backends."""
+    sure = torch.ones(len(x), dtype=torch.bool)
+    for i in range(len(x)):
+        state, taken = model.enter(x[i : i + 1]), ()
+        for gate in range(len(model.gates)):
+            if gate:
+                state = model.advance(state, taken)
+            best = model.score(state)[0].topk(2)
+            sure[i] &= bool(best[0][0] - best[0][1] > NEAR)
+            taken = (*taken, model.gate(gate).choices[int(best[1][0])])
+    return sure
+
+
+@pytest.mark.parametrize(("name", "backend", "memory"), MAKERS)
+def test_a_plan_routes_and_answers_as_the_network_does(name: str, backend: str, memory: str) -> None:
+    model, plan = network(name), plan_of(name, backend, memory)
+    for count in (1, 2, 37):
+        x = pictures(model, count, seed=count)
+        expected, got = run_gated(model, x), plan.run(x)
+        sure = sure_rows(model, x)
+        assert sure.double().mean() > 0.9
+        numbers = [model.space.of_choices(way).number for way in expected.choices.tolist()]
+        assert torch.equal(got.routes[sure], torch.tensor(numbers)[sure])
+        assert_close(got.logits[sure], expected.logits[sure], 1e-4)
+        assert torch.equal(plan.route(x), got.routes)
+        assert torch.equal(plan(x), got.logits)
+    assert len(set(got.routes.tolist())) > 1
+
+
+@pytest.mark.parametrize(("name", "backend", "memory"), MAKERS)
+def test_every_route_by_itself_and_no_images_at_all(name: str, backend: str, memory: str) -> None:
+    model, plan = network(name), plan_of(name, backend, memory)
+    x = pictures(model, 5)
+    assert plan.held() == list(model.space)
+    for route in list(model.space)[:: max(1, len(model.space) // 5)]:
+        assert_close(plan(x, route), model(x, route), 1e-4)
+    assert plan(x[:0]).shape == (0, 10)
+    assert plan(x[:0], 0).shape == (0, 10)
+    assert plan.route(x[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(("name", "backend", "memory"), MAKERS[:5])
+def test_any_mix_of_routes(name: str, backend: str, memory: str) -> None:
+    """Also one where nobody takes most of the routes, and one where everybody takes the same."""
+    model, plan = network(name), plan_of(name, backend, memory)
+    x, draw = pictures(model, 23), torch.Generator().manual_seed(0)
+    options = len(model.gate(0).choices)
+    for drawn in (
+        torch.randint(options, (23,), generator=draw),
+        torch.full((23,), options - 1),
+        torch.arange(23) % 2 * (options - 1),
+    ):
+        found = []
+        for network_ in (model, plan.engine):
+            left = iter([drawn])
+            found.append(
+                run_gated(network_, x, lambda s, gate, _, left=left: next(left) if gate == 0 else s.argmin(1))
+            )
+        same = (found[0].choices == found[1].choices).all(1)
+        assert same.double().mean() > 0.9
+        assert_close(found[1].logits[same], found[0].logits[same], 1e-4)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("memory", ["packed", "shared"])
+def test_in_float64_the_same_image_has_the_same_route_alone_or_in_any_batch(name: str, memory: str) -> None:
+    model = network(name, torch.float64)
+    plan = runtime.compile(model, memory=memory)
+    x = pictures(model, 19)
+    together = plan.run(x)
+    assert_close(together.logits, run_gated(model, x).logits, 1e-9)
+    for i in range(len(x)):
+        alone = plan.run(x[i : i + 1])
+        assert alone.routes.item() == together.routes[i].item()
+        assert_close(alone.logits[0], together.logits[i], 1e-9)
+
+
+def test_bfloat16_is_near_and_gates_stay_precise() -> None:
+    model = network("ds_mbnet_tiny")
+    plan = runtime.compile(model, precision="bfloat16")
+    x = pictures(model, 32)
+    low = copy.deepcopy(model).bfloat16()  # the network itself, rounded as much
+    assert plan(x, 3).dtype == torch.bfloat16
+    assert_close(plan(x, 3).float(), model(x, 3), 0.05)
+    scores, rounded = model.score(model.enter(x)), low.score(low.enter(x.bfloat16()))
+    got = plan.engine.score(plan.engine.enter(x))
+    assert got.dtype == rounded.dtype == torch.float32
+    assert relative_error(got, scores) <= 1.5 * relative_error(rounded, scores)
+
+
+def routers(model: dsnet.Supernet, x: Tensor) -> tuple[Router, Router]:
+    """A gate and a cascade with two settings each."""
+    costs = CostTable.of_model(model)
+    last = model.space.largest.number
+    sure = margin(model(x, 0)).sort()[0]
+    gate, cascade = [], []
+    for share in (0.25, 0.75):
+        rule = CascadeRule(costs=costs, routes=(0, last), thresholds=(float(sure[int(share * len(x))]),))
+        weight = 2.0 * (0.5 - share)
+        for points, one, numbers, routes in (
+            (gate, GateRule(costs=costs, weight=weight), (weight,), ()),
+            (cascade, rule, rule.thresholds, rule.routes),
+        ):
+            out = one(model, x)
+            cost = sum(one.cost(model, number) for number in out.routes.tolist()) / len(x)
+            points.append(Point(cost=cost, accuracy=0.5, numbers=numbers, routes=routes))
+    return Router(kind="gate", costs=costs, curve=tuple(gate)), Router(
+        kind="cascade", costs=costs, curve=tuple(cascade)
+    )
+
+
+@pytest.mark.parametrize(("name", "backend", "memory"), [MAKERS[0], MAKERS[2], MAKERS[4]])
+@pytest.mark.parametrize("kind", ["gate", "cascade"])
+def test_budgets_need_no_new_programs(name: str, backend: str, memory: str, kind: str) -> None:
+    model = network(name)
+    x = pictures(model, 48)
+    router = routers(model, x)[kind == "cascade"]
+    routed = Routed(model, router, router.curve[0].cost)
+    plan = runtime.Plan(plan_of(name, backend, memory).engine, router, routed.budget)
+    programs = plan.engine.programs
+    answered = []
+    for point in router.curve:
+        other = plan.at(point.cost)
+        assert other.engine is plan.engine
+        expected, got = routed.at(point.cost).run(x), other.run(x)
+        same = expected.routes == got.routes
+        assert same.double().mean() > 0.95
+        assert_close(got.logits[same], expected.logits[same], 1e-4)
+        answered.append(got.routes.double().mean().item())
+    assert answered[0] < answered[1]
+    assert plan.engine.programs == programs
+
+
+@pytest.mark.parametrize("backend", ["eager", "openvino", "onnxruntime"])
+def test_threads_at_two_budgets_do_not_disturb_each_other(backend: str) -> None:
+    model = network("ds_mbnet_tiny")
+    x = pictures(model, 30)
+    router = routers(model, x)[1]
+    plan = runtime.Plan(plan_of("ds_mbnet_tiny", backend).engine, router, router.curve[0].cost)
+    plans = [plan.at(point.cost) for point in router.curve]
+    alone = [p.run(x) for p in plans]
+    assert not torch.equal(alone[0].routes, alone[1].routes)
+    wrong: list[int] = []
+
+    def work(which: int) -> None:
+        for _ in range(12):
+            found = plans[which].run(x)
+            if not torch.equal(found.routes, alone[which].routes) or not torch.allclose(
+                found.logits, alone[which].logits, atol=1e-5
+            ):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_packed_weights_are_the_plans_own() -> None:
+    model = copy.deepcopy(network("ds_mbnet_tiny"))
+    plan = runtime.compile(model, backend="eager")
+    x = pictures(model, 4)
+    before = plan(x, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(plan(x, 2), before)
+    gone = weakref.ref(model)
+    del model, parameter
+    gc.collect()
+    assert gone() is None, "a packed plan keeps no supernet"
+
+
+def test_bytes_are_told_for_both_memories() -> None:
+    model = network("ds_mbnet_tiny")
+    own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    shared, packed = (plan_of("ds_mbnet_tiny", "eager", memory).engine for memory in ("shared", "packed"))
+    assert shared.resident == own
+    parts = [runtime.compile(model, routes=[route.number]).engine.resident for route in model.space]
+    fronts = 3 * runtime.parts.weight_bytes([runtime.parts.pack(model, [(0,)])[()].module])
+    assert packed.resident == sum(parts) - fronts
+    assert packed.resident > shared.resident
+
+
+@pytest.mark.parametrize(("bn_key", "parts"), [("prefix", 1 + 4 + 16), ("stage", 1 + 4 + 16)])
+def test_several_gates_have_a_part_for_every_pair_of_choices(bn_key: str, parts: int) -> None:
+    model = network("ds_resnet_tiny", torch.float64, bn_key)
+    plan = runtime.compile(model)
+    assert len(plan.engine.runners) == parts
+    x = pictures(model, 21)
+    assert_close(plan(x), run_gated(model, x).logits, 1e-9)
+
+
+def test_parts_of_four_gates_are_counted() -> None:
+    """4 + 3 × 16 where norms are kept by stage, as many as there are histories where they are not."""
+    for bn_key, count in (("stage", 1 + 4 + 3 * 16), ("prefix", 1 + 4 + 16 + 64 + 256)):
+        model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
+        options = [model.gate(g).choices for g in range(4)]
+        assert len(runtime.parts.part_histories(model, options)) == count
+
+
+def test_only_some_routes() -> None:
+    model = network("ds_mbnet_tiny")
+    plan = runtime.compile(model, routes=[1, 3])
+    x = pictures(model, 3)
+    assert [route.number for route in plan.held()] == [1, 3]
+    assert_close(plan(x, 3), model(x, 3), 1e-5)
+    assert "does not hold route 0; it holds 1, 3" in error_of(lambda: plan(x, 0))
+
+
+def test_compiled_programs_stay_what_they_are() -> None:
+    from torch._dynamo.utils import counters
+
+    model = network("ds_mbnet_tiny")
+    if (reason := runtime.get_backend("inductor").missing(torch.device("cpu"), torch.float32)) is not None:
+        pytest.skip(reason)
+    plan = runtime.compile(model, backend="inductor", batch_buckets=(1, 2), routes=[0, 3])
+    assert plan.engine.programs == 3 * 2
+    made = counters["stats"]["unique_graphs"]
+    for count in (1, 2, 5):
+        x = pictures(model, count)
+        for route in (0, 3):
+            assert_close(plan(x, route), model(x, route), 1e-4)
+            with torch.inference_mode():
+                assert_close(plan(x + 0, route), model(x, route), 1e-4)
+    assert counters["stats"]["unique_graphs"] == made
+    assert "compiled for" in error_of(lambda: plan.engine.runners[()].executables[1](pictures(model, 2)))
+
+
+# --- bad input -----------------------------------------------------------------------------------------
+def test_what_cannot_be_compiled_says_why() -> None:
+    model = network("ds_mbnet_tiny")
+    make = runtime.compile
+    assert "possible: auto, eager, inductor, onnxruntime, openvino" in error_of(
+        lambda: make(model, backend="x")
+    )
+    assert "possible: packed, shared" in error_of(lambda: make(model, memory="x"))
+    assert "possible: float32" in error_of(lambda: make(model, precision="int4"))
+    assert "positive integers" in error_of(lambda: make(model, batch_buckets=[0]))
+    assert "at least one route" in error_of(lambda: make(model, routes=[]))
+    assert "not a Linear" in error_of(lambda: make(torch.nn.Linear(1, 1)))
+    assert "call .eval()" in error_of(lambda: make(copy.deepcopy(model).train()))
+    assert "memory='shared'" in error_of(lambda: make(model, precision="bfloat16", memory="shared"))
+    if runtime.get_backend("onnxruntime").missing(torch.device("cpu"), torch.float32) is None:
+        assert "float32" in error_of(lambda: make(model, backend="onnxruntime", precision="bfloat16"))
+        assert "copies weights" in error_of(lambda: make(model, backend="onnxruntime", memory="shared"))
+
+
+def test_images_that_do_not_fit_and_budgets_without_a_router() -> None:
+    plan = plan_of("ds_mbnet_tiny", "eager")
+    assert "made for images of 16 × 16" in error_of(lambda: plan(torch.zeros(1, 3, 32, 32)))
+    assert "[batch, 3, height, width]" in error_of(lambda: plan(torch.zeros(3, 16, 16)))
+    assert "of numbers" in error_of(lambda: plan(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)))
+    assert "dsnet calibrate" in error_of(lambda: plan.at("45%"))
+    assert "eager on cpu, packed, 4 routes, 5 programs" in repr(plan)

@@ -1,0 +1,55 @@
+"""How a number of images is divided into batches that programs were made for."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsnet.runtime.engine import Runner
+
+SIZES = st.dictionaries(st.integers(2, 9), st.floats(0.1, 10), max_size=3)
+
+
+class Echo:
+    """Gives its input back, and notes the sizes it saw."""
+
+    def __init__(self, size: int, seen: list[int]) -> None:
+        self.size, self.seen = size, seen
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert len(x) == self.size
+        self.seen.append(len(x))
+        return (x, 2 * x)
+
+
+@given(sizes=SIZES, one=st.floats(0.1, 10), images=st.integers(1, 24))
+@settings(max_examples=200, deadline=None)
+def test_batches_hold_all_images_in_the_least_time(sizes: dict[int, float], one: float, images: int) -> None:
+    times = {1: one, **sizes}
+    seen: list[int] = []
+    runner = Runner({size: Echo(size, seen) for size in times}, times)
+    x = torch.arange(images)
+    found, doubled = runner(x)
+    assert torch.equal(found, x)
+    assert torch.equal(doubled, 2 * x)
+    assert sum(seen) == images
+
+    @functools.cache
+    def least(left: int) -> float:
+        if left == 0:
+            return 0.0
+        return min(taken + least(left - size) for size, taken in times.items() if size <= left)
+
+    assert sum(times[size] for size in seen) <= least(images) * (1 + 1e-9) or images > 3 * max(times)
+
+
+@given(times=st.dictionaries(st.integers(1, 9), st.floats(0.1, 10), min_size=1), images=st.integers(1, 40))
+def test_programs_of_any_size_run_in_the_best_one(times: dict[int, float], images: int) -> None:
+    sizes = Runner(dict.fromkeys(times, lambda x: (x,)), times, any_batch=True).split(images)
+    best = min(times, key=lambda size: times[size] / size)
+    assert sum(sizes) == images
+    assert all(size == best for size in sizes[:-1])
+    assert 0 < sizes[-1] <= best
