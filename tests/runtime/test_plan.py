@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import threading
 import weakref
@@ -104,7 +105,7 @@ def test_any_mix_of_routes(name: str, backend: str, memory: str) -> None:
 @pytest.mark.parametrize("memory", ["packed", "shared"])
 def test_in_float64_the_same_image_has_the_same_route_alone_or_in_any_batch(name: str, memory: str) -> None:
     model = network(name, torch.float64)
-    plan = runtime.compile(model, memory=memory)
+    plan = runtime.compile(model, backend="eager", memory=memory)
     x = pictures(model, 19)
     together = plan.run(x)
     assert_close(together.logits, run_gated(model, x).logits, 1e-9)
@@ -116,7 +117,7 @@ def test_in_float64_the_same_image_has_the_same_route_alone_or_in_any_batch(name
 
 def test_bfloat16_is_near_and_gates_stay_precise() -> None:
     model = network("ds_mbnet_tiny")
-    plan = runtime.compile(model, precision="bfloat16")
+    plan = runtime.compile(model, backend="eager", precision="bfloat16")
     x = pictures(model, 32)
     low = copy.deepcopy(model).bfloat16()  # the network itself, rounded as much
     assert plan(x, 3).dtype == torch.bfloat16
@@ -217,7 +218,10 @@ def test_bytes_are_told_for_both_memories() -> None:
     own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     shared, packed = (plan_of("ds_mbnet_tiny", "eager", memory).engine for memory in ("shared", "packed"))
     assert shared.resident == own
-    parts = [runtime.compile(model, routes=[route.number]).engine.resident for route in model.space]
+    parts = [
+        runtime.compile(model, backend="eager", routes=[route.number]).engine.resident
+        for route in model.space
+    ]
     fronts = 3 * runtime.parts.weight_bytes([runtime.parts.pack(model, [(0,)])[()].module])
     assert packed.resident == sum(parts) - fronts
     assert packed.resident > shared.resident
@@ -226,7 +230,7 @@ def test_bytes_are_told_for_both_memories() -> None:
 @pytest.mark.parametrize(("bn_key", "parts"), [("prefix", 1 + 4 + 16), ("stage", 1 + 4 + 16)])
 def test_several_gates_have_a_part_for_every_pair_of_choices(bn_key: str, parts: int) -> None:
     model = network("ds_resnet_tiny", torch.float64, bn_key)
-    plan = runtime.compile(model)
+    plan = runtime.compile(model, backend="eager")
     assert len(plan.engine.runners) == parts
     x = pictures(model, 21)
     assert_close(plan(x), run_gated(model, x).logits, 1e-9)
@@ -242,7 +246,7 @@ def test_parts_of_four_gates_are_counted() -> None:
 
 def test_only_some_routes() -> None:
     model = network("ds_mbnet_tiny")
-    plan = runtime.compile(model, routes=[1, 3])
+    plan = runtime.compile(model, backend="eager", routes=[1, 3])
     x = pictures(model, 3)
     assert [route.number for route in plan.held()] == [1, 3]
     assert_close(plan(x, 3), model(x, 3), 1e-5)
@@ -271,7 +275,7 @@ def test_compiled_programs_stay_what_they_are() -> None:
 # --- bad input -----------------------------------------------------------------------------------------
 def test_what_cannot_be_compiled_says_why() -> None:
     model = network("ds_mbnet_tiny")
-    make = runtime.compile
+    make = functools.partial(runtime.compile, backend="eager")
     assert "possible: auto, eager, inductor, onnxruntime, openvino" in error_of(
         lambda: make(model, backend="x")
     )

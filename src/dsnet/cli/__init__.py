@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import dsnet
 from dsnet.cli import (
+    bench,
     calibrate,
     demo,
     describe,
@@ -47,7 +48,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dsnet {dsnet.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    steps = (models, describe, recipes, train, recalibrate, gate, calibrate, evaluate, predict, profile, demo)
+    steps = (
+        models,
+        describe,
+        recipes,
+        train,
+        recalibrate,
+        gate,
+        calibrate,
+        evaluate,
+        predict,
+        profile,
+        bench,
+        demo,
+    )
     for module in steps:
         module.add_command(commands)
     return parser

@@ -11,11 +11,20 @@ from dsnet.data import SETS, ImageSet, LazySet, load
 from dsnet.data.classes import in_classes_of
 from dsnet.data.sets import Split
 from dsnet.errors import DsnetError
-from dsnet.models import Supernet
+from dsnet.models import Supernet, create_model, list_models
+from dsnet.models.registry import model_entry
 from dsnet.training import Checkpoint, load_checkpoint
 from dsnet.training.run import pick_device
 
-__all__ = ["OpenedRun", "add_run_arguments", "image_size", "open_run", "parse_settings", "positive"]
+__all__ = [
+    "OpenedRun",
+    "add_run_arguments",
+    "image_size",
+    "open_network",
+    "open_run",
+    "parse_settings",
+    "positive",
+]
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -102,3 +111,24 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
         images = in_classes_of(images, known, "the network")
     device = pick_device(args.device)
     return OpenedRun(saved, model.to(device), images.to(device), data)
+
+
+def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | None]:
+    """The network, and the image size it was trained at where a run says so."""
+    if network in list_models("supernet"):  # a folder of the same name is ./NAME
+        return create_model(network, **parse_settings(settings)), None
+    path = Path(network)
+    if path.is_dir():
+        if settings:
+            raise DsnetError(f"--set is for a model by name; {path} is a run and has its options already")
+        saved = load_checkpoint(path)
+        recipe = saved.data.get("recipe")
+        trained = recipe.get("data", {}) if isinstance(recipe, dict) else {}
+        return saved.model(), trained.get("size")
+    if path.parent != Path():
+        raise DsnetError(f"there is no folder {path}; a run is the folder that `dsnet train` made")
+    try:
+        model_entry(network)
+    except DsnetError as error:
+        raise DsnetError(f"{error} (and there is no folder of that name)") from None
+    raise DsnetError(f"{network} is a static network: it has no routes; `dsnet models` lists the supernets")

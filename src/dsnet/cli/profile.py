@@ -9,16 +9,14 @@ from pathlib import Path
 
 import torch
 
-from dsnet.cli.options import image_size, parse_settings, positive
+from dsnet.cli.options import image_size, open_network, positive
 from dsnet.cli.progress import progress
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
-from dsnet.models import Supernet, create_model, list_models
-from dsnet.models.registry import model_entry
+from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
 from dsnet.routes import evenly
 from dsnet.routing import LatencyTable, profile
-from dsnet.training import load_checkpoint
 from dsnet.training.run import pick_device
 
 __all__ = ["add_command"]
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             f"--threads {args.threads} would wait for each other: this machine has {cores} cores"
         )
     device = pick_device(args.device)
-    model, size = _open(args.network, args.set)
+    model, size = open_network(args.network, args.set)
     threads = torch.get_num_threads()
     try:
         if args.threads is not None:
@@ -107,27 +105,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         print(f"\nwrote {args.out}")
     return 0
-
-
-def _open(network: str, settings: list[str]) -> tuple[Supernet, int | None]:
-    """The network, and the image size it was trained at where a run says so."""
-    if network in list_models("supernet"):  # a folder of the same name is ./NAME
-        return create_model(network, **parse_settings(settings)), None
-    path = Path(network)
-    if path.is_dir():
-        if settings:
-            raise DsnetError(f"--set is for a model by name; {path} is a run and has its options already")
-        saved = load_checkpoint(path)
-        recipe = saved.data.get("recipe")
-        trained = recipe.get("data", {}) if isinstance(recipe, dict) else {}
-        return saved.model(), trained.get("size")
-    if path.parent != Path():
-        raise DsnetError(f"there is no folder {path}; a run is the folder that `dsnet train` made")
-    try:
-        model_entry(network)
-    except DsnetError as error:
-        raise DsnetError(f"{error} (and there is no folder of that name)") from None
-    raise DsnetError(f"{network} is a static network: it has no routes; `dsnet models` lists the supernets")
 
 
 def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:

@@ -19,6 +19,7 @@ from dsnet.routes import Route
 from dsnet.routing.router import Routed, Router
 from dsnet.routing.rules import RoutedOutput
 from dsnet.runtime.backends import Backend, Executable, get_backend
+from dsnet.runtime.choose import choose_backend
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
 from dsnet.runtime.parts import History, Part, canonical, pack, share, weight_bytes
 
@@ -100,7 +101,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     model: Supernet | Routed,
     *,
     device: torch.device | str | None = None,
-    backend: str = "eager",
+    backend: str = "auto",
     precision: str | None = None,
     memory: Memory = "packed",
     batch_buckets: Sequence[int] | None = None,
@@ -112,7 +113,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
 
     A `Routed` brings its router and budget along; a network alone is routed by its gates' own decision.
     ``memory="packed"`` gives every route its own weights, contiguous, batch norms folded; ``"shared"`` runs
-    slices of the supernet's own. ``batch_buckets`` are the batch sizes that programs are made for, where a
+    slices of the supernet's own. ``backend="auto"`` times those that can be used here and takes the fastest;
+    the choice is remembered. ``batch_buckets`` are the batch sizes that programs are made for, where a
     backend needs to know; others run in several of these. ``routes`` are those to hold, by default all that
     the router can take at any budget.
     """
@@ -127,6 +129,12 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     weight = network.head.classifier.weight
     place = torch.device(device) if device is not None else weight.device
     dtype = weight.dtype if precision is None else _precision(precision)
+    if backend == "auto":
+        names = ("eager", "inductor") if memory == "shared" else None
+        choice = choose_backend(
+            network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
+        )
+        backend = choice.name
     made_by = get_backend(backend)
     reason = made_by.missing(place, dtype)
     if reason is not None:

@@ -1,0 +1,136 @@
+"""Which backend is the fastest for a network on this device: measured once, remembered in a file."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.routing.latency import device_name
+from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.parts import pack
+
+__all__ = ["Choice", "choose_backend", "remembered_in"]
+
+BATCHES = (1, 8)
+TURNS, WARM_UP, ROUNDS = 3, 2, 5
+PACKAGES = ("torch", "openvino", "onnxruntime")
+
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+
+
+class Choice(NamedTuple):
+    """The fastest backend, and what all of them took: milliseconds an image at the largest route."""
+
+    name: str
+    milliseconds: Mapping[str, float]
+    measured: bool  # now, and not in an earlier call
+
+
+def remembered_in() -> Path:
+    """The file of choices: in ``DSNET_CACHE``, or where the user's caches are."""
+    folder = os.environ.get("DSNET_CACHE")
+    if folder is None:
+        folder = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsnet")
+    return Path(folder) / "backends.json"
+
+
+def choose_backend(
+    model: Supernet,
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    image_size: int | tuple[int, int] | None = None,
+    candidates: Sequence[str] | None = None,
+    progress: Progress = lambda items, total, label: items,
+) -> Choice:
+    """Times the largest route on every backend that can be used here, at batches of 1 and 8."""
+    asked = list_backends() if candidates is None else list(candidates)
+    usable = [name for name in asked if get_backend(name).missing(device, precision) is None]
+    if not usable:
+        raise DsnetError(f"none of the backends {', '.join(asked)} can be used on {device}")
+    shape = model.geometry.shape(image_size)
+    versions = {name: _version(name) for name in PACKAGES}
+    what = [model.spec.name, list(model.spec.options), list(shape), str(precision)]
+    where = [device_name(device), torch.get_num_threads(), versions, usable]
+    key = json.dumps([what, where], default=str)
+    known = _read()
+    found = known.get(key)
+    if isinstance(found, dict) and found and set(found) <= set(usable):
+        return Choice(min(found, key=lambda name: found[name]), found, measured=False)
+    took = _measure(model, usable, device, precision, image_size, progress)
+    _write({**_read(), key: took})
+    return Choice(min(took, key=lambda name: took[name]), took, measured=True)
+
+
+@torch.no_grad()
+def _measure(
+    model: Supernet,
+    names: Sequence[str],
+    device: torch.device,
+    precision: torch.dtype,
+    image_size: int | tuple[int, int] | None,
+    progress: Progress,
+) -> dict[str, float]:
+    options = [(choice,) for choice in model.space.largest.choices]
+    parts = pack(model, options, image_size=image_size, precision=precision, device=device)
+    calls: dict[tuple[str, int], Callable[[], object]] = {}
+    for name in progress(names, len(names), "backend"):
+        ready = []
+        for part in parts.values():
+            inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in BATCHES]
+            make = get_backend(name).convert(part.module, inputs[0])
+            ready.append([(make(x), x) for x in inputs])
+        for i, batch in enumerate(BATCHES):
+            calls[name, batch] = lambda i=i, ready=ready: [call(x) for call, x in (part[i] for part in ready)]  # type: ignore[misc]
+    # In blocks: threads of one backend wait busily for a while, on the cores that the next one needs.
+    taken: dict[tuple[str, int], list[float]] = {job: [] for job in calls}
+    for _ in range(TURNS):
+        for job, call in calls.items():
+            time.sleep(0.05)
+            for number in range(WARM_UP + ROUNDS):
+                begun = time.perf_counter()
+                call()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                if number >= WARM_UP:
+                    taken[job].append(1e3 * (time.perf_counter() - begun))
+    return {
+        name: round(sum(statistics.median(taken[name, batch]) / batch for batch in BATCHES) / len(BATCHES), 4)
+        for name in names
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _read() -> dict[str, Any]:
+    try:
+        data = json.loads(remembered_in().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _write(choices: Mapping[str, Any]) -> None:
+    path = remembered_in()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(choices, indent=1), encoding="utf-8")
+        new.replace(path)
+    except OSError:
+        pass  # it is measured again next time
