@@ -180,6 +180,23 @@ def gating_table(name: str, data: Data) -> str:
     return markdown(header, rows, about)
 
 
+def bench_table(name: str, data: Data) -> str:
+    """Mixed batches of a plan beside ideal networks."""
+    header = ["batch", "all at the largest", "plan", "ideal", "ideal / plan", "speed-up", "cascade"]
+    header += ["ideal / cascade", *([data["twin"]] if data["twin"] else [])]
+    rows = []
+    for row in data["results"]:
+        ms = {way: spread["median"] for way, spread in row["times"].items()}
+        cells = [f"{ms['full']:.2f}", f"{ms['gated']:.2f}", f"{row['ideal']:.2f}", f"{row['ratio']:.2f}"]
+        cells += [f"{row['speedup']:.2f} ×", f"{ms['cascade']:.2f}", f"{row['ratio_cascade']:.2f}"]
+        rows.append([str(row["batch"]), *cells, *([f"{ms['twin']:.2f}"] if data["twin"] else [])])
+    about = f"{data['device']}, {data['threads']} threads, {data['backend']}, torch {data['torch']}"
+    mix = ", ".join(f"{share:.0%} at route {route}" for route, share in data["shares"].items())
+    return markdown(
+        header, rows, f"{about}, {data['precision']}, {data['date']}; milliseconds a batch; {mix}"
+    )
+
+
 def _only(values: Iterable[float]) -> str:
     return f"{statistics.mean(values):.1f}"
 
@@ -198,6 +215,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "calibration": calibration_table,
     "routing": routing_table,
     "gating": gating_table,
+    "bench": bench_table,
 }
 
 

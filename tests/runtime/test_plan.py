@@ -158,6 +158,7 @@ def test_budgets_need_no_new_programs(name: str, backend: str, memory: str, kind
     routed = Routed(model, router, router.curve[0].cost)
     plan = runtime.Plan(plan_of(name, backend, memory).engine, router, routed.budget)
     programs = plan.engine.programs
+    assert plan(x[:0]).shape == (0, 10)
     answered = []
     for point in router.curve:
         other = plan.at(point.cost)

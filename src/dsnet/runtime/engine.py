@@ -69,6 +69,8 @@ class Runner:
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """Features and scores, or logits."""
         images = len(x)
+        if not images:  # nothing to run, but what it gives still has its shape
+            return tuple(y[:0] for y in self._run(x.new_zeros(1, *x.shape[1:]), 1))
         sizes = self.splits.get(images)
         if sizes is None:
             sizes = self.splits[images] = self.split(images)

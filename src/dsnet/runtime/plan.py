@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -15,13 +15,15 @@ from torch import Tensor
 from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, run_gated
+from dsnet.models.gated import Decide, greedy
 from dsnet.routes import Route
 from dsnet.routing.router import Routed, Router
-from dsnet.routing.rules import RoutedOutput
+from dsnet.routing.rules import GateRule, RoutedOutput, gate_decision
 from dsnet.runtime.backends import Backend, Executable, get_backend
 from dsnet.runtime.choose import choose_backend
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
 from dsnet.runtime.parts import History, Part, canonical, pack, share, weight_bytes
+from dsnet.runtime.stream import Answer, stream
 
 __all__ = ["Plan", "compile"]
 
@@ -79,6 +81,24 @@ class Plan:
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that answers each image."""
         return self.run(x).routes
+
+    def stream(
+        self, batches: Iterable[Tensor | None], *, group: int = 16, delay: int = 8
+    ) -> Iterator[Answer]:
+        """Batches one after the other, images regrouped across them; answers in the order of the images.
+
+        ``group`` images of a route run together; none waits for more than ``delay`` further batches. What
+        cannot be run is answered by its error, and the rest go on.
+        """
+        decide: Decide = greedy
+        if self.routed is not None:
+            rule = self.routed.rule
+            if not isinstance(rule, GateRule):
+                raise DsnetError(
+                    "a stream regroups what gates decide; a cascade runs batch by batch: plan(x)"
+                )
+            decide = gate_decision(rule.costs, rule.weight, [gate.choices for gate in self.engine.gates])
+        return stream(self.engine, decide, batches, group=group, delay=delay)
 
     def at(self, budget: float | str | None) -> Plan:
         """The same executables at another budget; nothing is compiled."""
