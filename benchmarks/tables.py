@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.slicing import METHODS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/benchmarks.md", "docs/training.md", "docs/routing.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/training.md", "docs/routing.md", "docs/runtime.md")
 PLACE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
 Data = Mapping[str, Any]
 

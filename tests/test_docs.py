@@ -56,6 +56,14 @@ def test_the_design_pages_code_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert dsnet.params(mine, route) == sum(p.numel() for p in net.parameters())
 
 
+def test_the_plan_of_the_docs_runs() -> None:
+    (block,) = code_blocks("docs/runtime.md")
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert names["logits"].shape == (32, 10)
+    assert names["answer"].place == 31
+
+
 def test_the_training_pages_run_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,6 @@ __all__ = ["Plan", "compile"]
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 """(items, how many, what they are) → the items, passed on one by one."""
 
-BUCKETS = (1, 2, 4, 8, 16)  # batch sizes that programs are made for
 WARM_UP, ROUNDS = 2, 7  # of timing them
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -165,7 +164,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         raise DsnetError(
             f"memory='shared' runs the network's own weights, {weight.dtype} on {weight.device}: move them"
         )
-    buckets = _buckets(batch_buckets)
+    buckets = _buckets(batch_buckets, made_by)
     options = _options(network, router, routes)
     size = network.geometry.shape(image_size)
     parts = (
@@ -211,8 +210,8 @@ def _precision(name: str) -> torch.dtype:
     return PRECISIONS[name]
 
 
-def _buckets(given: Sequence[int] | None) -> tuple[int, ...]:
-    sizes = BUCKETS if given is None else tuple(given)
+def _buckets(given: Sequence[int] | None, backend: Backend) -> tuple[int, ...]:
+    sizes = backend.buckets if given is None else tuple(given)
     if not sizes or any(type(size) is not int or size < 1 for size in sizes):
         raise DsnetError(f"batch_buckets are positive integers, not {given!r}")
     return tuple(sorted({1, *sizes}))

@@ -43,6 +43,7 @@ class Backend(Protocol):
 
     name: str
     any_batch: bool  # whether one executable takes every batch size
+    buckets: tuple[int, ...]  # batch sizes to make executables for, and to time, unless told otherwise
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Why it cannot be used there, with what to do about it; none: it can."""

@@ -13,6 +13,7 @@ __all__ = ["BACKEND"]
 class _Eager:
     name = "eager"
     any_batch = True
+    buckets = (1, 2, 4, 8, 16)
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Always there."""

@@ -19,6 +19,7 @@ __all__ = ["BACKEND"]
 class _Inductor:
     name = "inductor"
     any_batch = False
+    buckets = (1, 8)  # a program takes several seconds to make
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """The host's programs need a C++ compiler."""

@@ -21,6 +21,7 @@ NEEDS = ("onnx", "onnxscript", "onnxruntime")
 class _OnnxRuntime:
     name = "onnxruntime"
     any_batch = True
+    buckets = (1, 2, 4, 8, 16)
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Its extra, the CPU, and float32."""
