@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from dsnet.routing.rules import margin
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.engine import Engine, Memory
 from dsnet.runtime.plan import compile as make_plan
+from dsnet.runtime.timing import timed
 
 __all__ = ["BatchResult", "BenchResult", "Spread", "bench", "decisions", "shares_of"]
 
@@ -288,15 +288,9 @@ def _interleave(
     samples: dict[str, list[float]] = {way: [] for way in calls}
     for number in progress(range(WARM_UP + repeats), WARM_UP + repeats, label):
         for way, call in calls.items():
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            begun = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            _, took = timed(call, device), timed(call, device)
             if number >= WARM_UP:
-                samples[way].append(1e3 * (time.perf_counter() - begun))
+                samples[way].append(took)
     return {way: _spread(taken) for way, taken in samples.items()}
 
 

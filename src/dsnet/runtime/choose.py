@@ -18,6 +18,7 @@ from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
 from dsnet.runtime.backends import get_backend, list_backends
 from dsnet.runtime.parts import pack
+from dsnet.runtime.timing import timed
 
 __all__ = ["Choice", "choose_backend", "remembered_in"]
 
@@ -98,12 +99,9 @@ def _measure(
         for job, call in calls.items():
             time.sleep(0.05)
             for number in range(WARM_UP + ROUNDS):
-                begun = time.perf_counter()
-                call()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
+                took = timed(call, device)
                 if number >= WARM_UP:
-                    taken[job].append(1e3 * (time.perf_counter() - begun))
+                    taken[job].append(took)
     return {
         name: round(sum(statistics.median(taken[name, batch]) / batch for batch in BATCHES) / len(BATCHES), 4)
         for name in names

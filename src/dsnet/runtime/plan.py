@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -24,6 +23,7 @@ from dsnet.runtime.choose import choose_backend
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
 from dsnet.runtime.parts import History, Part, canonical, pack, share, weight_bytes
 from dsnet.runtime.stream import Answer, stream
+from dsnet.runtime.timing import timed
 
 __all__ = ["Plan", "compile"]
 
@@ -270,10 +270,7 @@ def _milliseconds(calls: dict[Any, Callable[[], object]], device: torch.device) 
     taken: dict[Any, list[float]] = {job: [] for job in calls}
     for number in range(WARM_UP + ROUNDS):
         for job, call in calls.items():
-            begun = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            took = timed(call, device)
             if number >= WARM_UP:
-                taken[job].append(1e3 * (time.perf_counter() - begun))
+                taken[job].append(took)
     return {job: statistics.median(samples) for job, samples in taken.items()}
