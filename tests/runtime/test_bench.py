@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -41,6 +42,12 @@ def test_shares() -> None:
     assert "no route 9" in error_of(lambda: shares_of(model, {9: 1}))
     assert "at least 0" in error_of(lambda: shares_of(model, {0: -1}))
     assert "above 0" in error_of(lambda: shares_of(model, {0: 0}))
+    assert "finite sum" in error_of(lambda: shares_of(model, dict.fromkeys(range(4), 1e308)))
+    narrowed = copy.deepcopy(model)
+    narrowed.reset_routing(model.space.narrow([0, 3]))
+    assert "does not decide for route 1" in error_of(lambda: shares_of(narrowed, {0: 0.5, 1: 0.5}))
+    for wrong in ({"batches": (0,)}, {"repeats": 0}, {"batches": ()}):
+        assert "positive integers" in error_of(lambda wrong=wrong: bench(model, backend="eager", **wrong))
 
 
 def test_ideal_ratio_and_theory_are_what_they_say() -> None:

@@ -48,7 +48,7 @@ def test_the_fastest_is_taken_and_remembered(monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) == 2
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", "{}"])
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", "5"])
 def test_a_damaged_memory_is_made_anew(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     remembered_in().parent.mkdir(parents=True)
     remembered_in().write_text(text, encoding="utf-8")
@@ -67,6 +67,23 @@ def test_a_memory_that_cannot_be_written_does_no_harm(
     found = choose_backend(model, device=CPU, precision=torch.float32, candidates=["eager"])
     assert found.name == "eager"
     assert found.milliseconds["eager"] > 0
+
+
+def test_one_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("ds_mbnet_tiny")
+
+    def fail(self: object, module: object, example: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(type(runtime.get_backend("inductor")), "convert", fail)
+    ask = lambda names: choose_backend(  # noqa: E731
+        model, device=CPU, precision=torch.float32, candidates=names
+    )
+    assert set(ask(["eager", "inductor"]).milliseconds) == {"eager"}
+    assert "inductor: RuntimeError: no compiler" in error_of(lambda: ask(["inductor"]))
+    key = next(iter(json.loads(remembered_in().read_text(encoding="utf-8"))))
+    remembered_in().write_text(json.dumps({key: {"eager": None}}), encoding="utf-8")
+    assert ask(["eager", "inductor"]).measured
 
 
 def test_plans_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,8 +269,36 @@ def test_compiled_programs_stay_what_they_are() -> None:
             assert_close(plan(x, route), model(x, route), 1e-4)
             with torch.inference_mode():
                 assert_close(plan(x + 0, route), model(x, route), 1e-4)
+                last = x.contiguous(memory_format=torch.channels_last).clone()
+                assert_close(plan(last, route), model(x, route), 1e-4)
+            with torch.autocast("cpu", torch.bfloat16):
+                plan(x, route)
+    many = pictures(model, 40)
+    for step in range(2, 13):
+        plan(many[::step][1:2], 0)
     assert counters["stats"]["unique_graphs"] == made
     assert "compiled for" in error_of(lambda: plan.engine.runners[()].executables[1](pictures(model, 2)))
+
+
+def test_a_shared_plan_notices_that_its_network_has_changed() -> None:
+    model = copy.deepcopy(network("ds_mbnet_tiny"))
+    plan = runtime.compile(model, backend="eager", memory="shared")
+    x, before = pictures(model, 3), {name: t.clone() for name, t in model.state_dict().items()}
+    model.train()
+    assert "training mode" in error_of(lambda: plan(x))
+    assert "training mode" in error_of(lambda: plan(x, 0))
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    model.eval().reset_routing(model.space.narrow([1, 2]))
+    assert "other routing heads" in error_of(lambda: plan(x))
+
+
+def test_autocast_around_a_plan_changes_nothing() -> None:
+    model, plan = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager")
+    x = pictures(model, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = plan.run(x)
+    assert torch.equal(found.logits, plan(x))
+    assert torch.equal(found.routes, plan.route(x))
 
 
 # --- bad input -----------------------------------------------------------------------------------------
@@ -287,6 +315,10 @@ def test_what_cannot_be_compiled_says_why() -> None:
     assert "not a Linear" in error_of(lambda: make(torch.nn.Linear(1, 1)))
     assert "call .eval()" in error_of(lambda: make(copy.deepcopy(model).train()))
     assert "memory='shared'" in error_of(lambda: make(model, precision="bfloat16", memory="shared"))
+    assert "batch_buckets" in error_of(lambda: make(model, batch_buckets=8))
+    assert "routes are a list" in error_of(lambda: make(model, routes=5))
+    assert "cuda" in error_of(lambda: make(model, device="nonsense"))
+    assert "is for eager" in error_of(lambda: runtime.compile(model, backend="inductor", memory="shared"))
     if runtime.get_backend("onnxruntime").missing(torch.device("cpu"), torch.float32) is None:
         assert "float32" in error_of(lambda: make(model, backend="onnxruntime", precision="bfloat16"))
         assert "copies weights" in error_of(lambda: make(model, backend="onnxruntime", memory="shared"))
@@ -297,5 +329,8 @@ def test_images_that_do_not_fit_and_budgets_without_a_router() -> None:
     assert "made for images of 16 × 16" in error_of(lambda: plan(torch.zeros(1, 3, 32, 32)))
     assert "[batch, 3, height, width]" in error_of(lambda: plan(torch.zeros(3, 16, 16)))
     assert "of numbers" in error_of(lambda: plan(torch.zeros(1, 3, 16, 16, dtype=torch.uint8)))
+    for wrong in (None, 5, torch.tensor(1.0)):
+        assert "takes images" in error_of(lambda wrong=wrong: plan(wrong, 0))
+        assert "takes images" in error_of(lambda wrong=wrong: plan(wrong))
     assert "dsnet calibrate" in error_of(lambda: plan.at("45%"))
     assert "eager on cpu, packed, 4 routes, 5 programs" in repr(plan)

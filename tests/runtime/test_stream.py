@@ -13,6 +13,8 @@ from torch import Tensor
 from dsnet.routing import CostTable
 from dsnet.routing.router import Point, Router
 from dsnet.runtime import Plan
+from dsnet.runtime import compile as compile_plan
+from dsnet.runtime.stream import Answer
 from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import assert_close, error_of
 
@@ -98,7 +100,36 @@ def test_streams_keep_the_budget_and_say_what_they_are_not_for() -> None:
     )
     assert "batch by batch" in error_of(lambda: Plan(plan.engine, cascade, 1e5).stream([x]))
     assert "several gates" in error_of(lambda: list(plan_of("ds_resnet_tiny", "eager").stream([x])))
-    assert "at least 1" in error_of(lambda: list(plan.stream([x], group=0)))
+    assert "at least 1" in error_of(lambda: plan.stream([x], group=0))
+    assert "integer" in error_of(lambda: plan.stream([x], delay=float("nan")))
+
+
+def test_what_came_before_an_error_of_the_source_is_answered() -> None:
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 3)
+
+    def source() -> Iterator[Tensor]:
+        yield x
+        raise OSError("the disk is gone")
+
+    answers = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        answers += iter_all(plan, source(), answers)
+    assert [answer.place for answer in answers] == [0, 1, 2]
+
+
+def iter_all(plan: Plan, batches: Iterator[Tensor], answers: list[Answer]) -> list[Answer]:
+    for answer in plan.stream(batches):
+        answers.append(answer)
+    return []
+
+
+def test_routes_that_a_plan_does_not_hold_are_errors_of_their_images() -> None:
+    model = network(NAME)
+    plan, x = compile_plan(model, backend="eager", routes=[0, 3]), pictures(model, 40)
+    taken = model.route(x)[:, 0]
+    answers = list(plan.stream(torch.split(x, 5), delay=1))
+    assert [answer.error is None for answer in answers] == [t in (0, 3) for t in taken.tolist()]
+    assert any(answer.error for answer in answers)
 
 
 @pytest.mark.parametrize("backend", ["openvino"])

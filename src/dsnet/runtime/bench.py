@@ -119,13 +119,15 @@ def shares_of(model: Supernet, mix: str | Mapping[int, float]) -> dict[int, floa
         else:
             numbers = tuple(route.number for route in model.space)
         return dict.fromkeys(numbers, 1 / len(numbers))
+    decided = model.gate(0).choices if len(model.gates) == 1 else [route.number for route in model.space]
     for number, share in mix.items():
-        model.space.resolve(number)
+        if model.space.resolve(number).number not in decided:
+            raise DsnetError(f"the gate does not decide for route {number}; it has {list(decided)}")
         if not isinstance(share, int | float) or not 0 <= share < float("inf"):
             raise DsnetError(f"the share of route {number} must be a number of at least 0, not {share!r}")
     total = sum(mix.values())
-    if total <= 0:
-        raise DsnetError("a mix needs a route with a share above 0")
+    if not 0 < total < float("inf"):
+        raise DsnetError("a mix needs a route with a share above 0, and a finite sum")
     return {number: share / total for number, share in sorted(mix.items()) if share}
 
 
@@ -158,6 +160,9 @@ def bench(
     """Measures a network with these shares of routes; weights do not matter."""
     if len(model.gates) > 1:
         raise DsnetError(f"{model.name} has several gates, for which there is no benchmark yet")
+    for what, counts in (("batches", tuple(batches)), ("repeats", (repeats,))):
+        if not counts or any(type(count) is not int or count < 1 for count in counts):
+            raise DsnetError(f"{what} must be positive integers, not {counts}")
     shares = shares_of(model, mix)
     last = model.space.largest.number
     routes = sorted({*shares, model.space.smallest.number, last})

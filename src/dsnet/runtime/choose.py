@@ -66,7 +66,12 @@ def choose_backend(
     key = json.dumps([what, where], default=str)
     known = _read()
     found = known.get(key)
-    if isinstance(found, dict) and found and set(found) <= set(usable):
+    if (
+        isinstance(found, dict)
+        and found
+        and set(found) <= set(usable)
+        and all(isinstance(taken, int | float) for taken in found.values())
+    ):
         return Choice(min(found, key=lambda name: found[name]), found, measured=False)
     took = _measure(model, usable, device, precision, image_size, progress)
     _write({**_read(), key: took})
@@ -85,14 +90,23 @@ def _measure(
     options = [(choice,) for choice in model.space.largest.choices]
     parts = pack(model, options, image_size=image_size, precision=precision, device=device)
     calls: dict[tuple[str, int], Callable[[], object]] = {}
+    failed: dict[str, str] = {}
     for name in progress(names, len(names), "backend"):
         ready = []
-        for part in parts.values():
-            inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in BATCHES]
-            make = get_backend(name).convert(part.module, inputs[0])
-            ready.append([(make(x), x) for x in inputs])
+        try:
+            for part in parts.values():
+                inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in BATCHES]
+                make = get_backend(name).convert(part.module, inputs[0])
+                ready.append([(make(x), x) for x in inputs])
+        except Exception as error:  # one that does not work here is not the fastest
+            failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            continue
         for i, batch in enumerate(BATCHES):
             calls[name, batch] = lambda i=i, ready=ready: [call(x) for call, x in (part[i] for part in ready)]  # type: ignore[misc]
+    if not calls:
+        raise DsnetError(
+            f"no backend works on {device}: " + "; ".join(f"{n}: {e}" for n, e in failed.items())
+        )
     # In blocks: threads of one backend wait busily for a while, on the cores that the next one needs.
     taken: dict[tuple[str, int], list[float]] = {job: [] for job in calls}
     for _ in range(TURNS):
@@ -105,6 +119,7 @@ def _measure(
     return {
         name: round(sum(statistics.median(taken[name, batch]) / batch for batch in BATCHES) / len(BATCHES), 4)
         for name in names
+        if name not in failed
     }
 
 

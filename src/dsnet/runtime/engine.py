@@ -20,6 +20,7 @@ from dsnet.slicing import Mode
 __all__ = ["Engine", "GateChoices", "Memory", "Runner", "Scored"]
 
 Memory = Literal["packed", "shared"]
+EXACT = 256  # images up to which the best division into batches is worked out
 
 
 class Scored(NamedTuple):
@@ -94,7 +95,7 @@ class Runner:
         if self.any_batch:
             full, rest = divmod(images, best)
             return (best,) * full + ((rest,) if rest else ())
-        whole = max(0, images // best - 2)  # far from the end only the best size counts
+        whole = max(0, images - EXACT) // best  # far from the end only the best size counts
         return (best,) * whole + _cheapest(images - whole * best, self.milliseconds)
 
     def _run(self, x: Tensor, size: int) -> tuple[Tensor, ...]:
@@ -210,8 +211,8 @@ class Engine:
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
         """All images at one route."""
+        self.check_images(x)
         if not len(x):
-            self.check_images(x)
             return x.new_empty(0, self.classes, dtype=self.precision)
         return self.finish_from({(): self.enter(x, mode)}, route.choices, mode)
 
@@ -220,6 +221,9 @@ class Engine:
         runner = self.runners.get(self.canonical(history))
         if runner is None:
             raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
+        if torch.is_autocast_enabled(self.device.type):  # precisions were chosen when the plan was made
+            with torch.autocast(self.device.type, enabled=False):
+                return runner(x)
         return runner(x)
 
     @staticmethod

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Shape
+from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate
 from dsnet.models import Supernet
 from dsnet.models.blocks import Step, run_steps
@@ -61,9 +62,13 @@ class SharedPart(nn.Module):
         super().__init__()
         self.network, self.history = network, history
         self.training = network.training
+        self.choices = None if len(history) == len(network.gates) else network.gate(len(history)).choices
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         network, gate = self.network, len(self.history)
+        if network.training or (self.choices is not None and network.gate(gate).choices != self.choices):
+            what = "is in training mode" if network.training else "has other routing heads"
+            raise DsnetError(f"the network that this plan shares {what} now; call .eval(), or compile again")
         y = network.run_segment(x, self.history) if gate else run_steps(network.chain(()), x)
         if gate == len(network.gates):
             return y

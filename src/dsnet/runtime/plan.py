@@ -16,6 +16,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet, run_gated
 from dsnet.models.gated import Decide, greedy
 from dsnet.routes import Route
+from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
 from dsnet.routing.rules import GateRule, RoutedOutput, gate_decision
 from dsnet.runtime.backends import Backend, Executable, get_backend
@@ -24,6 +25,7 @@ from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
 from dsnet.runtime.parts import History, Part, canonical, pack, share, weight_bytes
 from dsnet.runtime.stream import Answer, stream
 from dsnet.runtime.timing import timed
+from dsnet.training.run import pick_device
 
 __all__ = ["Plan", "compile"]
 
@@ -146,10 +148,12 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     if memory not in get_args(Memory):
         raise DsnetError(f"unknown memory {memory!r}; possible: {', '.join(get_args(Memory))}")
     weight = network.head.classifier.weight
-    place = torch.device(device) if device is not None else weight.device
+    place = weight.device if device is None else pick_device(str(device))
+    if place.type not in get_args(DeviceKind):
+        raise DsnetError(f"a plan is for {' or '.join(get_args(DeviceKind))}, not for {place}")
     dtype = weight.dtype if precision is None else _precision(precision)
     if backend == "auto":
-        names = ("eager", "inductor") if memory == "shared" else None
+        names = ("eager",) if memory == "shared" else None
         choice = choose_backend(
             network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
         )
@@ -158,8 +162,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     reason = made_by.missing(place, dtype)
     if reason is not None:
         raise DsnetError(f"backend {backend} cannot be used: {reason}")
-    if memory == "shared" and backend not in ("eager", "inductor"):
-        raise DsnetError(f"{backend} copies weights; memory='shared' is for eager and inductor")
+    if memory == "shared" and backend != "eager":
+        raise DsnetError(f"{backend} copies weights; memory='shared' is for eager")
     if memory == "shared" and (place, dtype) != (weight.device, weight.dtype):
         raise DsnetError(
             f"memory='shared' runs the network's own weights, {weight.dtype} on {weight.device}: move them"
@@ -211,14 +215,20 @@ def _precision(name: str) -> torch.dtype:
 
 
 def _buckets(given: Sequence[int] | None, backend: Backend) -> tuple[int, ...]:
-    sizes = backend.buckets if given is None else tuple(given)
-    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+    sizes = backend.buckets if given is None else given
+    if (
+        not isinstance(sizes, list | tuple)
+        or not sizes
+        or any(type(size) is not int or size < 1 for size in sizes)
+    ):
         raise DsnetError(f"batch_buckets are positive integers, not {given!r}")
     return tuple(sorted({1, *sizes}))
 
 
 def _options(model: Supernet, router: Router | None, routes: Sequence[int] | None) -> list[tuple[int, ...]]:
     """Every gate's choices that some route needs."""
+    if routes is not None and not isinstance(routes, list | tuple | range):
+        raise DsnetError(f"routes are a list of numbers, not {routes!r}")
     if routes is not None:
         wanted = [model.space.resolve(number) for number in routes]
     else:

@@ -6,6 +6,7 @@ runs well, or until the first of them has waited for so many batches. Fronts run
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,8 +49,14 @@ def stream(
     """
     if len(engine.gates) > 1:
         raise DsnetError(f"{engine.name} has several gates; streams are for networks with one")
-    if group < 1 or delay < 0:
-        raise DsnetError(f"group must be at least 1 and delay at least 0, not {group} and {delay}")
+    if type(group) is not int or type(delay) is not int or group < 1 or delay < 0:
+        raise DsnetError(f"group must be an integer of at least 1, delay of at least 0, not {group}, {delay}")
+    return _answers(engine, decide, iter(batches), group, delay)
+
+
+def _answers(
+    engine: Engine, decide: Decide, batches: Iterator[Tensor | None], group: int, delay: int
+) -> Iterator[Answer]:
     done: dict[int, Answer] = {}
     waiting: dict[int, _Waiting] = {}
     following, came = 0, 0
@@ -57,7 +64,11 @@ def stream(
     def run(choice: int) -> None:
         queue = waiting.pop(choice)
         state = queue.states[0] if len(queue.states) == 1 else Scored.join(queue.states)
-        logits = engine.finish(state, (choice,))
+        try:
+            logits = engine.finish(state, (choice,))
+        except DsnetError as error:
+            done.update((place, Answer(place, None, None, str(error))) for place in queue.places)
+            return
         for row, place in enumerate(queue.places):
             done[place] = Answer(place, logits[row], choice)
 
@@ -67,12 +78,20 @@ def stream(
             yield done.pop(following)
             following += 1
 
-    for number, x in enumerate(batches):
+    failure: Exception | None = None
+    for number in itertools.count():
+        try:
+            x = next(batches)
+        except StopIteration:
+            break
+        except Exception as error:  # what came before it is answered first
+            failure = error
+            break
         try:
             if x is None:
                 raise DsnetError("the image could not be read")
             state = engine.enter(x)
-        except DsnetError as error:
+        except (DsnetError, RuntimeError, TypeError) as error:
             images = 1 if x is None or not isinstance(x, Tensor) or x.ndim != 4 else len(x)
             for place in range(came, came + images):
                 done[place] = Answer(place, None, None, str(error))
@@ -96,3 +115,5 @@ def stream(
         run(choice)
     yield from ready()
     assert not done
+    if failure is not None:
+        raise failure

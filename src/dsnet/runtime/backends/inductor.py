@@ -36,7 +36,7 @@ class _Compiled:
     def __init__(self, module: nn.Module, example: Tensor) -> None:
         from torch._inductor import config  # slow to import
 
-        self.form = _form(example)
+        self.form, self.strides = _form(example), example.stride()
         self.call = torch.compile(_own_code(module), fullgraph=True, dynamic=False)
         with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
@@ -45,9 +45,10 @@ class _Compiled:
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         # One kind of tensor in one mode: each would otherwise be a program of its own.
         with torch.inference_mode(False), torch.no_grad():
-            x = x.clone() if x.is_inference() else x.detach().contiguous()
             if _form(x) != self.form:
                 raise DsnetError(f"this program was compiled for {self.form}, not for {_form(x)}")
+            if x.is_inference() or x.requires_grad or x.stride() != self.strides:
+                x = torch.empty_strided(x.shape, self.strides, dtype=x.dtype, device=x.device).copy_(x)
             found = self.call(x)
         return found if isinstance(found, tuple) else (found,)
 
@@ -63,7 +64,8 @@ def _own_code(module: nn.Module) -> Callable[[Tensor], Any]:
 
 
 def _form(x: Tensor) -> tuple[object, ...]:
-    return tuple(x.shape), x.dtype, x.device
+    threads = f"{torch.get_num_threads()} threads"  # of them, too, a program is made for one number
+    return tuple(x.shape), x.dtype, x.device, threads
 
 
 BACKEND = _Inductor()
