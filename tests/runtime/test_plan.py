@@ -18,6 +18,7 @@ from dsnet.models.gated import run_gated
 from dsnet.routing import CascadeRule, CostTable, GateRule, Routed
 from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin
+from dsnet.routing.session import Session
 from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import TINY, assert_close, error_of, relative_error
 
@@ -170,6 +171,23 @@ def test_budgets_need_no_new_programs(name: str, backend: str, memory: str, kind
         answered.append(got.routes.double().mean().item())
     assert answered[0] < answered[1]
     assert plan.engine.programs == programs
+
+
+@pytest.mark.parametrize("kind", ["gate", "cascade"])
+def test_a_session_runs_on_a_plan_as_on_the_network(kind: str) -> None:
+    """Its counter and its cap: routes then depend on history, so all batches go through both."""
+    model = network("ds_mbnet_tiny")
+    x = pictures(model, 48)
+    router = routers(model, x)[kind == "cascade"]
+    dear, cheap = router.curve[1].cost, router.curve[0].cost
+    routed = Routed(model, router, dear)
+    plan = runtime.Plan(plan_of("ds_mbnet_tiny", "eager").engine, router, dear)
+    assert plan.routed is not None
+    ours, theirs = (Session(r, cap=cheap, window=20) for r in (plan.routed, routed))
+    for batch in torch.split(x, 7):
+        assert torch.equal(ours(batch).routes, theirs(batch).routes)
+    assert ours.taken == theirs.taken
+    assert ours.recent_cost <= cheap * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("backend", ["eager", "openvino", "onnxruntime"])
