@@ -44,6 +44,8 @@ class _Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
+        # Threads that wait busily would hold the cores which the next part's session needs.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         self.input = self.session.get_inputs()[0].name
 
