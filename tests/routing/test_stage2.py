@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from dsnet.routing import CostTable, GateConfig, collect, open_trained, train_ga
 from dsnet.routing.cached import keep_signals
 from dsnet.routing.monitor import difficulties, gate_reports, mutual_information
 from dsnet.routing.run import calibrate_run, calibration_images
+from dsnet.routing.signals import Signals
 from dsnet.routing.stage2 import GateTask
 from dsnet.training.checkpoint import load_checkpoint, load_model
 from dsnet.training.config import MixConfig, OptimConfig
@@ -106,6 +108,22 @@ def test_keeping_agrees_with_running(mbnet: Path) -> None:
     assert any((run[name] - heads(new.state_dict())[name]).abs().max() > 0.01 for name in run)
     for name in run:
         assert torch.allclose(run[name].float(), kept[name].float(), atol=1e-5), name
+
+
+def test_gates_that_share_what_the_network_said_are_those_that_do_not(mbnet: Path) -> None:
+    store: dict[Hashable, Signals] = {}
+    config = GateConfig(passes=2, epochs=2, head="scalar")
+    train_gate(mbnet, GateConfig(passes=2, epochs=2), save_as="first", device="cpu", store=store)
+    assert len(store) == 2
+    train_gate(mbnet, config, save_as="second", device="cpu", store=store)
+    assert len(store) == 2  # nothing had to be made
+    train_gate(mbnet, config, save_as="alone", device="cpu")
+    second, alone = (heads(load_model(mbnet, name).state_dict()) for name in ("second", "alone"))
+    assert all(torch.equal(second[name], alone[name]) for name in alone)
+    for other in (replace(config, seed=1), replace(config, space="0,3"), replace(config, images="held_out")):
+        before = len(store)
+        train_gate(mbnet, other, save_as="other", device="cpu", store=store)
+        assert len(store) == before + 2
 
 
 def test_a_step_pays_what_the_formulas_say() -> None:
