@@ -58,21 +58,21 @@ GATES: dict[str, dict[str, Any]] = {
 }
 
 
-def outputs_of(run: TrainedRun, images: Source, known: dict[int, Outputs]) -> Outputs:
+def outputs_of(run: TrainedRun, images: Source, known: dict[str, Outputs], what: str) -> Outputs:
     """What routes and gate say of images; of what is known already, the gate's part alone is made anew."""
-    if len(images) not in known:
-        known[len(images)] = collect(run.model, run.seen(images))
-        return known[len(images)]
+    if what not in known:
+        known[what] = collect(run.model, run.seen(images))
+        return known[what]
     with torch.inference_mode():
         scores = [run.model.score(run.model.enter(x)).float().cpu() for x, _ in run.seen(images)]
-    return replace(known[len(images)], scores=(torch.cat(scores)[None],))
+    return replace(known[what], scores=(torch.cat(scores)[None],))
 
 
 def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: str) -> list[dict[str, Any]]:
     """Every gate, and the cascade, on one run."""
     rows: list[dict[str, Any]] = []
     store: SignalStore = {}
-    known: dict[int, Outputs] = {}
+    known: dict[str, Outputs] = {}
     for name in gates:
         config = override(GateConfig(), GATES[name])
         kept = len(store)
@@ -82,9 +82,9 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
         seconds = time.perf_counter() - start
         opened = open_trained(run, saved_as, device=device)
         costs = CostTable.of_model(opened.model, opened.test.size)
-        tested, calibrated = (
-            outputs_of(opened, images, known) for images in (opened.test, calibration_images(opened))
-        )
+        tested = outputs_of(opened, opened.test, known, "test")
+        held = calibration_images(opened)
+        calibrated = outputs_of(opened, held, known, f"not learnt from, gates on {config.images}")
         calibration = calibrate(calibrated, costs)
         found = compare(tested, calibration, [share * costs.largest for share in budgets])
         own = simulate(GateRule(costs=costs), tested)

@@ -111,16 +111,10 @@ def test_what_came_before_an_error_of_the_source_is_answered() -> None:
         yield x
         raise OSError("the disk is gone")
 
-    answers = []
+    answers: list[Answer] = []
     with pytest.raises(OSError, match="the disk is gone"):
-        answers += iter_all(plan, source(), answers)
+        answers.extend(plan.stream(source()))
     assert [answer.place for answer in answers] == [0, 1, 2]
-
-
-def iter_all(plan: Plan, batches: Iterator[Tensor], answers: list[Answer]) -> list[Answer]:
-    for answer in plan.stream(batches):
-        answers.append(answer)
-    return []
 
 
 def test_routes_that_a_plan_does_not_hold_are_errors_of_their_images() -> None:

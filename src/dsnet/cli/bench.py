@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsnet.cli.options import image_size, open_network, positive
+from dsnet.cli.options import check_out, image_size, open_network, positive
 from dsnet.cli.progress import progress
 from dsnet.errors import DsnetError
 from dsnet.report.text import human, table
+from dsnet.routing import GateConfig
 from dsnet.runtime import list_backends
 from dsnet.runtime.bench import BenchResult, bench
 from dsnet.training.run import pick_device
@@ -76,13 +77,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(args: argparse.Namespace) -> int:
     """Measures, writes and prints."""
-    if args.out is not None and (args.out.is_dir() or not args.out.parent.is_dir()):
-        raise DsnetError(f"--out takes a file in a folder that is there, not {args.out}")
+    check_out(args.out)
     model, size = open_network(args.network, args.set)
     if args.routes is not None:
-        numbers = [part.strip() for part in args.routes.split(",")]
-        wanted = [int(n) for n in numbers] if all(n.isdecimal() for n in numbers) else args.routes
-        model.reset_routing(model.space.narrow(wanted))
+        model.reset_routing(GateConfig(space=args.routes).routes(model))
     found = bench(
         model.eval().to(pick_device(args.device)),
         batches=args.batch,

@@ -19,6 +19,7 @@ from dsnet.training.run import pick_device
 __all__ = [
     "OpenedRun",
     "add_run_arguments",
+    "check_out",
     "image_size",
     "open_network",
     "open_run",
@@ -41,6 +42,12 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
         except (SyntaxError, ValueError):
             parsed[key] = text
     return parsed
+
+
+def check_out(path: Path | None) -> None:
+    """Raises where a file could not be written to, before anything takes time."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise DsnetError(f"--out takes a file in a folder that is there, not {path}")
 
 
 def image_size(text: str) -> int | tuple[int, int]:

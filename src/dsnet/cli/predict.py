@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
-from dsnet.cli.options import positive
+from dsnet.cli.options import check_out, positive
 from dsnet.cli.progress import progress
 from dsnet.data.find import find_images
 from dsnet.errors import DsnetError
@@ -111,11 +111,8 @@ def _check(args: argparse.Namespace) -> None:
         raise DsnetError("--json prints what --out writes to a file: give one of them")
     if args.force and args.out is None:
         raise DsnetError("--force is for --out: it replaces the file")
-    if args.out is None:
-        return
-    if args.out.is_dir() or not args.out.parent.is_dir():
-        raise DsnetError(f"--out takes a file in a folder that is there, not {args.out}")
-    if args.out.exists() and not args.force:
+    check_out(args.out)
+    if args.out is not None and args.out.exists() and not args.force:
         raise DsnetError(f"{args.out} is there already; name another file, or replace it with --force")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dsnet.cli.options import image_size, open_network, positive
+from dsnet.cli.options import check_out, image_size, open_network, positive
 from dsnet.cli.progress import progress
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
@@ -74,8 +74,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(args: argparse.Namespace) -> int:
     """Measures, writes and prints."""
-    if args.out is not None and (args.out.is_dir() or not args.out.parent.is_dir()):
-        raise DsnetError(f"--out takes a file in a folder that is there, not {args.out}")
+    check_out(args.out)
     cores = os.cpu_count() or 1
     if args.threads is not None and args.threads > cores:
         raise DsnetError(

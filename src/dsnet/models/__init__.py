@@ -3,10 +3,11 @@
 from dsnet.models.blocks import Block, Factory, Step
 from dsnet.models.depth import DepthNet
 from dsnet.models.gated import Decide, GatedOutput, greedy, run_gated
+from dsnet.models.geometry import Geometry
 from dsnet.models.mobilenet import MBNet
 from dsnet.models.registry import create_model, initialise, list_models, register_supernet, register_twin
 from dsnet.models.resnet import ResNet
-from dsnet.models.supernet import BoundRoute, Geometry, ModelSpec, State, Supernet
+from dsnet.models.supernet import BoundRoute, ModelSpec, State, Supernet
 from dsnet.models.twins import DeiT, MobileNetV1, ResNet50
 from dsnet.models.vit import ViT
 

@@ -26,11 +26,12 @@ from dsnet.models.blocks import (
     make_activation,
     run_steps,
 )
+from dsnet.models.geometry import Geometry
 from dsnet.models.mobilenet import StageRow
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable import SeparableBlock
-from dsnet.models.supernet import Geometry, Supernet
+from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice
 from dsnet.slicing import Mode, SlicedConv2d
 from dsnet.slicing.plain import traced

@@ -13,7 +13,7 @@ from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode
 
-__all__ = ["Decide", "GatedOutput", "Routable", "Standing", "greedy", "run_gated"]
+__all__ = ["Decide", "GatedOutput", "Routable", "Standing", "finish_along", "greedy", "run_gated"]
 
 
 class Standing(Protocol):
@@ -109,6 +109,17 @@ class GatedOutput(NamedTuple):
 
     logits: Tensor  # [B, classes]; empty where only the decisions were asked for
     choices: Tensor  # [B, gates]
+
+
+def finish_along(
+    model: Routable[S], states: dict[tuple[int, ...], S], choices: tuple[int, ...], mode: Mode | None = None
+) -> Tensor:
+    """A route's logits from what stands at the gates on its way, by history; adds what is not there yet."""
+    for gates in range(1, len(choices)):
+        history = choices[:gates]
+        if history not in states:
+            states[history] = model.advance(states[history[:-1]], history, mode)
+    return model.finish(states[choices[:-1]], choices, mode)
 
 
 class _Group(NamedTuple):

@@ -32,9 +32,10 @@ from dsnet.models.blocks import (
     make_activation,
 )
 from dsnet.models.counting import route_cost
+from dsnet.models.geometry import Geometry
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.supernet import Geometry, SliceTable, Supernet, norm_keys
+from dsnet.models.supernet import SliceTable, Supernet, norm_keys
 from dsnet.routes import Route, RouteSpace, Slice, thirds
 from dsnet.slicing import Mode, SlicedConv2d
 from dsnet.slicing.plain import traced

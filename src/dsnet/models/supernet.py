@@ -21,15 +21,15 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import Code, Gate, HeadForm
 from dsnet.models.blocks import Head, Step, run_steps
-from dsnet.models.gated import Decide, greedy, run_gated
+from dsnet.models.gated import Decide, finish_along, greedy, run_gated
+from dsnet.models.geometry import Geometry
 from dsnet.routes import Route, RouteSpace, Slice
 from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d
 
-__all__ = ["BnKey", "BoundRoute", "Geometry", "ModelSpec", "SliceTable", "State", "Supernet", "norm_keys"]
+__all__ = ["BnKey", "BoundRoute", "ModelSpec", "SliceTable", "State", "Supernet", "norm_keys"]
 
 BnKey = Literal["stage", "prefix"]
 
@@ -43,40 +43,6 @@ class ModelSpec:
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """Which images a network takes."""
-
-    image_size: int  # the size it is made for
-    stride: int  # both sides must be multiples of this
-    smallest: int = 0  # and at least this long; 0: one stride
-    channels: int = 3
-
-    def check(self, height: int, width: int) -> None:
-        """Raises an error that names the nearest size that runs."""
-        near = (self._nearest(height), self._nearest(width))
-        if near != (height, width):
-            least = max(self.smallest, self.stride)
-            raise DsnetError(
-                f"image size {height} × {width} does not run: both sides must be multiples of {self.stride}, "
-                f"at least {least}; the nearest that runs is {near[0]} × {near[1]}"
-            )
-
-    def _nearest(self, side: int) -> int:
-        least = max(self.smallest, self.stride)
-        return max(least, (side + self.stride // 2) // self.stride * self.stride)
-
-    def shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
-        """Shape of an image of this size (by default the one the network is made for), checked."""
-        size = self.image_size if image_size is None else image_size
-        try:
-            height, width = map(operator.index, size if isinstance(size, tuple | list) else (size, size))
-        except (TypeError, ValueError):
-            raise DsnetError(f"an image size is one number or (height, width), not {image_size!r}") from None
-        self.check(height, width)
-        return Shape(self.channels, height, width)
 
 
 class State(NamedTuple):
@@ -278,11 +244,7 @@ class Supernet(nn.Module, ABC):
 
         ``states`` begins as ``{(): model.enter(x)}``; routes that begin alike then share what they share.
         """
-        for gates in range(1, len(choices)):
-            history = choices[:gates]
-            if history not in states:
-                states[history] = self.advance(states[history[:-1]], history, mode)
-        return self.finish(states[choices[:-1]], choices, mode)
+        return finish_along(self, states, choices, mode)
 
     def head_step(self, choices: tuple[int, ...]) -> Step:
         """The head as the last link of a route's chain."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.models.supernet import Geometry
+from dsnet.models.geometry import Geometry
 from dsnet.slicing.functional import conv_output_size
 
 __all__ = ["Twin", "plain_cost"]

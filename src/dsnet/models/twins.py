@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
 from dsnet.models.blocks import Factory
+from dsnet.models.geometry import Geometry
 from dsnet.models.options import check_count
 from dsnet.models.registry import register_twin
-from dsnet.models.supernet import Geometry
 from dsnet.models.twin import Twin, plain_cost
 
 __all__ = ["DeiT", "DeiTOptions", "MobileNetV1", "ResNet50", "WidthOptions"]

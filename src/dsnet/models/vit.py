@@ -26,10 +26,11 @@ from dsnet.models.blocks import (
     drop_features,
     make_activation,
 )
+from dsnet.models.geometry import Geometry
 from dsnet.models.options import ViTOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable import SeparableBlock
-from dsnet.models.supernet import Geometry, Supernet
+from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice
 from dsnet.slicing import (
     Mode,

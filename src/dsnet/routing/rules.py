@@ -19,11 +19,11 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.models import run_gated
-from dsnet.models.gated import Decide, Routable
+from dsnet.models.gated import Decide, Routable, greedy
 from dsnet.routing.costs import CostTable
 from dsnet.routing.moves import within
 
-__all__ = ["CascadeRule", "GateRule", "RoutedOutput", "Rule", "gate_decision", "margin"]
+__all__ = ["CascadeRule", "GateRule", "RoutedOutput", "Rule", "gate_decision", "margin", "run_numbered"]
 
 
 class RoutedOutput(NamedTuple):
@@ -80,6 +80,15 @@ def _values(
     return scores.double() - torch.tensor(row, dtype=torch.float64, device=scores.device)
 
 
+def run_numbered(model: Routable[Any], x: Tensor, decide: Decide = greedy) -> RoutedOutput:
+    """`run_gated`, with routes by their number."""
+    output = run_gated(model, x, decide)
+    if len(model.gates) == 1:
+        return RoutedOutput(output.logits, output.choices[:, 0])
+    numbers = [model.space.of_choices(choices).number for choices in output.choices.tolist()]
+    return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
+
+
 class _Capped:
     """Decides as `gate_decision` does, within what all images of a batch may cost together.
 
@@ -124,11 +133,7 @@ class GateRule:
         decide = gate_decision(self.costs, self.weight, options)
         if allowance is not None:
             decide = _Capped(self.costs, self.weight, options, allowance, len(x))
-        output = run_gated(model, x, decide)
-        if len(model.gates) == 1:
-            return RoutedOutput(output.logits, output.choices[:, 0])
-        numbers = [model.space.of_choices(choices).number for choices in output.choices.tolist()]
-        return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
+        return run_numbered(model, x, decide)
 
     def least(self, model: Routable[Any]) -> float:
         """The cheapest route that the gates can take."""

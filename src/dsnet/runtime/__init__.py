@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsnet.runtime import parts
 from dsnet.runtime.backends import get_backend, list_backends
 from dsnet.runtime.engine import Engine, Memory
-from dsnet.runtime.plan import Plan, compile  # noqa: A004  (as torch.compile)
+from dsnet.runtime.making import compile  # noqa: A004  (as torch.compile)
+from dsnet.runtime.plan import Plan
 
 __all__ = ["Engine", "Memory", "Plan", "compile", "get_backend", "list_backends", "parts"]

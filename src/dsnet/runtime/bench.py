@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -18,23 +18,24 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.cost import madds
+from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.extract import extract
 from dsnet.models import Supernet, create_model, run_gated
 from dsnet.routing.latency import device_name
 from dsnet.routing.rules import margin
-from dsnet.runtime.backends import get_backend
-from dsnet.runtime.engine import Engine, Memory
-from dsnet.runtime.plan import compile as make_plan
-from dsnet.runtime.timing import timed
+from dsnet.runtime.backends import Backend, get_backend
+from dsnet.runtime.engine import Engine, Memory, Runner
+from dsnet.runtime.making import compile as make_plan
+from dsnet.runtime.parts import Part
+from dsnet.runtime.programs import make_runners
+from dsnet.runtime.timing import Progress, silent, timed
 
 __all__ = ["BatchResult", "BenchResult", "Spread", "bench", "decisions", "shares_of"]
 
 WARM_UP = 2  # rounds
 CASCADE_SHARE = 0.2  # of the images that go on from the smallest route to the largest
 TWINS = {"ds_mbnet": "mobilenet_v1", "ds_resnet": "resnet50", "ds_vit": "deit"}
-
-Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 
 class Spread(NamedTuple):
@@ -155,7 +156,7 @@ def bench(
     batch_buckets: Sequence[int] | None = None,
     image_size: int | tuple[int, int] | None = None,
     repeats: int = 20,
-    progress: Progress = lambda items, total, label: items,
+    progress: Progress = silent,
 ) -> BenchResult:
     """Measures a network with these shares of routes; weights do not matter."""
     if len(model.gates) > 1:
@@ -179,10 +180,11 @@ def bench(
     )
     engine = plan.engine
     twin = _twin(model)
+    static = None if twin is None else _static(twin, engine, batch_buckets)
     size = {number: madds(model, number, image_size) for number in routes}
     results = []
     for batch in batches:
-        timed = _ways(model, engine, shares, routes, batch, twin)
+        timed = _ways(model, engine, shares, routes, batch, static)
         spreads = _interleave(timed.calls, repeats, engine.device, progress, f"batch {batch}: round")
         spreads = {way: _scaled(spread, timed.batches.get(way, 1)) for way, spread in spreads.items()}
         ideal = sum(share * spreads[f"alone {number}"].median for number, share in shares.items())
@@ -218,7 +220,7 @@ def _ways(
     shares: Mapping[int, float],
     routes: Sequence[int],
     batch: int,
-    twin: str | None,
+    static: Runner | None,
 ) -> _Ways:
     draw = torch.Generator().manual_seed(0)
     shape = (batch, engine.geometry.channels, *engine.image_size)
@@ -244,8 +246,8 @@ def _ways(
     for number in routes:
         alone = extract(model, number, image_size=engine.image_size)
         calls[f"alone {number}"] = _ready(backend, alone, x)
-    if twin is not None:
-        calls["twin"] = _ready(backend, create_model(twin).eval(), x)
+    if static is not None:
+        calls["twin"] = lambda: static(x)
     standing = engine.enter(x)
     calls["suffix"] = lambda: engine.finish(standing, engine.space.resolve(routes[-1]).choices)
     # Last: torch's threads wait busily for a while, on the cores that a backend's need.
@@ -270,7 +272,7 @@ def _cascade(engine: Engine, x: Tensor, routes: tuple[int, int], rows: Tensor) -
     return logits.index_copy(0, rows, engine.finish(some, large))
 
 
-def _ready(backend: Any, module: nn.Module, x: Tensor) -> Callable[[], object]:  # noqa: ANN401
+def _ready(backend: Backend, module: nn.Module, x: Tensor) -> Callable[[], object]:
     module = module.to(x.device, x.dtype).eval().requires_grad_(False)
     return functools.partial(backend.convert(module, x)(x), x)
 
@@ -280,6 +282,16 @@ def _twin(model: Supernet) -> str | None:
     if model.geometry.image_size != 224:
         return None
     return next((twin for family, twin in TWINS.items() if model.name.startswith(family)), None)
+
+
+def _static(twin: str, engine: Engine, buckets: Sequence[int] | None) -> Runner:
+    """It at its best: in the batches that it runs best, as the plan is."""
+    backend = get_backend(engine.backend)
+    module = create_model(twin).eval().requires_grad_(False).to(engine.device, engine.precision)
+    part = Part(module, Shape(engine.geometry.channels, *engine.image_size))
+    sizes = sorted({1, *(buckets or backend.buckets)})
+    made = make_runners({(): part}, backend, sizes, device=engine.device, precision=engine.precision)
+    return made[()]
 
 
 @torch.no_grad()

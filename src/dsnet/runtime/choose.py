@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
-from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.backends import Executable, get_backend, list_backends
 from dsnet.runtime.parts import pack
-from dsnet.runtime.timing import timed
+from dsnet.runtime.timing import Progress, silent, timed
 
 __all__ = ["Choice", "choose_backend", "remembered_in"]
 
 BATCHES = (1, 8)
 TURNS, WARM_UP, ROUNDS = 3, 2, 5
 PACKAGES = ("torch", "openvino", "onnxruntime")
-
-Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 
 class Choice(NamedTuple):
@@ -52,7 +52,7 @@ def choose_backend(
     precision: torch.dtype,
     image_size: int | tuple[int, int] | None = None,
     candidates: Sequence[str] | None = None,
-    progress: Progress = lambda items, total, label: items,
+    progress: Progress = silent,
 ) -> Choice:
     """Times the largest route on every backend that can be used here, at batches of 1 and 8."""
     asked = list_backends() if candidates is None else list(candidates)
@@ -102,7 +102,7 @@ def _measure(
             failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             continue
         for i, batch in enumerate(BATCHES):
-            calls[name, batch] = lambda i=i, ready=ready: [call(x) for call, x in (part[i] for part in ready)]  # type: ignore[misc]
+            calls[name, batch] = functools.partial(_run_all, [part[i] for part in ready])
     if not calls:
         raise DsnetError(
             f"no backend works on {device}: " + "; ".join(f"{n}: {e}" for n, e in failed.items())
@@ -121,6 +121,11 @@ def _measure(
         for name in names
         if name not in failed
     }
+
+
+def _run_all(ready: Sequence[tuple[Executable, Tensor]]) -> None:
+    for call, x in ready:
+        call(x)
 
 
 def _version(package: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError
-from dsnet.models.supernet import Geometry, ModelSpec
+from dsnet.models.gated import finish_along
+from dsnet.models.geometry import Geometry
+from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
 from dsnet.runtime.backends import Executable, Writing
-from dsnet.runtime.parts import History
+from dsnet.runtime.parts import History, canonical
 from dsnet.slicing import Mode
 
 __all__ = ["Engine", "GateChoices", "Memory", "Runner", "Scored"]
@@ -137,7 +139,6 @@ class Engine:
     backend: str
     memory: Memory
     runners: Mapping[History, Runner]
-    canonical: Callable[[History], History]
     resident: int  # bytes of weights
     training: bool = field(default=False, init=False)
 
@@ -174,7 +175,7 @@ class Engine:
     def holds(self, route: Route) -> bool:
         """Whether all parts of a route are there."""
         ways = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
-        return all(self.canonical(way) in self.runners for way in ways)
+        return all(canonical(way, merges=self.merges) in self.runners for way in ways)
 
     def enter(self, x: Tensor, mode: Mode | None = None) -> Scored:
         """Prefix and first gate."""
@@ -203,11 +204,7 @@ class Engine:
         self, states: dict[History, Scored], choices: History, mode: Mode | None = None
     ) -> Tensor:
         """A route's logits from what stands at the gates on its way; adds what is not there yet."""
-        for gates in range(1, len(choices)):
-            history = choices[:gates]
-            if history not in states:
-                states[history] = self.advance(states[history[:-1]], history, mode)
-        return self.finish(states[choices[:-1]], choices, mode)
+        return finish_along(self, states, choices, mode)
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
         """All images at one route."""
@@ -218,7 +215,7 @@ class Engine:
 
     @torch.no_grad()
     def _run(self, history: History, x: Tensor) -> tuple[Tensor, ...]:
-        runner = self.runners.get(self.canonical(history))
+        runner = self.runners.get(canonical(history, merges=self.merges))
         if runner is None:
             raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
         if torch.is_autocast_enabled(self.device.type):  # precisions were chosen when the plan was made

@@ -7,8 +7,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +68,7 @@ def to_onnx(module: nn.Module, example: Tensor) -> bytes:
 
 
 @contextlib.contextmanager
-def _quiet() -> Any:  # noqa: ANN401
+def _quiet() -> Iterator[None]:
     """The exporter talks to the terminal and warns of its own future."""
     log = logging.getLogger("torch.onnx")
     before = log.level

@@ -1,0 +1,65 @@
+"""Parts as programs of a backend, one for every batch size, each timed on the device."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsnet.runtime.backends import Backend, Executable
+from dsnet.runtime.engine import Runner
+from dsnet.runtime.parts import History, Part
+from dsnet.runtime.timing import Progress, silent, timed
+
+__all__ = ["make_runners"]
+
+WARM_UP, ROUNDS = 2, 7  # of timing
+
+
+def make_runners(
+    parts: Mapping[History, Part],
+    backend: Backend,
+    buckets: Sequence[int],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    progress: Progress = silent,
+) -> dict[History, Runner]:
+    """Every part for any number of images, in batches of these sizes."""
+    jobs = [(history, bucket) for history in parts for bucket in buckets]
+    examples: dict[tuple[History, int], Tensor] = {}
+    made: dict[History, dict[int, Executable]] = {history: {} for history in parts}
+    generator = torch.Generator().manual_seed(0)
+    makers = {}
+    for history, bucket in progress(jobs, len(jobs), "program"):
+        part = parts[history]
+        example = torch.randn(bucket, *part.shape, generator=generator).to(device, precision)
+        if history not in makers:
+            makers[history] = backend.convert(part.module, example)
+        made[history][bucket] = makers[history](example)
+        examples[history, bucket] = example
+    calls: dict[Any, Callable[[], object]]
+    calls = {job: functools.partial(made[job[0]][job[1]], examples[job]) for job in jobs}
+    times = _milliseconds(calls, device)
+    return {
+        history: Runner(
+            executables, {bucket: times[history, bucket] for bucket in buckets}, backend.any_batch
+        )
+        for history, executables in made.items()
+    }
+
+
+@torch.no_grad()
+def _milliseconds(calls: dict[Any, Callable[[], object]], device: torch.device) -> dict[Any, float]:
+    """The median of each, all taking turns."""
+    taken: dict[Any, list[float]] = {job: [] for job in calls}
+    for number in range(WARM_UP + ROUNDS):
+        for job, call in calls.items():
+            took = timed(call, device)
+            if number >= WARM_UP:
+                taken[job].append(took)
+    return {job: statistics.median(samples) for job, samples in taken.items()}
