@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from dsnet.gate import Code
 from dsnet.models import Supernet
 from dsnet.routes import RouteSpace
-from dsnet.slicing import Mode, SplitBatchNorm2d
+from dsnet.slicing import ImageStatistics, Mode
 from dsnet.training.joint import gumbel_one_hot
 
 __all__ = ["Signals", "Walk", "one_gate", "several_gates"]
@@ -82,6 +81,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
         state = model.enter(x)
     history: tuple[int, ...] = ()  # that chains are taken from; which one changes their norm keys alone
     taken = torch.empty(len(x), 0, dtype=torch.long, device=x.device)
+    norms = ImageStatistics(taken.new_empty(0))  # of no image yet: its tables serve all candidates
     ends: list[Tensor] = []
     scores, draws = [], []
     for gate in range(len(model.gates)):
@@ -91,7 +91,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
         groups = _Groups(draws[-1])
         features, before = groups.sort(state.x), groups.sort(taken)
         candidates = [
-            _candidate(model, features, (*history, choice), before, groups.bounds[position])
+            _candidate(model, features, (*history, choice), before, groups.bounds[position], norms)
             for position, choice in enumerate(options)
         ]
         mixed = _mix(candidates, draws[-1], groups)
@@ -140,7 +140,12 @@ class _Candidate(NamedTuple):
 
 
 def _candidate(
-    model: Supernet, x: Tensor, choices: tuple[int, ...], taken: Tensor, bounds: tuple[int, int]
+    model: Supernet,
+    x: Tensor,
+    choices: tuple[int, ...],
+    taken: Tensor,
+    bounds: tuple[int, int],
+    norms: ImageStatistics,
 ) -> _Candidate:
     start, stop = bounds
     if not taken.shape[1]:
@@ -148,22 +153,11 @@ def _candidate(
             y = model.run_segment(x, choices)
         return _Candidate(y[:start], y[start:stop], y[stop:])
     keys = model.image_keys(torch.cat([taken, torch.full_like(taken[:, :1], choices[-1])], 1))
-    own = model.run_segment(x[start:stop], choices, Mode(statistics=_OfImages(keys[start:stop])))
+    own = model.run_segment(x[start:stop], choices, Mode(images=norms.of(keys[start:stop])))
     with torch.no_grad():
         others, theirs = (torch.cat([rows[:start], rows[stop:]]) for rows in (x, keys))
-        y = model.run_segment(others, choices, Mode(statistics=_OfImages(theirs)))
+        y = model.run_segment(others, choices, Mode(images=norms.of(theirs)))
     return _Candidate(y[:start], own, y[start:])
-
-
-@dataclass(frozen=True, eq=False)
-class _OfImages:
-    """Stored statistics, each image by its own key."""
-
-    keys: Tensor  # [B]
-
-    def __call__(self, norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        channels = x.shape[1]
-        return norm.mean[self.keys, :channels], norm.var[self.keys, :channels]
 
 
 def _mix(candidates: Sequence[_Candidate], draw: Tensor, groups: _Groups) -> Tensor:

@@ -6,6 +6,7 @@ from dsnet.slicing.embed import SlicedPatchEmbed
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.mlp import SlicedMLP
 from dsnet.slicing.norm import (
+    ImageStatistics,
     KeyState,
     Mode,
     SlicedGroupNorm,
@@ -16,6 +17,7 @@ from dsnet.slicing.norm import (
 )
 
 __all__ = [
+    "ImageStatistics",
     "KeyState",
     "Mode",
     "SlicedAttention",

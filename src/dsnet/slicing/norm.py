@@ -26,6 +26,7 @@ from dsnet.slicing import functional as SF
 from dsnet.slicing.plain import copy_parameter, plain_batch_norm
 
 __all__ = [
+    "ImageStatistics",
     "KeyState",
     "Mode",
     "SlicedGroupNorm",
@@ -45,10 +46,7 @@ class KeyState(IntEnum):
 
 
 Statistics = Callable[["SplitBatchNorm2d", Tensor, int], tuple[Tensor, Tensor]]
-"""(norm, input, key) → (mean, biased variance) to normalise by; gradients flow through both.
-
-Either [C], or [B, C] where every image has its own.
-"""
+"""(norm, input, key) → (mean, biased variance) to normalise by; gradients flow through both."""
 
 
 def batch_statistics(norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
@@ -57,11 +55,33 @@ def batch_statistics(norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tenso
     return mean, var
 
 
+class ImageStatistics:
+    """Stored statistics for images of several keys in one batch, folded with γ and β once a norm."""
+
+    def __init__(self, keys: Tensor, tables: dict[SplitBatchNorm2d, Tensor] | None = None) -> None:
+        self.keys = keys  # [B]
+        self.tables = {} if tables is None else tables  # norm → [keys, 2, C], good while weights stay
+
+    def of(self, keys: Tensor) -> ImageStatistics:
+        """The same tables for other images."""
+        return ImageStatistics(keys, self.tables)
+
+    def scale_and_shift(self, norm: SplitBatchNorm2d, channels: int) -> tuple[Tensor, Tensor]:
+        """[B, C, 1, 1] each."""
+        table = self.tables.get(norm)
+        if table is None:
+            scale = norm.weight * torch.rsqrt(norm.var + norm.eps)
+            table = self.tables[norm] = torch.stack([scale, norm.bias - norm.mean * scale], 1)
+        scale, shift = table.index_select(0, self.keys)[:, :, :channels, None, None].unbind(1)
+        return scale, shift
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
     """How a pass runs, beside which route it takes. The default is what ``train()`` and ``eval()`` say."""
 
     statistics: Statistics | None = None  # None: stored ones in eval; the batch's, with update, in training
+    images: ImageStatistics | None = None  # stored ones, each image by its own key; goes before the above
     drop_path: float = 0.0  # stochastic depth: probability that the last residual branch is left out
     dropout: float = 0.0  # of what the classifier reads
     generator: torch.Generator | None = None  # what the two above draw from, on the images' device
@@ -70,6 +90,12 @@ class Mode:
         for name in ("drop_path", "dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise DsnetError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+
+
+def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    if x.dtype == scale.dtype:
+        return torch.addcmul(shift, x, scale)  # one pass over the input
+    return (x * scale + shift).to(x.dtype)
 
 
 class SplitBatchNorm2d(nn.Module):
@@ -117,6 +143,8 @@ class SplitBatchNorm2d(nn.Module):
         channels = x.shape[1]
         if not (0 < channels <= self.channels and 0 <= key < self.keys):
             self._check(channels, key)
+        if mode is not None and mode.images is not None:
+            return _affine(x, *mode.images.scale_and_shift(self, channels))
         weight: Tensor = self.weight
         bias: Tensor = self.bias
         if channels < self.channels:
@@ -126,11 +154,7 @@ class SplitBatchNorm2d(nn.Module):
                 return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
             mean, var = mode.statistics(self, x, key)
             scale = weight * torch.rsqrt(var + self.eps)
-            shift = bias - mean * scale
-            scale, shift = scale[..., None, None], shift[..., None, None]
-            if x.dtype == scale.dtype:
-                return torch.addcmul(shift, x, scale)  # one pass over the input
-            return (x * scale + shift).to(x.dtype)
+            return _affine(x, scale[..., None, None], (bias - mean * scale)[..., None, None])
         mean, var = self.mean[key, :channels], self.var[key, :channels]
         y = F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
         if self.training and x.numel():
