@@ -35,13 +35,13 @@ def test_batches_hold_all_images_in_the_least_time(sizes: dict[int, float], one:
     found, doubled = runner(x)
     assert torch.equal(found, x)
     assert torch.equal(doubled, 2 * x)
-    assert sum(seen) == images
+    assert sum(seen) - images < min(seen)  # the last batch may have room left
 
     @functools.cache
     def least(left: int) -> float:
         if left == 0:
             return 0.0
-        return min(taken + least(left - size) for size, taken in times.items() if size <= left)
+        return min(taken + least(max(0, left - size)) for size, taken in times.items())
 
     assert sum(times[size] for size in seen) <= least(images) * (1 + 1e-9)
 

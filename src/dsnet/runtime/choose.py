@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
-from dsnet.runtime.backends import Executable, get_backend, list_backends
+from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.lanes import CudaLanes
 from dsnet.runtime.parts import pack
 from dsnet.runtime.timing import Progress, silent, timed
 
@@ -92,12 +92,16 @@ def _measure(
     calls: dict[tuple[str, int], Callable[[], object]] = {}
     failed: dict[str, str] = {}
     for name in progress(names, len(names), "backend"):
-        ready = []
+        ready: list[list[Callable[[], object]]] = []
         try:
             for part in parts.values():
                 inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in BATCHES]
-                make = get_backend(name).convert(part.module, inputs[0])
-                ready.append([(make(x), x) for x in inputs])
+                backend = get_backend(name)
+                make = backend.convert(part.module, inputs[0])
+                calls_of_part: list[Callable[[], object]] = [functools.partial(make(x), x) for x in inputs]
+                if backend.recorded(device):
+                    calls_of_part = [_recorded(call, device) for call in calls_of_part]
+                ready.append(calls_of_part)
         except Exception as error:  # one that does not work here is not the fastest
             failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             continue
@@ -123,9 +127,16 @@ def _measure(
     }
 
 
-def _run_all(ready: Sequence[tuple[Executable, Tensor]]) -> None:
-    for call, x in ready:
-        call(x)
+def _recorded(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    def body() -> None:
+        call()
+
+    return CudaLanes(device, 1).record(body, 0)
+
+
+def _run_all(ready: Sequence[Callable[[], object]]) -> None:
+    for call in ready:
+        call()
 
 
 def _version(package: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
@@ -16,13 +16,14 @@ from dsnet.models.geometry import Geometry
 from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
 from dsnet.runtime.backends import Executable, Writing
+from dsnet.runtime.batches import Division
+from dsnet.runtime.graphed import Graphed
 from dsnet.runtime.parts import History, canonical
 from dsnet.slicing import Mode
 
 __all__ = ["Engine", "GateChoices", "Memory", "Runner", "Scored"]
 
 Memory = Literal["packed", "shared"]
-EXACT = 256  # images up to which the best division into batches is worked out
 
 
 class Scored(NamedTuple):
@@ -67,7 +68,11 @@ class Runner:
     executables: Mapping[int, Executable]  # by batch size
     milliseconds: Mapping[int, float]  # of each, as measured here
     any_batch: bool = False  # whether each of them takes every size
+    division: Division = field(init=False)
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)  # by number of images
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "division", Division(self.milliseconds))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         """Features and scores, or logits."""
@@ -79,47 +84,50 @@ class Runner:
             sizes = self.splits[images] = self.split(images)
         if len(sizes) == 1:
             return self._run(x, sizes[0])
-        pieces = torch.split(x, list(sizes))
+        pieces = _pieces(x, sizes)
         first = self.executables.get(sizes[0])
-        if isinstance(first, Writing):
+        if isinstance(first, Writing) and len(pieces[-1]) == sizes[-1]:
             whole = tuple(torch.empty(images, *shape[1:]) for shape in first.shapes)
-            for piece, *found in zip(
-                pieces, *(torch.split(output, list(sizes)) for output in whole), strict=True
-            ):
+            for piece, *found in zip(pieces, *(_pieces(output, sizes) for output in whole), strict=True):
                 cast(Writing, self.executables[len(piece)]).into(piece, found)
             return whole
         ran = [self._run(piece, size) for piece, size in zip(pieces, sizes, strict=True)]
         return tuple(torch.cat(parts) for parts in zip(*ran, strict=True))
 
     def split(self, images: int) -> tuple[int, ...]:
-        """Batches that hold so many images in the least time, by what was measured; largest first."""
-        best = min(self.milliseconds, key=lambda size: self.milliseconds[size] / size)
+        """Batches that hold so many images in the least time, by what was measured; largest first.
+
+        The last may hold fewer images than it has room for.
+        """
         if self.any_batch:
-            full, rest = divmod(images, best)
-            return (best,) * full + ((rest,) if rest else ())
-        whole = max(0, images - EXACT) // best  # far from the end only the best size counts
-        return (best,) * whole + _cheapest(images - whole * best, self.milliseconds)
+            full, rest = divmod(images, self.division.best)
+            return (self.division.best,) * full + ((rest,) if rest else ())
+        return self.division(images)
 
     def _run(self, x: Tensor, size: int) -> tuple[Tensor, ...]:
         executable = self.executables.get(size)
         if executable is None:
             assert self.any_batch
             executable = next(iter(self.executables.values()))
-        return executable(x)
+        images = len(x)
+        if images == size or self.any_batch:
+            return executable(x)
+        return tuple(y[:images] for y in executable(_padded(x, size)))
 
 
-def _cheapest(images: int, milliseconds: Mapping[int, float]) -> tuple[int, ...]:
-    """Sizes that add up to so many images and take the least time together."""
-    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    for n in range(1, images + 1):
-        ways = [
-            (best[n - size][0] + taken, (*best[n - size][1], size))
-            for size, taken in milliseconds.items()
-            if size <= n and best[n - size][0] < math.inf
-        ]
-        best.append(min(ways, default=(math.inf, ())))
-    assert best[images][0] < math.inf, "there is always a batch of one"
-    return tuple(sorted(best[images][1], reverse=True))
+def _pieces(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    starts = itertools.accumulate(sizes, initial=0)
+    return [x[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def _padded(x: Tensor, size: int) -> Tensor:
+    """With images of zeros at the end; on the host by numpy, as `_rows`."""
+    room = torch.zeros(size, *x.shape[1:], dtype=x.dtype, device=x.device)
+    if x.device.type == "cpu" and x.dtype != torch.bfloat16:
+        room.numpy()[: len(x)] = x.numpy()
+    else:
+        room[: len(x)] = x
+    return room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,6 +148,7 @@ class Engine:
     memory: Memory
     runners: Mapping[History, Runner]
     resident: int  # bytes of weights
+    graphed: Graphed | None = None  # the same parts for mixed batches on a GPU
     training: bool = field(default=False, init=False)
 
     @property
@@ -149,7 +158,9 @@ class Engine:
 
     @property
     def programs(self) -> int:
-        """How many executables were made."""
+        """How many executables were made, or recorded."""
+        if self.graphed is not None:
+            return len(self.graphed.programs)
         made = (executable for runner in self.runners.values() for executable in runner.executables.values())
         return len(set(map(id, made)))
 
@@ -211,6 +222,8 @@ class Engine:
         self.check_images(x)
         if not len(x):
             return x.new_empty(0, self.classes, dtype=self.precision)
+        if self.graphed is not None and mode is None:
+            return self.graphed.run_route(x, route)
         return self.finish_from({(): self.enter(x, mode)}, route.choices, mode)
 
     @torch.no_grad()

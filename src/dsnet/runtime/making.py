@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import torch
@@ -13,15 +13,19 @@ from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
 from dsnet.runtime.backends import Backend, get_backend
 from dsnet.runtime.choose import choose_backend
-from dsnet.runtime.engine import Engine, GateChoices, Memory
-from dsnet.runtime.parts import pack, share, weight_bytes
+from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
+from dsnet.runtime.graphed import SIDE, Graphed
+from dsnet.runtime.lanes import lanes_for
+from dsnet.runtime.parts import History, Part, pack, share, weight_bytes
 from dsnet.runtime.plan import Plan
-from dsnet.runtime.programs import make_runners
+from dsnet.runtime.programs import make_calls, make_runners
 from dsnet.runtime.timing import Progress, silent
 from dsnet.training.run import pick_device
 
 __all__ = ["compile"]
 
+RECORDED = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # images, by a GPU
+RECORDED_SEVERAL = (1, 4, 8, 16, 32, 64, 128, 256)  # several gates: every size 52 times for DS-ResNet
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -63,7 +67,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     reason = made_by.missing(place, dtype)
     if reason is not None:
         raise DsnetError(f"backend {backend} cannot be used: {reason}")
-    buckets = _buckets(batch_buckets, made_by)
+    buckets = _buckets(batch_buckets, _sizes(made_by, place, len(network.gates)))
     options = _options(network, router, routes)
     size = network.geometry.shape(image_size)
     parts = (
@@ -71,6 +75,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         if memory == "packed"
         else share(network, options, image_size=image_size)
     )
+    runners, graphed = _programs(network, made_by, parts, buckets, place, dtype, progress)
     engine = Engine(
         spec=network.spec,
         space=network.space,
@@ -84,10 +89,46 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         precision=dtype,
         backend=backend,
         memory=memory,
-        runners=make_runners(parts, made_by, buckets, device=place, precision=dtype, progress=progress),
+        runners=runners,
         resident=weight_bytes(part.module for part in parts.values()),
+        graphed=graphed,
     )
     return Plan(engine, router, budget)
+
+
+def _programs(
+    network: Supernet,
+    backend: Backend,
+    parts: Mapping[History, Part],
+    buckets: Sequence[int],
+    device: torch.device,
+    precision: torch.dtype,
+    progress: Progress,
+) -> tuple[dict[History, Runner], Graphed | None]:
+    """Programs for one part after the other, and where there are graphs those for mixed batches."""
+    if not backend.recorded(device):
+        runners = make_runners(parts, backend, buckets, device=device, precision=precision, progress=progress)
+        return runners, None
+    calls = make_calls(parts, backend, device=device, precision=precision, progress=progress)
+    # Whoever asks part by part (a session with a cap) has all images run at once.
+    runners = {
+        h: Runner({buckets[-1]: call}, {buckets[-1]: 1.0}, any_batch=True) for h, call in calls.items()
+    }
+    if len(network.gates) > 1 and not network.merges:
+        return runners, None
+    choices = [network.gate(g).choices for g in range(len(network.gates))]
+    lanes = lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table))))
+    image = torch.zeros(1, *parts[()].shape, device=device, dtype=precision)
+    graphed = Graphed(
+        calls,
+        image=image,
+        space=network.space,
+        choices=choices,
+        sizes=buckets,
+        lanes=lanes,
+        progress=progress,
+    )
+    return runners, graphed
 
 
 def _network(model: object) -> Supernet:
@@ -115,8 +156,14 @@ def _precision(name: str) -> torch.dtype:
     return PRECISIONS[name]
 
 
-def _buckets(given: Sequence[int] | None, backend: Backend) -> tuple[int, ...]:
-    sizes = backend.buckets if given is None else given
+def _sizes(backend: Backend, device: torch.device, gates: int) -> tuple[int, ...]:
+    if not backend.recorded(device):
+        return backend.buckets
+    return RECORDED if gates == 1 else RECORDED_SEVERAL
+
+
+def _buckets(given: Sequence[int] | None, usual: Sequence[int]) -> tuple[int, ...]:
+    sizes = usual if given is None else given
     if (
         not isinstance(sizes, list | tuple)
         or not sizes

@@ -12,8 +12,9 @@ from dsnet.errors import DsnetError
 from dsnet.models.gated import Decide, greedy
 from dsnet.routes import Route
 from dsnet.routing.router import Routed, Router
-from dsnet.routing.rules import GateRule, RoutedOutput, gate_decision, run_numbered
+from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
 from dsnet.runtime.engine import Engine
+from dsnet.runtime.graphed import Prices, prices_of
 from dsnet.runtime.stream import Answer, stream
 
 __all__ = ["Plan"]
@@ -27,6 +28,7 @@ class Plan:
     router: Router | None = None
     budget: float | str | None = None
     routed: Routed | None = field(init=False)
+    prices: Prices | None = field(init=False, default=None)  # that gates on a GPU take off their scores
 
     def __post_init__(self) -> None:
         if self.router is None and self.budget is not None:
@@ -37,6 +39,11 @@ class Plan:
         routed = None if self.router is None else Routed(self.engine, self.router, self.budget)
         object.__setattr__(self, "routed", routed)
         object.__setattr__(self, "budget", None if routed is None else routed.budget)
+        if routed is not None and isinstance(routed.rule, GateRule) and self.engine.graphed is not None:
+            choices = [gate.choices for gate in self.engine.gates]
+            held = [gate.held for gate in self.engine.graphed.gates]
+            prices = prices_of(routed.rule.costs, routed.rule.weight, choices, held)
+            object.__setattr__(self, "prices", prices)
 
     def __call__(self, x: Tensor, route: Route | int | None = None) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes], at one route or, without one, routed."""
@@ -50,6 +57,13 @@ class Plan:
 
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
+        graphed, rule = self.engine.graphed, None if self.routed is None else self.routed.rule
+        if graphed is not None and isinstance(x, Tensor) and len(x):
+            self.engine.check_images(x)
+            if not isinstance(rule, CascadeRule):
+                return graphed.run(x, self.prices)
+            if len(self.engine.gates) == 1:
+                return graphed.cascade(x, rule.routes, rule.thresholds)
         if self.routed is not None:
             return self.routed.run(x)
         return run_numbered(self.engine, x)

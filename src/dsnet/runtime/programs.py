@@ -15,7 +15,7 @@ from dsnet.runtime.engine import Runner
 from dsnet.runtime.parts import History, Part
 from dsnet.runtime.timing import Progress, silent, timed
 
-__all__ = ["make_runners"]
+__all__ = ["make_calls", "make_runners"]
 
 WARM_UP, ROUNDS = 2, 7  # of timing
 
@@ -47,10 +47,26 @@ def make_runners(
     times = _milliseconds(calls, device)
     return {
         history: Runner(
-            executables, {bucket: times[history, bucket] for bucket in buckets}, backend.any_batch
+            executables, {bucket: times[history, bucket] for bucket in buckets}, backend.any_batch(device)
         )
         for history, executables in made.items()
     }
+
+
+def make_calls(
+    parts: Mapping[History, Part],
+    backend: Backend,
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    progress: Progress = silent,
+) -> dict[History, Executable]:
+    """Every part for any number of images, by a backend that makes such."""
+    calls = {}
+    for history in progress(list(parts), len(parts), "part"):
+        example = torch.zeros(2, *parts[history].shape, device=device, dtype=precision)
+        calls[history] = backend.convert(parts[history].module, example)(example)
+    return calls
 
 
 @torch.no_grad()

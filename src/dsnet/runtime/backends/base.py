@@ -15,6 +15,7 @@ __all__ = ["Backend", "Executable", "Writing", "get_backend", "list_backends"]
 
 MODULES = {
     "eager": "dsnet.runtime.backends.eager",
+    "cudagraphs": "dsnet.runtime.backends.cudagraphs",
     "inductor": "dsnet.runtime.backends.inductor",
     "onnxruntime": "dsnet.runtime.backends.onnx",
     "openvino": "dsnet.runtime.backends.openvino",
@@ -42,8 +43,13 @@ class Backend(Protocol):
     """A way of making parts ready."""
 
     name: str
-    any_batch: bool  # whether one executable takes every batch size
     buckets: tuple[int, ...]  # batch sizes to make executables for, and to time, unless told otherwise
+
+    def any_batch(self, device: torch.device) -> bool:
+        """Whether one executable takes every batch size."""
+
+    def recorded(self, device: torch.device) -> bool:
+        """Whether what it makes is recorded as CUDA graphs, for mixed batches."""
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Why it cannot be used there, with what to do about it; none: it can."""

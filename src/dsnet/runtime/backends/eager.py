@@ -7,29 +7,39 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BACKEND"]
+__all__ = ["BACKEND", "Call"]
 
 
 class _Eager:
     name = "eager"
-    any_batch = True
     buckets = (1, 2, 4, 8, 16)
+
+    def any_batch(self, device: torch.device) -> bool:
+        """All sizes."""
+        return True
+
+    def recorded(self, device: torch.device) -> bool:
+        """No."""
+        return False
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Always there."""
         return None
 
-    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], _Call]:
+    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], Call]:
         """The module itself."""
-        call = _Call(module)
+        call = Call(module)
         return lambda example: call
 
 
-class _Call:
+class Call:
+    """A module as an executable."""
+
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """One tensor, or features and scores."""
         found = self.module(x)
         return found if isinstance(found, tuple) else (found,)
 

@@ -19,8 +19,15 @@ NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
 class _OnnxRuntime:
     name = "onnxruntime"
-    any_batch = True
     buckets = (1, 2, 4, 8, 16)
+
+    def any_batch(self, device: torch.device) -> bool:
+        """All sizes."""
+        return True
+
+    def recorded(self, device: torch.device) -> bool:
+        """No."""
+        return False
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Its extra, the CPU, and float32."""

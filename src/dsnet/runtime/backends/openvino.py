@@ -19,8 +19,15 @@ COPIED = 2**20  # bytes up to which inputs and outputs are copied
 
 class _OpenVino:
     name = "openvino"
-    any_batch = False  # programs of one size are the faster ones
     buckets = (1, 2, 4, 8, 16)
+
+    def any_batch(self, device: torch.device) -> bool:
+        """Programs of one size are the faster ones."""
+        return False
+
+    def recorded(self, device: torch.device) -> bool:
+        """No."""
+        return False
 
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Its extra, the CPU, and float32."""

@@ -1,0 +1,402 @@
+"""Mixed batches on a GPU: everything between two decisions is one launch, and the host waits once a gate.
+
+All that programs read and write lies at fixed places: images, what stands in front of every gate (one table
+of features for each choice before it, a row for each image), scores, decisions, logits. A gate's decision
+sorts the images by what they take and tells the host how many take each; the host then starts, side by side,
+one program for every part that has images. A program gathers its images itself, by the sorted order, and
+puts what it makes of them back into their rows; where it has room for more images than take the part, the
+rest goes to a row that nobody reads.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+from dsnet.routes import Route, RouteSpace
+from dsnet.routing.costs import CostTable
+from dsnet.routing.rules import RoutedOutput, margin
+from dsnet.runtime.backends import Executable
+from dsnet.runtime.batches import Division
+from dsnet.runtime.lanes import Lanes
+from dsnet.runtime.parts import History
+from dsnet.runtime.timing import Progress, silent, timed
+
+__all__ = ["SIDE", "Graphed", "Prices", "prices_of"]
+
+SIDE = 8  # lanes beside the caller's own, at most
+ROUNDS = 5  # of timing a program
+
+Program = Callable[[], None]
+Prices = tuple[tuple[tuple[float, ...], ...], ...]
+"""What is taken off every score: by gate, the choice before it, its own choice, all by position."""
+
+
+class _Table(NamedTuple):
+    """Features of images [C, H, W], one row each and one that nobody reads, channels last in memory."""
+
+    rows: Tensor  # [images + 1, H · W · C]
+    shape: torch.Size
+
+    @classmethod
+    def like(cls, features: Tensor, images: int) -> _Table:
+        return cls(features.new_zeros(images + 1, features[0].numel()), features.shape[1:])
+
+    def put(self, at: Tensor | slice, x: Tensor) -> None:
+        flat = x.permute(0, 2, 3, 1).reshape(len(x), -1)
+        if isinstance(at, slice):
+            self.rows[at].copy_(flat)
+        else:
+            self.rows.index_copy_(0, at, flat)
+
+    def get(self, at: Tensor) -> Tensor:
+        channels, height, width = self.shape
+        found = self.rows.index_select(0, at)
+        return found.view(len(at), height, width, channels).permute(0, 3, 1, 2)
+
+
+class _Gate:
+    """What a gate has to itself, and how images are sorted by its decisions.
+
+    A *pair* is the choice before and the gate's own, as one number; both by their place among those held.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[int],
+        held: Sequence[int],
+        before: int,
+        images: int,
+        scores: Tensor,
+        told: Tensor,
+    ) -> None:
+        device = scores.device
+        self.held, self.pairs, self.told = held, before * len(held), told
+        self.places = torch.tensor([held.index(c) for c in choices], device=device)  # of scores among held
+        self.scores = torch.zeros(images + 1, len(choices), dtype=scores.dtype, device=device)
+        self.prices = torch.zeros(before, len(choices), dtype=torch.float64, device=device)
+        self.taken = torch.zeros(images, dtype=torch.long, device=device)
+        self.order = torch.zeros(images, dtype=torch.long, device=device)  # of images, by what they take
+        self.counts = torch.zeros(self.pairs, dtype=torch.long, device=device)
+        self.starts = torch.zeros(self.pairs, dtype=torch.long, device=device)
+        self.numbers = torch.arange(self.pairs, device=device)
+        self.choices = torch.tensor(held, device=device)
+
+    def decide(self, images: int, previous: Tensor | None) -> None:
+        """The best score less its price, the first of equals."""
+        prices = self.prices if previous is None else self.prices[previous[:images]]
+        best = (self.scores[:images].double() - prices).argmax(1)
+        self.taken[:images].copy_(self.places[best])
+
+    def arrange(self, images: int, previous: Tensor | None, real: Tensor) -> None:
+        """Sorts images by pairs, and tells the host how many take each."""
+        pair = self.taken[:images]
+        if previous is not None:
+            pair = previous[:images] * len(self.held) + pair
+        pair = torch.where(real[:images], pair, self.pairs)
+        self.order[:images].copy_(pair.argsort(stable=True))
+        counts = (pair[:, None] == self.numbers).sum(0)
+        self.counts.copy_(counts)
+        self.starts.copy_(counts.cumsum(0) - counts)
+        self.told.copy_(self.counts, non_blocking=True)
+
+    def everyone(self, rows: Tensor, images: Tensor) -> None:
+        """All images as they came, for whichever pair is run."""
+        self.order[: len(rows)].copy_(rows)
+        self.counts.copy_(images.expand(self.pairs))
+        self.starts.zero_()
+
+    def only(self, wanted: Tensor) -> None:
+        """Some images in front of the others, for whichever pair is run; tells the host how many."""
+        self.order[: len(wanted)].copy_((~wanted).to(torch.long).argsort(stable=True))
+        self.counts.copy_(wanted.sum().expand(self.pairs))
+        self.starts.zero_()
+        self.told.copy_(self.counts, non_blocking=True)
+
+
+class Graphed:
+    """A network whose parts are programs on lanes. One batch runs at a time: threads take turns."""
+
+    def __init__(
+        self,
+        calls: Mapping[History, Executable],  # every part, for any number of images
+        *,
+        image: Tensor,  # [1, C, H, W], like those that will come
+        space: RouteSpace,
+        choices: Sequence[Sequence[int]],  # that every gate decides between
+        sizes: Sequence[int],
+        lanes: Lanes,
+        progress: Progress = silent,
+    ) -> None:
+        self.calls, self.space, self.lanes, self.lock = calls, space, lanes, threading.Lock()
+        self.sizes = tuple(sorted(set(sizes)))
+        self.device, self.most = image.device, self.sizes[-1]
+        _, channels, height, width = image.shape
+        self.images = image.new_zeros(self.most, height, width, channels).permute(0, 3, 1, 2)
+        self.row = torch.arange(self.most, device=self.device)
+        self.valid = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.threshold = torch.zeros(1, dtype=torch.float64, device=self.device)
+        self.asked = torch.zeros(self.most, dtype=torch.bool, device=self.device)  # by a cascade's last route
+        self.gates: list[_Gate] = []
+        self.tables: list[dict[int, _Table]] = []  # by gate, then by the choice before it (0 at the first)
+        self._make_places(choices, image)
+        ways = itertools.product(*(gate.held for gate in self.gates))
+        self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
+        self.prices: Prices | None = None
+        self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
+        times = self._record(progress)
+        self.divisions = {history: Division(times[history]) for history in calls}
+
+    # --- making it -----------------------------------------------------------------------------------
+    @torch.no_grad()
+    def _make_places(self, choices: Sequence[Sequence[int]], image: Tensor) -> None:
+        """Runs an image through everything, to see the shapes."""
+        standing = {0: self.calls[()](image.expand(2, *image.shape[1:]))}  # by the choice before
+        for number, own in enumerate(choices):
+            behind = {history[-1] for history in self.calls if len(history) == number + 1}
+            held = sorted(behind.union(own))
+            before = len(self.gates[-1].held) if self.gates else 1
+            told = self.lanes.on_host(before * len(held))
+            scores = next(iter(standing.values()))[1]
+            self.gates.append(_Gate(own, held, before, self.most, scores, told))
+            self.tables.append({c: _Table.like(found[0], self.most) for c, found in standing.items()})
+            following: dict[int, tuple[Tensor, ...]] = {}
+            for previous, choice in itertools.product(standing, held):
+                call = self.calls.get(_history(number, previous, choice))
+                if call is not None and choice not in following:
+                    following[choice] = call(standing[previous][0])
+            standing = following
+        logits = next(iter(standing.values()))[0]
+        self.logits = logits.new_zeros(self.most + 1, logits.shape[1])
+
+    def _record(self, progress: Progress) -> dict[History, dict[int, float]]:
+        """Makes all programs; milliseconds of the front and of the parts, by size."""
+        times: dict[History, dict[int, float]] = {history: {} for history in self.calls}
+        jobs = [(history, size) for history in self.calls for size in self.sizes]
+        for history, size in progress(jobs, len(jobs), "program"):
+            body = self._part(history, size) if history else functools.partial(self._front, size)
+            key = (history, len(history) - 1, size) if history else ("front", 0, size)
+            program = self.programs[key] = self.lanes.record(body, self._lane(history))
+            taken = [timed(program, self.device) for _ in range(ROUNDS)]
+            times[history][size] = statistics.median(taken)
+        for size, (number, gate) in itertools.product(self.sizes, enumerate(self.gates)):
+            steps: dict[str, Program] = {
+                "decide": functools.partial(self._decide, number, size),
+                "arrange": functools.partial(self._arrange, number, size),
+                "everyone": functools.partial(gate.everyone, self.row[:size], self.valid),
+            }
+            if number == 0:
+                steps["begin"] = functools.partial(self._begin, size)
+                steps["unsure"] = functools.partial(self._unsure, size)
+            for name, step in steps.items():
+                self.programs[name, number, size] = self.lanes.record(step, 0)
+        return times
+
+    def _lane(self, history: History) -> int:
+        """Parts behind the same choice of a gate share a lane."""
+        return 1 + self.gates[len(history) - 1].held.index(history[-1]) % SIDE if history else 0
+
+    # --- what programs do ----------------------------------------------------------------------------
+    def _front(self, images: int) -> None:
+        features, scores = self.calls[()](self.images[:images])
+        self.tables[0][0].put(slice(0, images), features)
+        self.gates[0].scores[:images].copy_(scores)
+
+    def _begin(self, images: int) -> None:
+        """The front and the first decision at once."""
+        self._front(images)
+        self._decide(0, images)
+
+    def _decide(self, number: int, images: int) -> None:
+        self.gates[number].decide(images, self.gates[number - 1].taken if number else None)
+        self._arrange(number, images)
+
+    def _arrange(self, number: int, images: int) -> None:
+        previous = self.gates[number - 1].taken if number else None
+        self.gates[number].arrange(images, previous, self.row < self.valid)
+
+    def _unsure(self, images: int) -> None:
+        """Those whose answer is not sure, of those that the last route was asked about."""
+        asked = self.asked[:images]
+        asked.logical_and_(margin(self.logits[:images]) < self.threshold)
+        self.gates[0].only(asked)
+
+    def _part(self, history: History, size: int) -> Program:
+        number = len(history) - 1
+        gate, last = self.gates[number], number + 1 == len(self.gates)
+        previous, choice = history[-2] if number else 0, history[-1]
+        pair, rows, call = self._pair(history), self.row[:size], self.calls[history]
+
+        def body() -> None:
+            at = gate.order[(gate.starts[pair] + rows).clamp_(max=self.most - 1)]
+            to = torch.where(rows < gate.counts[pair], at, self.most)
+            found = call(self.tables[number][previous].get(at))
+            if last:
+                self.logits.index_copy_(0, to, found[0])
+            else:
+                self.tables[number + 1][choice].put(to, found[0])
+                self.gates[number + 1].scores.index_copy_(0, to, found[1])
+
+        return body
+
+    def _pair(self, history: History) -> int:
+        number = len(history) - 1
+        own = self.gates[number].held.index(history[-1])
+        if number == 0:
+            return own
+        before = self.gates[number - 1].held.index(history[-2])
+        return before * len(self.gates[number].held) + own
+
+    # --- running it ----------------------------------------------------------------------------------
+    def run(self, x: Tensor, prices: Prices | None = None, given: Tensor | None = None) -> RoutedOutput:
+        """Images [B, C, H, W] at the routes that gates take for these prices.
+
+        ``given`` [B, gates] are choices that images are to take instead: for measuring, nobody is asked.
+        """
+        return self._in_batches(x, lambda at: self._run(x[at], prices, None if given is None else given[at]))
+
+    def run_route(self, x: Tensor, route: Route) -> Tensor:
+        """All images at one route; the host waits for nothing."""
+        return self._in_batches(x, lambda at: self._run_route(x[at], route)).logits
+
+    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        """One route after the other for those whose answer is not sure; for networks with one gate."""
+        return self._in_batches(x, lambda at: self._cascade(x[at], routes, thresholds))
+
+    @torch.no_grad()
+    def _in_batches(self, x: Tensor, run: Callable[[slice], RoutedOutput]) -> RoutedOutput:
+        with self.lock:
+            found = [run(slice(start, start + self.most)) for start in range(0, len(x), self.most)]
+        if len(found) == 1:
+            return found[0]
+        return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))
+
+    def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None) -> RoutedOutput:
+        images, size = self._load(x)
+        self._set_prices(prices)
+        if given is not None:
+            self.programs["front", 0, size]()
+        for number, gate in enumerate(self.gates):
+            if given is not None:
+                gate.taken[:images].copy_(torch.searchsorted(gate.choices, given[:, number].contiguous()))
+                self.programs["arrange", number, size]()
+            else:
+                self.programs["decide" if number else "begin", number, size]()
+            self.lanes.wait()
+            self._start(number, gate.told.tolist())
+        code = self.gates[0].taken[:images]
+        for gate in self.gates[1:]:
+            code = code * len(gate.held) + gate.taken[:images]
+        return self._found(images, self.numbers[code])
+
+    def _run_route(self, x: Tensor, route: Route) -> RoutedOutput:
+        images, size = self._load(x)
+        self.programs["front", 0, size]()
+        for number in range(len(self.gates)):
+            self.programs["everyone", number, size]()
+            history = _history(number, route.choices[number - 1] if number else 0, route.choices[number])
+            self._run_part(history, images)
+        return self._found(images, torch.full((images,), route.number, device=self.device))
+
+    def _cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        images, size = self._load(x)
+        gate = self.gates[0]
+        numbers = torch.full((images,), routes[0], dtype=torch.long, device=self.device)
+        self.programs["front", 0, size]()
+        self.programs["everyone", 0, size]()
+        self.asked.copy_(self.row < self.valid)
+        self._run_part(self.space.resolve(routes[0]).choices, images)
+        for number, threshold in zip(routes[1:], thresholds, strict=True):
+            self.threshold.fill_(threshold)
+            self.programs["unsure", 0, size]()
+            self.lanes.wait()
+            count = int(gate.told[0])
+            if not count:
+                break
+            self._run_part(self.space.resolve(number).choices, count)
+            numbers[gate.order[:count]] = number
+        return self._found(images, numbers)
+
+    def _load(self, x: Tensor) -> tuple[int, int]:
+        """Puts images into their place: how many, and the size of programs that hold them all."""
+        images = len(x)
+        size = next(size for size in self.sizes if size >= images)
+        self.lanes.enter()
+        self.images[:images].copy_(x)
+        self.valid.fill_(images)
+        return images, size
+
+    def _found(self, images: int, routes: Tensor) -> RoutedOutput:
+        found = RoutedOutput(self.logits[:images].clone(), routes)
+        self.lanes.leave()
+        return found
+
+    def _set_prices(self, prices: Prices | None) -> None:
+        if prices == self.prices:
+            return
+        for number, gate in enumerate(self.gates):
+            if prices is None:
+                gate.prices.zero_()
+            else:
+                gate.prices.copy_(torch.tensor(prices[number], dtype=torch.float64))
+        self.prices = prices
+
+    def _start(self, number: int, counts: Sequence[int]) -> None:
+        """Starts a program for every part that images take, the longest first; the host has waited."""
+        gate, jobs = self.gates[number], []
+        for pair, count in enumerate(counts):
+            if count:
+                before, own = divmod(pair, len(gate.held))
+                previous = self.gates[number - 1].held[before] if number else 0
+                history = _history(number, previous, gate.held[own])
+                jobs.append((self._division(history).time(count), history, count))
+        for _, history, count in sorted(jobs, reverse=True):
+            with self.lanes.on(self._lane(history)):
+                self._run_part(history, count)
+        self.lanes.join({self._lane(history) for _, history, _ in jobs})
+
+    def _division(self, history: History) -> Division:
+        division = self.divisions.get(history)
+        if division is None:
+            raise DsnetError(f"this plan does not hold the choices {list(history)}")
+        return division
+
+    def _run_part(self, history: History, count: int) -> None:
+        """So many images through a part, on the lane at hand."""
+        number, sizes = len(history) - 1, self._division(history)(count)
+        gate, pair = self.gates[number], self._pair(history)
+        for place, size in enumerate(sizes):
+            if place:
+                gate.starts[pair : pair + 1].add_(sizes[place - 1])
+                gate.counts[pair : pair + 1].sub_(sizes[place - 1])
+            self.programs[history, number, size]()
+
+
+def _history(gate: int, previous: int, choice: int) -> History:
+    """The part behind a choice and the one before it."""
+    return (*(0,) * (gate - 1), previous, choice) if gate else (choice,)
+
+
+def prices_of(
+    costs: CostTable, weight: float, choices: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
+) -> Prices | None:
+    """``weight`` · cost / cost of the largest route: choices of every gate behind all that are held."""
+    if not math.isfinite(weight):
+        raise DsnetError(f"the weight of cost must be finite, not {weight}")
+    if weight == 0:
+        return None
+    price = weight / costs.largest
+    before = ((0,), *held[:-1])
+    return tuple(
+        tuple(tuple(price * costs.segment(gate, previous, choice) for choice in own) for previous in rows)
+        for gate, (rows, own) in enumerate(zip(before, choices, strict=True))
+    )

@@ -1,0 +1,144 @@
+"""Plans on a GPU against the network there: recorded programs, lanes side by side, one wait a gate."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+import dsnet
+from dsnet import runtime
+from dsnet.models.gated import run_gated
+from dsnet.routing import CascadeRule, CostTable, GateRule
+from dsnet.routing.router import Point, Router
+from dsnet.routing.rules import margin
+from dsnet.runtime.graphed import prices_of
+from dsnet.runtime.plan import Plan
+from tests.runtime.conftest import network, pictures
+from tests.runtime.test_plan import sure_rows
+
+pytestmark = pytest.mark.gpu
+
+MAKERS = [
+    ("ds_mbnet_tiny", None, "cudagraphs"),
+    ("ds_vit_plus_tiny", None, "cudagraphs"),
+    ("ds_resnet_tiny", "stage", "cudagraphs"),
+    ("ds_mbnet_tiny", None, "inductor"),
+]
+SIZES = (1, 2, 8, 32)
+
+
+@pytest.fixture(autouse=True)
+def _precise() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def on_gpu(name: str, bn_key: str | None, backend: str) -> tuple[dsnet.Supernet, Plan]:
+    model = copy.deepcopy(network(name, torch.float32, bn_key)).cuda()
+    return model, runtime.compile(model, backend=backend, batch_buckets=SIZES)
+
+
+def near(a: Tensor, b: Tensor, tolerance: float) -> None:
+    assert float((a - b).abs().max()) <= tolerance * float(b.abs().max())
+
+
+@pytest.mark.parametrize(("name", "bn_key", "backend"), MAKERS)
+def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend: str) -> None:
+    model, plan = on_gpu(name, bn_key, backend)
+    graphed = plan.engine.graphed
+    assert graphed is not None
+    programs = plan.engine.programs
+    for count in (32, 1, 2, 7, 31, 50, 100):
+        x = pictures(model, count, seed=count).cuda()
+        expected, found = run_gated(model, x), plan.run(x)
+        routes = torch.tensor([model.space.of_choices(way).number for way in expected.choices.tolist()])
+        sure = sure_rows(model, x).cuda()
+        assert float(sure.double().mean()) > 0.9
+        assert torch.equal(found.routes[sure].cpu(), routes[sure.cpu()])
+        near(found.logits[sure], expected.logits[sure], 1e-3)
+        draw = torch.Generator().manual_seed(count)
+        ways = [
+            torch.tensor(model.gate(g).choices)[
+                torch.randint(0, len(model.gate(g).choices), (count,), generator=draw)
+            ]
+            for g in range(len(model.gates))
+        ]
+        taken = torch.stack(ways, 1)
+        given = graphed.run(x, given=taken.cuda())
+        for i in range(0, count, 7):
+            route = model.space.of_choices(tuple(taken[i].tolist()))
+            assert int(given.routes[i]) == route.number
+            near(given.logits[i : i + 1], model(x[i : i + 1], route), 1e-3)
+    for route in (model.space.smallest, model.space.largest):
+        near(plan(x, route), model(x, route), 1e-3)
+    assert plan.engine.programs == programs
+
+
+def test_prices_and_cascades() -> None:
+    model, plan = on_gpu("ds_mbnet_tiny", None, "cudagraphs")
+    graphed, costs = plan.engine.graphed, CostTable.of_model(model)
+    assert graphed is not None
+    x = pictures(model, 40).cuda()
+    held = [gate.held for gate in graphed.gates]
+    for weight in (-2.0, 0.4, 0.0, 3.0):
+        expected = GateRule(costs=costs, weight=weight)(model, x)
+        found = graphed.run(x, prices_of(costs, weight, [model.gate(0).choices], held))
+        assert float((found.routes == expected.routes).double().mean()) > 0.95
+    for routes, quantile in (((0, 3), 0.4), ((0, 1, 3), 0.7)):
+        thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
+        rule = CascadeRule(costs=costs, routes=routes, thresholds=thresholds)
+        expected, found = rule(model, x), graphed.cascade(x, routes, thresholds)
+        same = found.routes == expected.routes
+        assert float(same.double().mean()) > 0.9
+        near(found.logits[same], expected.logits[same], 1e-3)
+
+
+def test_threads_and_streams_take_turns() -> None:
+    model, plan = on_gpu("ds_mbnet_tiny", None, "cudagraphs")
+    costs, x = CostTable.of_model(model), pictures(model, 30).cuda()
+    ends = [costs.of((choice,)) for choice in (0, 3)]
+    points = [
+        Point(cost=cost, accuracy=0.5, numbers=(weight,), routes=(0, 1, 2, 3), taken=((0, 1),))
+        for cost, weight in zip(ends, (0.3, -0.3), strict=True)
+    ]
+    router = Router(kind="gate", costs=costs, curve=tuple(points))
+    plans = [Plan(plan.engine, router, cost) for cost in ends]
+    alone = [p.run(x) for p in plans]
+    wrong: list[int] = []
+
+    def work(which: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(30):
+                found = plans[which].run(x)
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(found.routes, alone[which].routes):
+                    wrong.append(which)
+                if not torch.allclose(found.logits, alone[which].logits, atol=1e-4):
+                    wrong.append(which)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_bfloat16_is_near_and_memory_stays_what_it_is() -> None:
+    model = copy.deepcopy(network("ds_mbnet_tiny")).cuda()
+    plan = runtime.compile(model, backend="cudagraphs", precision="bfloat16", batch_buckets=SIZES)
+    x = pictures(model, 32).cuda()
+    expected = model(x, 3)
+    assert float((plan(x, 3).float() - expected).abs().max() / expected.abs().max()) < 0.1
+    plan(x)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for count in (32, 5, 17):
+        plan(x[:count])
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before
