@@ -32,9 +32,10 @@ SIZES = (1, 2, 8, 32)
 
 
 @pytest.fixture(autouse=True)
-def _precise() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+def _cuda_in_full_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 def on_gpu(name: str, bn_key: str | None, backend: str) -> tuple[dsnet.Supernet, Plan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from dsnet.routing import CascadeRule, CostTable, GateRule
 from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin, run_numbered
 from dsnet.runtime.backends import get_backend
+from dsnet.runtime.batches import Division
 from dsnet.runtime.graphed import Graphed, prices_of
 from dsnet.runtime.lanes import Immediate
 from dsnet.runtime.parts import pack
 from dsnet.runtime.plan import Plan
+from dsnet.runtime.promotion import promoting
 from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, error_of
 
@@ -139,6 +142,32 @@ def test_programs_are_counted_and_none_is_added_later() -> None:
         graphed.run(pictures(model, count))
         graphed.cascade(pictures(model, count), (0, 3), (0.5,))
     assert len(graphed.programs) == len(SIZES) * (parts + steps)
+
+
+@pytest.mark.parametrize(("name", "bn_key"), KINDS)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_promoted_images_run_at_a_larger_route_and_say_so(
+    name: str, bn_key: str | None, data: st.DataObject
+) -> None:
+    model, graphed = made(name, bn_key)
+    times = st.fixed_dictionaries(dict.fromkeys(SIZES, st.floats(1, 10)))
+    divisions = {history: Division(data.draw(times)) for history in graphed.divisions}
+    rows = st.tuples(*(st.sampled_from(model.gate(g).choices) for g in range(len(model.gates))))
+    taken = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=8)))
+    x = pictures(model, len(taken))
+    with mock.patch.object(graphed, "divisions", divisions):
+        found = graphed.run(x, given=taken, promote=True)
+    ran = torch.tensor([model.space.resolve(number).choices for number in found.routes.tolist()])
+    assert bool((ran >= taken).all())
+    for i, number in enumerate(found.routes.tolist()):
+        assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
+    # The same by a plan without graphs, whose gates say what was given here.
+    if len(model.gates) == 1:
+        engine = mock.Mock(gate=model.gate, milliseconds=lambda h, n: divisions[h].time(n))
+        places = torch.tensor([model.gate(0).choices.index(int(choice)) for choice in taken[:, 0]])
+        positions = promoting(lambda *_: places, engine)(torch.empty(0), 0, None)
+        assert [model.gate(0).choices[p] for p in positions.tolist()] == ran[:, 0].tolist()
 
 
 def test_what_is_not_held_is_named() -> None:

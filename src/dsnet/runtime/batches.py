@@ -1,10 +1,11 @@
-"""Into which batches a number of images is divided, when each batch size takes its own time."""
+"""Into which batches images are divided, and which groups are faster together, by measured times."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Division"]
+__all__ = ["Division", "promotions"]
 
 EXACT = 256  # images up to which the best division is worked out, at least
 
@@ -38,3 +39,18 @@ class Division:
             taken, size = min((self._least[max(0, n - s)] + ms, s) for s, ms in self.milliseconds.items())
             self._least.append(taken)
             self._last.append(size)
+
+
+def promotions(counts: Sequence[int], milliseconds: Callable[[int, int], float]) -> list[tuple[int, int]]:
+    """Which groups join the next larger one, from the smallest up: (from, to), by their places.
+
+    ``milliseconds`` is what the group at a place takes for a number of images.
+    """
+    left, found = list(counts), []
+    filled = [place for place, count in enumerate(left) if count]
+    for small, large in itertools.pairwise(filled):
+        apart = milliseconds(small, left[small]) + milliseconds(large, left[large])
+        if milliseconds(large, left[small] + left[large]) < apart:
+            left[large] += left[small]
+            found.append((small, large))
+    return found

@@ -104,6 +104,20 @@ class Runner:
             return (self.division.best,) * full + ((rest,) if rest else ())
         return self.division(images)
 
+    def time(self, images: int) -> float:
+        """Milliseconds for so many images; sizes that were not timed as a share of the next larger one."""
+        sizes = self.split(images)
+        return sum(self.milliseconds.get(size) or self._between(size) for size in sizes)
+
+    def _between(self, images: int) -> float:
+        known = sorted(self.milliseconds)
+        above = next((size for size in known if size >= images), known[-1])
+        below = max((size for size in known if size <= images), default=0)
+        if above == below:
+            return self.milliseconds[above]
+        low = self.milliseconds.get(below, 0.0)
+        return low + (self.milliseconds[above] - low) * (images - below) / (above - below)
+
     def _run(self, x: Tensor, size: int) -> tuple[Tensor, ...]:
         executable = self.executables.get(size)
         if executable is None:
@@ -163,6 +177,22 @@ class Engine:
             return len(self.graphed.programs)
         made = (executable for runner in self.runners.values() for executable in runner.executables.values())
         return len(set(map(id, made)))
+
+    def milliseconds(self, history: History, images: int) -> float:
+        """What so many images take in a part, in the batches that it runs best; as measured.
+
+        Where parts depend on more than the last two choices, that of any that ends in them.
+        """
+        if not images:
+            return 0.0
+        part = canonical(history, merges=self.merges)
+        if self.graphed is not None:
+            return self.graphed.division(part).time(images)
+        alike = (h for h in self.runners if len(h) == len(part) and h[-2:] == part[-2:])
+        runner = self.runners.get(part if part in self.runners else next(alike, part))
+        if runner is None:
+            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
+        return runner.time(images)
 
     def gate(self, stage: int) -> GateChoices:
         """The gate in front of a stage."""

@@ -26,9 +26,9 @@ from dsnet.routes import Route, RouteSpace
 from dsnet.routing.costs import CostTable
 from dsnet.routing.rules import RoutedOutput, margin
 from dsnet.runtime.backends import Executable
-from dsnet.runtime.batches import Division
+from dsnet.runtime.batches import Division, promotions
 from dsnet.runtime.lanes import Lanes
-from dsnet.runtime.parts import History
+from dsnet.runtime.parts import History, part_behind
 from dsnet.runtime.timing import Progress, silent, timed
 
 __all__ = ["SIDE", "Graphed", "Prices", "prices_of"]
@@ -171,7 +171,7 @@ class Graphed:
             self.tables.append({c: _Table.like(found[0], self.most) for c, found in standing.items()})
             following: dict[int, tuple[Tensor, ...]] = {}
             for previous, choice in itertools.product(standing, held):
-                call = self.calls.get(_history(number, previous, choice))
+                call = self.calls.get(part_behind(number, previous, choice))
                 if call is not None and choice not in following:
                     following[choice] = call(standing[previous][0])
             standing = following
@@ -257,12 +257,23 @@ class Graphed:
         return before * len(self.gates[number].held) + own
 
     # --- running it ----------------------------------------------------------------------------------
-    def run(self, x: Tensor, prices: Prices | None = None, given: Tensor | None = None) -> RoutedOutput:
-        """Images [B, C, H, W] at the routes that gates take for these prices.
+    def run(
+        self,
+        x: Tensor,
+        prices: Prices | None = None,
+        given: Tensor | None = None,
+        *,
+        promote: bool = False,
+    ) -> RoutedOutput:
+        """Images [B, C, H, W] at the routes that gates take for these prices, or at larger ones (promoted).
 
         ``given`` [B, gates] are choices that images are to take instead: for measuring, nobody is asked.
         """
-        return self._in_batches(x, lambda at: self._run(x[at], prices, None if given is None else given[at]))
+
+        def some(at: slice) -> RoutedOutput:
+            return self._run(x[at], prices, None if given is None else given[at], promote=promote)
+
+        return self._in_batches(x, some)
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
         """All images at one route; the host waits for nothing."""
@@ -280,7 +291,7 @@ class Graphed:
             return found[0]
         return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))
 
-    def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None) -> RoutedOutput:
+    def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None, *, promote: bool) -> RoutedOutput:
         images, size = self._load(x)
         self._set_prices(prices)
         if given is not None:
@@ -292,7 +303,8 @@ class Graphed:
             else:
                 self.programs["decide" if number else "begin", number, size]()
             self.lanes.wait()
-            self._start(number, gate.told.tolist())
+            counts = gate.told.tolist()
+            self._start(number, self._promote(number, counts) if promote else counts)
         code = self.gates[0].taken[:images]
         for gate in self.gates[1:]:
             code = code * len(gate.held) + gate.taken[:images]
@@ -303,7 +315,7 @@ class Graphed:
         self.programs["front", 0, size]()
         for number in range(len(self.gates)):
             self.programs["everyone", number, size]()
-            history = _history(number, route.choices[number - 1] if number else 0, route.choices[number])
+            history = part_behind(number, route.choices[number - 1] if number else 0, route.choices[number])
             self._run_part(history, images)
         return self._found(images, torch.full((images,), route.number, device=self.device))
 
@@ -357,14 +369,39 @@ class Graphed:
             if count:
                 before, own = divmod(pair, len(gate.held))
                 previous = self.gates[number - 1].held[before] if number else 0
-                history = _history(number, previous, gate.held[own])
-                jobs.append((self._division(history).time(count), history, count))
+                history = part_behind(number, previous, gate.held[own])
+                jobs.append((self.division(history).time(count), history, count))
         for _, history, count in sorted(jobs, reverse=True):
             with self.lanes.on(self._lane(history)):
                 self._run_part(history, count)
         self.lanes.join({self._lane(history) for _, history, _ in jobs})
 
-    def _division(self, history: History) -> Division:
+    def _promote(self, number: int, counts: list[int]) -> list[int]:
+        """Groups that are faster with the next larger one join it; how many then take each pair."""
+        gate, joined = self.gates[number], list(counts)
+        width = len(gate.held)
+        for before in range(len(counts) // width):
+            first = before * width
+            previous = self.gates[number - 1].held[before] if number else 0
+
+            def milliseconds(own: int, images: int, previous: int = previous) -> float:
+                return self.division(part_behind(number, previous, gate.held[own])).time(images)
+
+            for small, large in promotions(counts[first : first + width], milliseconds):
+                a, b = first + small, first + large
+                own = gate.taken == small
+                if number:
+                    own &= self.gates[number - 1].taken == before
+                gate.taken.masked_fill_(own, large)
+                gate.starts[b : b + 1].copy_(gate.starts[a : a + 1])  # they lie side by side
+                gate.counts[b : b + 1].add_(joined[a])
+                joined[a], joined[b] = 0, joined[a] + joined[b]
+        if joined != counts:
+            self.lanes.fork()
+        return joined
+
+    def division(self, history: History) -> Division:
+        """Into which batches images of a part are divided."""
         division = self.divisions.get(history)
         if division is None:
             raise DsnetError(f"this plan does not hold the choices {list(history)}")
@@ -372,18 +409,13 @@ class Graphed:
 
     def _run_part(self, history: History, count: int) -> None:
         """So many images through a part, on the lane at hand."""
-        number, sizes = len(history) - 1, self._division(history)(count)
+        number, sizes = len(history) - 1, self.division(history)(count)
         gate, pair = self.gates[number], self._pair(history)
         for place, size in enumerate(sizes):
             if place:
                 gate.starts[pair : pair + 1].add_(sizes[place - 1])
                 gate.counts[pair : pair + 1].sub_(sizes[place - 1])
             self.programs[history, number, size]()
-
-
-def _history(gate: int, previous: int, choice: int) -> History:
-    """The part behind a choice and the one before it."""
-    return (*(0,) * (gate - 1), previous, choice) if gate else (choice,)
 
 
 def prices_of(

@@ -27,6 +27,9 @@ class Lanes(Protocol):
     def on(self, lane: int) -> AbstractContextManager[object]:
         """What is launched inside runs on that lane, behind all that the host has waited for."""
 
+    def fork(self) -> None:
+        """What lanes run next waits for the caller's own; the host does not."""
+
     def join(self, lanes: Iterable[int]) -> None:
         """What the caller launches next waits for these lanes; the host does not."""
 
@@ -54,6 +57,9 @@ class Immediate:
     def on(self, lane: int) -> AbstractContextManager[object]:
         """Nothing to change."""
         return contextlib.nullcontext()
+
+    def fork(self) -> None:
+        """Done already."""
 
     def join(self, lanes: Iterable[int]) -> None:
         """Done already."""
@@ -107,6 +113,12 @@ class CudaLanes:
     def on(self, lane: int) -> AbstractContextManager[object]:
         """The lane's stream, or the caller's."""
         return torch.cuda.stream(self.streams[lane]) if lane else contextlib.nullcontext()
+
+    def fork(self) -> None:
+        """An event of the caller's stream."""
+        self.reached.record(torch.cuda.current_stream(self.device))
+        for stream in self.streams[1:]:
+            stream.wait_event(self.reached)
 
     def join(self, lanes: Iterable[int]) -> None:
         """Events of their streams."""

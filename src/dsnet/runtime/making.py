@@ -39,6 +39,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     batch_buckets: Sequence[int] | None = None,
     image_size: int | tuple[int, int] | None = None,
     routes: Sequence[int] | None = None,
+    allow_promotion: bool = False,
     progress: Progress = silent,
 ) -> Plan:
     """Makes a network ready for a device.
@@ -48,7 +49,9 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     slices of the supernet's own. ``backend="auto"`` times those that can be used here and takes the fastest;
     the choice is remembered. ``batch_buckets`` are the batch sizes that programs are made for, where a
     backend needs to know; others run in several of these. ``routes`` are those to hold, by default all that
-    the router can take at any budget.
+    the router can take at any budget. With ``allow_promotion`` a group of images joins the next larger one
+    where that is measured to be faster: an image then runs at its route or at a larger one, and the plan
+    tells which.
     """
     router, budget = (model.router, model.budget) if isinstance(model, Routed) else (None, None)
     network = _network(model)
@@ -93,7 +96,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         resident=weight_bytes(part.module for part in parts.values()),
         graphed=graphed,
     )
-    return Plan(engine, router, budget)
+    return Plan(engine, router, budget, allow_promotion=allow_promotion)
 
 
 def _programs(

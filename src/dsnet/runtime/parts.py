@@ -21,7 +21,7 @@ from dsnet.gate import DecidingGate
 from dsnet.models import Supernet
 from dsnet.models.blocks import Step, run_steps
 
-__all__ = ["History", "Part", "canonical", "pack", "part_histories", "share", "weight_bytes"]
+__all__ = ["History", "Part", "canonical", "pack", "part_behind", "part_histories", "share", "weight_bytes"]
 
 History = tuple[int, ...]  # the choices that lead through a part; none: the front
 
@@ -79,6 +79,11 @@ class SharedPart(nn.Module):
 def canonical(history: History, *, merges: bool) -> History:
     """The history whose part serves this one: where histories merge, only the last two choices matter."""
     return (0,) * (len(history) - 2) + history[-2:] if merges and len(history) > 2 else history
+
+
+def part_behind(gate: int, previous: int, choice: int) -> History:
+    """The history of a part behind a gate's choice and the one before it, whatever came earlier."""
+    return (*(0,) * (gate - 1), previous, choice) if gate else (choice,)
 
 
 def part_histories(model: Supernet, options: Sequence[Sequence[int]]) -> list[History]:

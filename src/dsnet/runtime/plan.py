@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from dsnet.routing.router import Routed, Router
 from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
 from dsnet.runtime.engine import Engine
 from dsnet.runtime.graphed import Prices, prices_of
+from dsnet.runtime.promotion import promoting
 from dsnet.runtime.stream import Answer, stream
 
 __all__ = ["Plan"]
@@ -27,6 +28,7 @@ class Plan:
     engine: Engine
     router: Router | None = None
     budget: float | str | None = None
+    allow_promotion: bool = False
     routed: Routed | None = field(init=False)
     prices: Prices | None = field(init=False, default=None)  # that gates on a GPU take off their scores
 
@@ -61,12 +63,22 @@ class Plan:
         if graphed is not None and isinstance(x, Tensor) and len(x):
             self.engine.check_images(x)
             if not isinstance(rule, CascadeRule):
-                return graphed.run(x, self.prices)
+                return graphed.run(x, self.prices, promote=self.allow_promotion)
             if len(self.engine.gates) == 1:
                 return graphed.cascade(x, rule.routes, rule.thresholds)
+        if self.allow_promotion and not isinstance(rule, CascadeRule):
+            return run_numbered(self.engine, x, promoting(self._decide(), self.engine))
         if self.routed is not None:
             return self.routed.run(x)
         return run_numbered(self.engine, x)
+
+    def _decide(self) -> Decide:
+        """What the gates decide at this budget."""
+        if self.routed is None:
+            return greedy
+        rule = self.routed.rule
+        assert isinstance(rule, GateRule)
+        return gate_decision(rule.costs, rule.weight, [gate.choices for gate in self.engine.gates])
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that answers each image."""
@@ -80,19 +92,13 @@ class Plan:
         ``group`` images of a route run together; none waits for more than ``delay`` further batches. What
         cannot be run is answered by its error, and the rest go on.
         """
-        decide: Decide = greedy
-        if self.routed is not None:
-            rule = self.routed.rule
-            if not isinstance(rule, GateRule):
-                raise DsnetError(
-                    "a stream regroups what gates decide; a cascade runs batch by batch: plan(x)"
-                )
-            decide = gate_decision(rule.costs, rule.weight, [gate.choices for gate in self.engine.gates])
-        return stream(self.engine, decide, batches, group=group, delay=delay)
+        if self.routed is not None and not isinstance(self.routed.rule, GateRule):
+            raise DsnetError("a stream regroups what gates decide; a cascade runs batch by batch: plan(x)")
+        return stream(self.engine, self._decide(), batches, group=group, delay=delay)
 
     def at(self, budget: float | str | None) -> Plan:
         """The same executables at another budget; nothing is compiled."""
-        return Plan(self.engine, self.router, budget)
+        return replace(self, budget=budget)
 
     def held(self) -> list[Route]:
         """The routes whose parts are there."""
