@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,13 @@ from torch import Tensor
 
 import dsnet
 from dsnet import runtime
+from dsnet.models.blocks import Factory
+from dsnet.models.options import ConvOptions
+from dsnet.models.resnet import DS_RESNET_TINY, ResNet
+from dsnet.models.supernet import ModelSpec
+from dsnet.routes import Slice
 from dsnet.runtime.plan import Plan
-from tests.support import images, random_model, spread_gates
+from tests.support import images, random_model, randomise, spread_gates
 
 NEEDS = {"openvino": "openvino", "onnxruntime": "onnxscript"}
 
@@ -21,9 +27,29 @@ NEEDS = {"openvino": "openvino", "onnxruntime": "onnxscript"}
 @functools.cache
 def network(name: str, dtype: torch.dtype = torch.float32, bn_key: str | None = None) -> dsnet.Supernet:
     """A randomised network whose gates decide differently from image to image."""
-    options = {} if bn_key is None else {"bn_key": bn_key}
-    model = copy.deepcopy(random_model(name, dtype, **options))
+    if name == "three_gates":
+        model = three_gates(dtype, bn_key or "prefix")
+    else:
+        options = {} if bn_key is None else {"bn_key": bn_key}
+        model = copy.deepcopy(random_model(name, dtype, **options))
     return spread_gates(model, pictures(model, 64))
+
+
+def three_gates(dtype: torch.dtype, bn_key: str) -> dsnet.Supernet:
+    """A DS-ResNet with 3 × 4 choices: the last stage's norms depend on a choice that its weights do not."""
+    slices = tuple(
+        tuple(
+            (Slice(width=width * n // 4, depth=1, hidden=width * n // 16, kernel=3, padding=1),)
+            for n in (1, 2, 3, 4)
+        )
+        for width in (64, 64, 128)
+    )
+    table = replace(DS_RESNET_TINY, strides=(1, 1, 2), slices=slices)
+    options = ConvOptions(num_classes=10, bn_key=bn_key)
+    model = ResNet("three_gates", table, options, Factory(device=None, dtype=dtype)).eval()
+    model.spec = ModelSpec(name="three_gates", options=())
+    randomise(model)
+    return model.requires_grad_(False)
 
 
 def pictures(model: dsnet.Supernet, count: int, seed: int = 1) -> Tensor:

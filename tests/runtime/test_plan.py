@@ -19,7 +19,8 @@ from dsnet.routing import CascadeRule, CostTable, GateRule, Routed
 from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin
 from dsnet.routing.session import Session
-from tests.runtime.conftest import network, pictures, plan_of
+from dsnet.runtime.backends import get_backend
+from tests.runtime.conftest import NEEDS, network, pictures, plan_of
 from tests.support import TINY, assert_close, error_of, relative_error
 
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
@@ -34,6 +35,8 @@ MAKERS = [
     ("ds_vit_plus_tiny", "eager", "packed"),
     ("ds_vit_plus_tiny", "openvino", "packed"),
     ("ds_mbnet_plus_tiny", "eager", "packed"),
+    ("three_gates", "eager", "packed"),
+    ("three_gates", "eager", "shared"),
 ]
 NEAR = 1e-4  # scores closer than this may be decided either way in float32
 
@@ -255,9 +258,27 @@ def test_several_gates_have_a_part_for_every_pair_of_choices(bn_key: str, parts:
     assert_close(plan(x), run_gated(model, x).logits, 1e-9)
 
 
+@pytest.mark.parametrize("backend", ["eager", "openvino", "onnxruntime", "inductor"])
+def test_a_part_tells_histories_apart_on_every_backend(backend: str) -> None:
+    if backend in NEEDS:
+        pytest.importorskip(NEEDS[backend])
+    model = network("three_gates")
+    parts = runtime.parts.pack(model, [model.gate(g).choices for g in range(3)])
+    part = parts[0, 1, 2]
+    assert part.histories == 4
+    assert {h for h, p in parts.items() if p.histories > 1} == {h for h in parts if len(h) == 3}
+    x, _ = part.example(4, torch.Generator().manual_seed(0))
+    which = torch.tensor([3, 0, 2, 0])
+    made = get_backend(backend).convert(part.module, x, which)(x, which)
+    for order in (which, which.flip(0)):
+        (found,) = made(x, order)
+        for i, first in enumerate(order.tolist()):
+            assert_close(found[i : i + 1], model.run_segment(x[i : i + 1], (first, 1, 2)), 1e-4)
+
+
 def test_parts_of_four_gates_are_counted() -> None:
-    """4 + 3 × 16 where norms are kept by stage, as many as there are histories where they are not."""
-    for bn_key, count in (("stage", 1 + 4 + 3 * 16), ("prefix", 1 + 4 + 16 + 64 + 256)):
+    """4 + 3 × 16, whether norms are kept by stage or by all choices before."""
+    for bn_key, count in (("stage", 1 + 4 + 3 * 16), ("prefix", 1 + 4 + 3 * 16)):
         model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
         options = [model.gate(g).choices for g in range(4)]
         assert len(runtime.parts.part_histories(model, options)) == count

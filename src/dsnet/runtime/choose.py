@@ -95,8 +95,8 @@ def _measure(
         ready: list[list[Callable[[], object]]] = []
         try:
             for part in parts.values():
-                inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in BATCHES]
                 backend = get_backend(name)
+                inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in BATCHES]
                 make = backend.convert(part.module, inputs[0])
                 calls_of_part: list[Callable[[], object]] = [functools.partial(make(x), x) for x in inputs]
                 if backend.recorded(device):

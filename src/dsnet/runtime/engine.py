@@ -27,25 +27,29 @@ Memory = Literal["packed", "shared"]
 
 
 class Scored(NamedTuple):
-    """What stands at a gate: features that it has scaled, and its scores."""
+    """What stands at a gate: features that it has scaled, its scores, and what led there."""
 
     x: Tensor
     scores: Tensor
     gate: int
+    earlier: Tensor | None = None  # [B]: choices before the last one, as one number; where norms depend on it
 
     def take(self, at: Tensor) -> Scored:
         """Some of the images, by their places [n]."""
-        return Scored(_rows(self.x, at), _rows(self.scores, at), self.gate)
+        earlier = None if self.earlier is None else _rows(self.earlier, at)
+        return Scored(_rows(self.x, at), _rows(self.scores, at), self.gate, earlier)
 
     def narrow(self, start: int, stop: int) -> Scored:
         """The images of a range, without a copy."""
-        return Scored(self.x[start:stop], self.scores[start:stop], self.gate)
+        earlier = None if self.earlier is None else self.earlier[start:stop]
+        return Scored(self.x[start:stop], self.scores[start:stop], self.gate, earlier)
 
     @classmethod
     def join(cls, states: Sequence[Scored]) -> Scored:
         """The images of all, in order."""
         x, scores = [state.x for state in states], [state.scores for state in states]
-        return cls(torch.cat(x), torch.cat(scores), states[0].gate)
+        earlier = [state.earlier for state in states if state.earlier is not None]
+        return cls(torch.cat(x), torch.cat(scores), states[0].gate, torch.cat(earlier) if earlier else None)
 
 
 def _rows(x: Tensor, at: Tensor) -> Tensor:
@@ -68,30 +72,32 @@ class Runner:
     executables: Mapping[int, Executable]  # by batch size
     milliseconds: Mapping[int, float]  # of each, as measured here
     any_batch: bool = False  # whether each of them takes every size
+    by_history: bool = False  # whether they also take the number of each image's history
     division: Division = field(init=False)
     splits: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)  # by number of images
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "division", Division(self.milliseconds))
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Features and scores, or logits."""
-        images = len(x)
+        images = len(inputs[0])
         if not images:  # nothing to run, but what it gives still has its shape
-            return tuple(y[:0] for y in self._run(x.new_zeros(1, *x.shape[1:]), 1))
+            return tuple(y[:0] for y in self._run(1, *(x.new_zeros(1, *x.shape[1:]) for x in inputs)))
         sizes = self.splits.get(images)
         if sizes is None:
             sizes = self.splits[images] = self.split(images)
         if len(sizes) == 1:
-            return self._run(x, sizes[0])
-        pieces = _pieces(x, sizes)
+            return self._run(sizes[0], *inputs)
         first = self.executables.get(sizes[0])
-        if isinstance(first, Writing) and len(pieces[-1]) == sizes[-1]:
+        pieces = list(zip(*(_pieces(x, sizes) for x in inputs), strict=True))
+        if isinstance(first, Writing) and sum(sizes) == images:
             whole = tuple(torch.empty(images, *shape[1:]) for shape in first.shapes)
-            for piece, *found in zip(pieces, *(_pieces(output, sizes) for output in whole), strict=True):
-                cast(Writing, self.executables[len(piece)]).into(piece, found)
+            found = zip(*(_pieces(output, sizes) for output in whole), strict=True)
+            for size, piece, output in zip(sizes, pieces, found, strict=True):
+                cast(Writing, self.executables[size]).into(piece, output)
             return whole
-        ran = [self._run(piece, size) for piece, size in zip(pieces, sizes, strict=True)]
+        ran = [self._run(size, *piece) for size, piece in zip(sizes, pieces, strict=True)]
         return tuple(torch.cat(parts) for parts in zip(*ran, strict=True))
 
     def split(self, images: int) -> tuple[int, ...]:
@@ -118,15 +124,15 @@ class Runner:
         low = self.milliseconds.get(below, 0.0)
         return low + (self.milliseconds[above] - low) * (images - below) / (above - below)
 
-    def _run(self, x: Tensor, size: int) -> tuple[Tensor, ...]:
+    def _run(self, size: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         executable = self.executables.get(size)
         if executable is None:
             assert self.any_batch
             executable = next(iter(self.executables.values()))
-        images = len(x)
+        images = len(inputs[0])
         if images == size or self.any_batch:
-            return executable(x)
-        return tuple(y[:images] for y in executable(_padded(x, size)))
+            return executable(*inputs)
+        return tuple(y[:images] for y in executable(*(_padded(x, size) for x in inputs)))
 
 
 def _pieces(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -152,7 +158,7 @@ class Engine:
     space: RouteSpace
     gates: tuple[GateChoices, ...]
     choices: tuple[int, ...]  # how many every gate of the whole space has
-    merges: bool
+    options: tuple[tuple[int, ...], ...]  # those that are held, gate by gate
     geometry: Geometry
     image_size: tuple[int, int]
     classes: int
@@ -164,6 +170,7 @@ class Engine:
     resident: int  # bytes of weights
     graphed: Graphed | None = None  # the same parts for mixed batches on a GPU
     training: bool = field(default=False, init=False)
+    merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
 
     @property
     def name(self) -> str:
@@ -179,20 +186,12 @@ class Engine:
         return len(set(map(id, made)))
 
     def milliseconds(self, history: History, images: int) -> float:
-        """What so many images take in a part, in the batches that it runs best; as measured.
-
-        Where parts depend on more than the last two choices, that of any that ends in them.
-        """
+        """What so many images take in a part, in the batches that it runs best; as measured."""
         if not images:
             return 0.0
-        part = canonical(history, merges=self.merges)
         if self.graphed is not None:
-            return self.graphed.division(part).time(images)
-        alike = (h for h in self.runners if len(h) == len(part) and h[-2:] == part[-2:])
-        runner = self.runners.get(part if part in self.runners else next(alike, part))
-        if runner is None:
-            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
-        return runner.time(images)
+            return self.graphed.division(canonical(history)).time(images)
+        return self._runner(history).time(images)
 
     def gate(self, stage: int) -> GateChoices:
         """The gate in front of a stage."""
@@ -216,14 +215,16 @@ class Engine:
     def holds(self, route: Route) -> bool:
         """Whether all parts of a route are there."""
         ways = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
-        return all(canonical(way, merges=self.merges) in self.runners for way in ways)
+        return all(canonical(way) in self.runners for way in ways)
 
     def enter(self, x: Tensor, mode: Mode | None = None) -> Scored:
         """Prefix and first gate."""
         self._check_mode(mode)
         self.check_images(x)
         features, scores = self._run((), x.to(self.precision))
-        return Scored(features, scores, 0)
+        keyed = any(runner.by_history for runner in self.runners.values())
+        earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if keyed else None
+        return Scored(features, scores, 0, earlier)
 
     def score(self, state: Scored) -> Tensor:
         """Scores [B, choices] of the gate for what stands at it."""
@@ -232,13 +233,17 @@ class Engine:
     def advance(self, state: Scored, choices: History, mode: Mode | None = None) -> Scored:
         """From the gate that made the last of ``choices`` to the next one."""
         self._check_mode(mode)
-        features, scores = self._run(choices, state.x)
-        return Scored(features, scores, len(choices))
+        features, scores = self._run(choices, state.x, state.earlier)
+        earlier = state.earlier
+        if earlier is not None and len(choices) > 1:
+            options = self.options[len(choices) - 2]
+            earlier = earlier * len(options) + options.index(choices[-2])
+        return Scored(features, scores, len(choices), earlier)
 
     def finish(self, state: Scored, choices: History, mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
         self._check_mode(mode)
-        (logits,) = self._run(choices, state.x)
+        (logits,) = self._run(choices, state.x, state.earlier)
         return logits
 
     def finish_from(
@@ -257,14 +262,19 @@ class Engine:
         return self.finish_from({(): self.enter(x, mode)}, route.choices, mode)
 
     @torch.no_grad()
-    def _run(self, history: History, x: Tensor) -> tuple[Tensor, ...]:
-        runner = self.runners.get(canonical(history, merges=self.merges))
-        if runner is None:
-            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
+    def _run(self, history: History, x: Tensor, earlier: Tensor | None = None) -> tuple[Tensor, ...]:
+        runner = self._runner(history)
+        inputs = (x, earlier) if runner.by_history and earlier is not None else (x,)
         if torch.is_autocast_enabled(self.device.type):  # precisions were chosen when the plan was made
             with torch.autocast(self.device.type, enabled=False):
-                return runner(x)
-        return runner(x)
+                return runner(*inputs)
+        return runner(*inputs)
+
+    def _runner(self, history: History) -> Runner:
+        runner = self.runners.get(canonical(history))
+        if runner is None:
+            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
+        return runner
 
     @staticmethod
     def _check_mode(mode: Mode | None) -> None:

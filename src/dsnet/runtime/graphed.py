@@ -15,7 +15,7 @@ import itertools
 import math
 import statistics
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -85,6 +85,7 @@ class _Gate:
         self.scores = torch.zeros(images + 1, len(choices), dtype=scores.dtype, device=device)
         self.prices = torch.zeros(before, len(choices), dtype=torch.float64, device=device)
         self.taken = torch.zeros(images, dtype=torch.long, device=device)
+        self.earlier = torch.zeros(images + 1, dtype=torch.long, device=device)  # choices before the last
         self.order = torch.zeros(images, dtype=torch.long, device=device)  # of images, by what they take
         self.counts = torch.zeros(self.pairs, dtype=torch.long, device=device)
         self.starts = torch.zeros(self.pairs, dtype=torch.long, device=device)
@@ -133,11 +134,13 @@ class Graphed:
         image: Tensor,  # [1, C, H, W], like those that will come
         space: RouteSpace,
         choices: Sequence[Sequence[int]],  # that every gate decides between
+        keyed: Collection[History] = (),  # parts that also take the number of each image's history
         sizes: Sequence[int],
         lanes: Lanes,
         progress: Progress = silent,
     ) -> None:
         self.calls, self.space, self.lanes, self.lock = calls, space, lanes, threading.Lock()
+        self.keyed = keyed
         self.sizes = tuple(sorted(set(sizes)))
         self.device, self.most = image.device, self.sizes[-1]
         _, channels, height, width = image.shape
@@ -148,6 +151,10 @@ class Graphed:
         self.asked = torch.zeros(self.most, dtype=torch.bool, device=self.device)  # by a cascade's last route
         self.gates: list[_Gate] = []
         self.tables: list[dict[int, _Table]] = []  # by gate, then by the choice before it (0 at the first)
+        self.options = [
+            sorted({history[-1] for history in calls if len(history) == gates + 1})
+            for gates in range(len(choices))
+        ]
         self._make_places(choices, image)
         ways = itertools.product(*(gate.held for gate in self.gates))
         self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
@@ -162,8 +169,7 @@ class Graphed:
         """Runs an image through everything, to see the shapes."""
         standing = {0: self.calls[()](image.expand(2, *image.shape[1:]))}  # by the choice before
         for number, own in enumerate(choices):
-            behind = {history[-1] for history in self.calls if len(history) == number + 1}
-            held = sorted(behind.union(own))
+            held = sorted({*self.options[number], *own})
             before = len(self.gates[-1].held) if self.gates else 1
             told = self.lanes.on_host(before * len(held))
             scores = next(iter(standing.values()))[1]
@@ -171,9 +177,11 @@ class Graphed:
             self.tables.append({c: _Table.like(found[0], self.most) for c, found in standing.items()})
             following: dict[int, tuple[Tensor, ...]] = {}
             for previous, choice in itertools.product(standing, held):
-                call = self.calls.get(part_behind(number, previous, choice))
-                if call is not None and choice not in following:
-                    following[choice] = call(standing[previous][0])
+                history = part_behind(number, previous, choice)
+                if history in self.calls and choice not in following:
+                    features = standing[previous][0]
+                    first = (torch.zeros(len(features), dtype=torch.long, device=self.device),)
+                    following[choice] = self.calls[history](features, *first * (history in self.keyed))
             standing = following
         logits = next(iter(standing.values()))[0]
         self.logits = logits.new_zeros(self.most + 1, logits.shape[1])
@@ -235,16 +243,22 @@ class Graphed:
         gate, last = self.gates[number], number + 1 == len(self.gates)
         previous, choice = history[-2] if number else 0, history[-1]
         pair, rows, call = self._pair(history), self.row[:size], self.calls[history]
+        before = self.options[number - 1].index(previous) if number else 0
 
         def body() -> None:
             at = gate.order[(gate.starts[pair] + rows).clamp_(max=self.most - 1)]
             to = torch.where(rows < gate.counts[pair], at, self.most)
-            found = call(self.tables[number][previous].get(at))
+            x = self.tables[number][previous].get(at)
+            earlier = gate.earlier.index_select(0, at) if self.keyed else None
+            found = call(x, earlier) if earlier is not None and history in self.keyed else call(x)
             if last:
                 self.logits.index_copy_(0, to, found[0])
-            else:
-                self.tables[number + 1][choice].put(to, found[0])
-                self.gates[number + 1].scores.index_copy_(0, to, found[1])
+                return
+            self.tables[number + 1][choice].put(to, found[0])
+            following = self.gates[number + 1]
+            following.scores.index_copy_(0, to, found[1])
+            if earlier is not None and number:
+                following.earlier.index_copy_(0, to, earlier * len(self.options[number - 1]) + before)
 
         return body
 

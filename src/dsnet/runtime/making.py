@@ -84,7 +84,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         space=network.space,
         gates=tuple(GateChoices(network.gate(g).choices) for g in range(len(network.gates))),
         choices=network.choices,
-        merges=network.merges,
+        options=tuple(options),
         geometry=network.geometry,
         image_size=(size.height, size.width),
         classes=network.head.classifier.out_features,
@@ -112,13 +112,12 @@ def _programs(
     if not backend.recorded(device):
         runners = make_runners(parts, backend, buckets, device=device, precision=precision, progress=progress)
         return runners, None
+    keyed = {history for history, part in parts.items() if part.histories > 1}
     calls = make_calls(parts, backend, device=device, precision=precision, progress=progress)
     # Whoever asks part by part (a session with a cap) has all images run at once.
     runners = {
         h: Runner({buckets[-1]: call}, {buckets[-1]: 1.0}, any_batch=True) for h, call in calls.items()
     }
-    if len(network.gates) > 1 and not network.merges:
-        return runners, None
     choices = [network.gate(g).choices for g in range(len(network.gates))]
     lanes = lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table))))
     image = torch.zeros(1, *parts[()].shape, device=device, dtype=precision)
@@ -127,6 +126,7 @@ def _programs(
         image=image,
         space=network.space,
         choices=choices,
+        keyed=keyed,
         sizes=buckets,
         lanes=lanes,
         progress=progress,

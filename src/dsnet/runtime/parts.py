@@ -1,8 +1,10 @@
 """A supernet taken apart for a device: the front that every image runs, and a part for every choice.
 
-A part is a plain module of one tensor. The front and the parts that end at a gate give the features that the
-gate has scaled and its scores; those that end the network give logits. Together they hold every weight of
-every route that the gates can take, packed: contiguous, batch norms folded.
+A part is a plain module. The front and the parts that end at a gate give the features that the gate has
+scaled and its scores; those that end the network give logits. Together they hold every weight of every route
+that the gates can take, packed: contiguous, batch norms folded. A part belongs to a gate's choice and the one
+before it; where norms depend on choices before these, too, it takes the number of each image's history as a
+second input and its norms are not folded.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate
 from dsnet.models import Supernet
 from dsnet.models.blocks import Step, run_steps
+from dsnet.runtime.norms import by_history
+from dsnet.slicing import ImageStatistics, Mode
 
 __all__ = ["History", "Part", "canonical", "pack", "part_behind", "part_histories", "share", "weight_bytes"]
 
@@ -27,10 +31,16 @@ History = tuple[int, ...]  # the choices that lead through a part; none: the fro
 
 
 class Part(NamedTuple):
-    """A module, and the shape of what one image gives it."""
+    """A module, the shape of what one image gives it, and how many histories its norms tell apart."""
 
     module: nn.Module
     shape: Shape
+    histories: int = 1
+
+    def example(self, images: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        """Inputs for so many images."""
+        x = torch.randn(images, *self.shape, generator=generator)
+        return (x, torch.zeros(images, dtype=torch.long)) if self.histories > 1 else (x,)
 
 
 class ToGate(nn.Module):
@@ -58,27 +68,29 @@ class ToLogits(nn.Module):
 class SharedPart(nn.Module):
     """A part that runs slices of a supernet's weights."""
 
-    def __init__(self, network: Supernet, history: History) -> None:
+    def __init__(self, network: Supernet, history: History, histories: Sequence[History]) -> None:
         super().__init__()
         self.network, self.history = network, history
         self.training = network.training
+        self.keys = torch.tensor([network.key(h) for h in histories])
         self.choices = None if len(history) == len(network.gates) else network.gate(len(history)).choices
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, which: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         network, gate = self.network, len(self.history)
         if network.training or (self.choices is not None and network.gate(gate).choices != self.choices):
             what = "is in training mode" if network.training else "has other routing heads"
             raise DsnetError(f"the network that this plan shares {what} now; call .eval(), or compile again")
-        y = network.run_segment(x, self.history) if gate else run_steps(network.chain(()), x)
+        mode = None if which is None else Mode(images=ImageStatistics(self.keys.to(which.device)[which]))
+        y = network.run_segment(x, self.history, mode) if gate else run_steps(network.chain(()), x)
         if gate == len(network.gates):
             return y
         state = network.stand_at(gate, y)
         return state.x, network.score(state)
 
 
-def canonical(history: History, *, merges: bool) -> History:
-    """The history whose part serves this one: where histories merge, only the last two choices matter."""
-    return (0,) * (len(history) - 2) + history[-2:] if merges and len(history) > 2 else history
+def canonical(history: History) -> History:
+    """The history whose part serves this one: the last two choices count."""
+    return (0,) * (len(history) - 2) + history[-2:] if len(history) > 2 else history
 
 
 def part_behind(gate: int, previous: int, choice: int) -> History:
@@ -86,13 +98,18 @@ def part_behind(gate: int, previous: int, choice: int) -> History:
     return (*(0,) * (gate - 1), previous, choice) if gate else (choice,)
 
 
-def part_histories(model: Supernet, options: Sequence[Sequence[int]]) -> list[History]:
-    """Every part that routes with these choices at each gate run through, front first."""
-    found: dict[History, None] = {(): None}
+def part_histories(model: Supernet, options: Sequence[Sequence[int]]) -> dict[History, list[History]]:
+    """Every part that routes with these choices at each gate run through, front first.
+
+    With the histories that its norms tell apart: one of them where all are alike.
+    """
+    found: dict[History, list[History]] = {(): [()]}
     for gates in range(1, len(options) + 1):
         for history in itertools.product(*options[:gates]):
-            found[canonical(history, merges=model.merges)] = None
-    return list(found)
+            own = found.setdefault(canonical(history), [])
+            if not own or not model.merges:
+                own.append(history)
+    return found
 
 
 def pack(
@@ -104,17 +121,20 @@ def pack(
     device: torch.device | None = None,
 ) -> dict[History, Part]:
     """All parts, with weights of their own in ``precision``; gates stay in float32 or better."""
-    parts: dict[History, Part] = {}
-    for history, shape in _shapes(model, options, image_size).items():
-        body, behind = _chain(model.chain(history), shape)
-        module: nn.Module
-        if len(history) == len(model.gates):
-            block, size, key = model.head_step(history)
-            module = ToLogits(body, block.extract(behind, size, key, fold_bn=True))
-        else:
-            module = ToGate(body, model.gate(len(history)).extract_deciding(behind.channels))
-        parts[history] = Part(_in_precision(module.eval().to(device), precision), shape)
+    shapes, parts = _shapes(model, options, image_size), dict[History, Part]()
+    for history, own in part_histories(model, options).items():
+        made = [_packed(model, h, shapes[history], fold=len(own) == 1) for h in own]
+        module = made[0] if len(own) == 1 else by_history(made)
+        parts[history] = Part(_in_precision(module.to(device), precision), shapes[history], len(own))
     return parts
+
+
+def _packed(model: Supernet, history: History, shape: Shape, *, fold: bool) -> nn.Module:
+    body, behind = _chain(model.chain(history), shape, fold=fold)
+    if len(history) < len(model.gates):
+        return ToGate(body, model.gate(len(history)).extract_deciding(behind.channels)).eval()
+    block, size, key = model.head_step(history)
+    return ToLogits(body, block.extract(behind, size, key, fold_bn=fold)).eval()
 
 
 def share(
@@ -122,7 +142,10 @@ def share(
 ) -> dict[History, Part]:
     """All parts as slices of the supernet's own weights."""
     shapes = _shapes(model, options, image_size)
-    return {history: Part(SharedPart(model, history), shape) for history, shape in shapes.items()}
+    return {
+        history: Part(SharedPart(model, own[0], own), shapes[history], len(own))
+        for history, own in part_histories(model, options).items()
+    }
 
 
 def _shapes(
@@ -135,7 +158,7 @@ def _shapes(
     behind: dict[History, Shape] = {}
     for history in part_histories(model, options):
         if history:  # what leads there may itself be one of several that are served alike
-            fronts[history] = behind[canonical(history[:-1], merges=model.merges)]
+            fronts[history] = behind[canonical(history[:-1])]
         shape = fronts[history]
         for block, size, _ in model.chain(history):
             _, shape = block.cost(shape, size)
@@ -143,10 +166,10 @@ def _shapes(
     return fronts
 
 
-def _chain(steps: Iterable[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:
+def _chain(steps: Iterable[Step], shape: Shape, *, fold: bool) -> tuple[nn.Sequential, Shape]:
     made: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (block, size, key) in enumerate(steps):
-        made[f"block{number}"] = block.extract(shape, size, key, fold_bn=True)
+        made[f"block{number}"] = block.extract(shape, size, key, fold_bn=fold)
         _, shape = block.cost(shape, size)
     return nn.Sequential(made), shape
 

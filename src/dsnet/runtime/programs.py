@@ -31,23 +31,26 @@ def make_runners(
 ) -> dict[History, Runner]:
     """Every part for any number of images, in batches of these sizes."""
     jobs = [(history, bucket) for history in parts for bucket in buckets]
-    examples: dict[tuple[History, int], Tensor] = {}
+    examples: dict[tuple[History, int], tuple[Tensor, ...]] = {}
     made: dict[History, dict[int, Executable]] = {history: {} for history in parts}
     generator = torch.Generator().manual_seed(0)
     makers = {}
     for history, bucket in progress(jobs, len(jobs), "program"):
         part = parts[history]
-        example = torch.randn(bucket, *part.shape, generator=generator).to(device, precision)
+        example = _placed(part.example(bucket, generator), device, precision)
         if history not in makers:
-            makers[history] = backend.convert(part.module, example)
-        made[history][bucket] = makers[history](example)
+            makers[history] = backend.convert(part.module, *example)
+        made[history][bucket] = makers[history](*example)
         examples[history, bucket] = example
     calls: dict[Any, Callable[[], object]]
-    calls = {job: functools.partial(made[job[0]][job[1]], examples[job]) for job in jobs}
+    calls = {job: functools.partial(made[job[0]][job[1]], *examples[job]) for job in jobs}
     times = _milliseconds(calls, device)
     return {
         history: Runner(
-            executables, {bucket: times[history, bucket] for bucket in buckets}, backend.any_batch(device)
+            executables,
+            {bucket: times[history, bucket] for bucket in buckets},
+            any_batch=backend.any_batch(device),
+            by_history=parts[history].histories > 1,
         )
         for history, executables in made.items()
     }
@@ -64,9 +67,13 @@ def make_calls(
     """Every part for any number of images, by a backend that makes such."""
     calls = {}
     for history in progress(list(parts), len(parts), "part"):
-        example = torch.zeros(2, *parts[history].shape, device=device, dtype=precision)
-        calls[history] = backend.convert(parts[history].module, example)(example)
+        example = _placed(parts[history].example(2), device, precision)
+        calls[history] = backend.convert(parts[history].module, *example)(*example)
     return calls
+
+
+def _placed(example: tuple[Tensor, ...], device: torch.device, precision: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(x.to(device, precision if x.is_floating_point() else x.dtype) for x in example)
 
 
 @torch.no_grad()

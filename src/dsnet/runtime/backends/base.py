@@ -25,7 +25,7 @@ MODULES = {
 class Executable(Protocol):
     """A part made ready for a device. Several threads may call it at once."""
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Runs it: one tensor, or features and scores."""
 
 
@@ -35,7 +35,7 @@ class Writing(Executable, Protocol):
 
     shapes: tuple[tuple[int, ...], ...]  # of what it gives
 
-    def into(self, x: Tensor, found: Sequence[Tensor]) -> None:
+    def into(self, inputs: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Runs it and writes what it gives into these."""
 
 
@@ -54,7 +54,7 @@ class Backend(Protocol):
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Why it cannot be used there, with what to do about it; none: it can."""
 
-    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], Executable]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Executable]:
         """What makes executables of a module for inputs of one image or more, each like what it is given."""
 
 

@@ -28,10 +28,10 @@ class _CudaGraphs:
         """A GPU."""
         return None if device.type == "cuda" else f"it is for CUDA, not for {device.type}"
 
-    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], Call]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Call]:
         """The module itself, channels last."""
         call = Call(module.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-        return lambda example: call
+        return lambda *examples: call
 
 
 BACKEND = _CudaGraphs()

@@ -26,10 +26,10 @@ class _Eager:
         """Always there."""
         return None
 
-    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], Call]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Call]:
         """The module itself."""
         call = Call(module)
-        return lambda example: call
+        return lambda *examples: call
 
 
 class Call:
@@ -38,9 +38,9 @@ class Call:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """One tensor, or features and scores."""
-        found = self.module(x)
+        found = self.module(*inputs)
         return found if isinstance(found, tuple) else (found,)
 
 

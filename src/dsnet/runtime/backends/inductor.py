@@ -34,80 +34,91 @@ class _Inductor:
             return "it needs a C++ compiler: install g++"
         return None
 
-    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], _Compiled | AnyBatch]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., _Compiled | AnyBatch]:
         """On the host programs of one form: another one is an error, never a recompilation. On a GPU one."""
-        if self.any_batch(example.device):
+        if self.any_batch(examples[0].device):
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            made = AnyBatch(module, example)
-            return lambda example: made
+            made = AnyBatch(module, *examples)
+            return lambda *examples: made
         return functools.partial(_Compiled, module)
 
 
 class _Compiled:
-    def __init__(self, module: nn.Module, example: Tensor) -> None:
+    def __init__(self, module: nn.Module, *examples: Tensor) -> None:
         from torch._inductor import config  # slow to import
 
-        self.form, self.strides = _form(example), example.stride()
+        self.form, self.strides = _form(*examples), [example.stride() for example in examples]
         self.call = torch.compile(_own_code(module), fullgraph=True, dynamic=False)
         with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
-            self.call(example)
+            self.call(*examples)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         # One kind of tensor in one mode: each would otherwise be a program of its own.
         with torch.inference_mode(False), torch.no_grad():
-            if _form(x) != self.form:
-                raise DsnetError(f"this program was compiled for {self.form}, not for {_form(x)}")
-            if x.is_inference() or x.requires_grad or x.stride() != self.strides:
-                x = torch.empty_strided(x.shape, self.strides, dtype=x.dtype, device=x.device).copy_(x)
-            found = self.call(x)
+            if _form(*inputs) != self.form:
+                raise DsnetError(f"this program was compiled for {self.form}, not for {_form(*inputs)}")
+            same = [_like(x, strides) for x, strides in zip(inputs, self.strides, strict=True)]
+            found = self.call(*same)
         return found if isinstance(found, tuple) else (found,)
+
+
+def _like(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    if x.is_inference() or x.requires_grad or x.stride() != strides:
+        return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    return x
 
 
 class AnyBatch:
     """A program for any number of images, channels last; one image runs as two."""
 
-    def __init__(self, module: nn.Module, example: Tensor) -> None:
+    def __init__(self, module: nn.Module, *examples: Tensor) -> None:
         from torch._inductor import config  # slow to import
 
-        self.shape, self.dtype = example.shape[1:], example.dtype
+        self.forms = [(x.shape[1:], x.dtype) for x in examples]
         self.call = torch.compile(_own_code(module), fullgraph=True, dynamic=True)
-        images = torch.zeros(4, *self.shape, dtype=self.dtype, device=example.device)
-        images = images.contiguous(memory_format=torch.channels_last)
-        torch._dynamo.mark_dynamic(images, 0, min=2)
+        inputs = [_channels_last(x[:1].expand(4, *x.shape[1:])) for x in examples]
+        for x in inputs:
+            torch._dynamo.mark_dynamic(x, 0, min=2)
         with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
-            self.call(images)
+            self.call(*inputs)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """One tensor, or features and scores."""
-        if x.shape[1:] != self.shape or x.dtype != self.dtype:
-            given = f"{list(x.shape[1:])} of {x.dtype}"
-            raise DsnetError(f"this program takes images {list(self.shape)} of {self.dtype}, not {given}")
+        if [(x.shape[1:], x.dtype) for x in inputs] != self.forms:
+            given = [(list(x.shape[1:]), x.dtype) for x in inputs]
+            raise DsnetError(f"this program takes images of {self.forms}, not of {given}")
+        count = len(inputs[0])
         with torch.inference_mode(False), torch.no_grad():
-            count = len(x)
             if count < 2:
-                x = x.expand(2, *x.shape[1:]) if count else x.new_zeros(2, *x.shape[1:])
-            if x.is_inference() or x.requires_grad or not x.is_contiguous(memory_format=torch.channels_last):
-                x = x.detach().clone(memory_format=torch.channels_last)
-            found = self.call(x)
+                inputs = tuple(torch.cat([x, x.new_zeros(2 - count, *x.shape[1:])]) for x in inputs)
+            found = self.call(*(_channels_last(x) for x in inputs))
         found = found if isinstance(found, tuple) else (found,)
         return found if count > 1 else tuple(y[:count] for y in found)
 
 
-def _own_code(module: nn.Module) -> Callable[[Tensor], Any]:
+def _channels_last(x: Tensor) -> Tensor:
+    if x.ndim != 4:
+        return x.clone() if x.is_inference() else x.contiguous()
+    if x.is_inference() or x.requires_grad or not x.is_contiguous(memory_format=torch.channels_last):
+        return x.detach().clone(memory_format=torch.channels_last)
+    return x
+
+
+def _own_code(module: nn.Module) -> Callable[..., Any]:
     """The module behind a function whose code nothing else has: programs are kept by code, a few for each."""
 
-    def run(x: Tensor) -> Any:  # noqa: ANN401
-        return module(x)
+    def run(*inputs: Tensor) -> Any:  # noqa: ANN401
+        return module(*inputs)
 
     run.__code__ = run.__code__.replace(co_name=f"part_{id(run)}")
     return run
 
 
-def _form(x: Tensor) -> tuple[object, ...]:
+def _form(*inputs: Tensor) -> tuple[object, ...]:
     threads = f"{torch.get_num_threads()} threads"  # of them, too, a program is made for one number
-    return tuple(x.shape), x.dtype, x.device, threads
+    return (*((tuple(x.shape), x.dtype, x.device) for x in inputs), threads)
 
 
 BACKEND = _Inductor()

@@ -37,10 +37,10 @@ class _OnnxRuntime:
             return f"it runs on the CPU here, not on {device.type}"
         return None if precision == torch.float32 else f"it runs float32 here, not {precision}"
 
-    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], _Session]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., _Session]:
         """One session for any number of images."""
-        session = _Session(to_onnx(module, example))
-        return lambda example: session
+        session = _Session(to_onnx(module, *examples))
+        return lambda *examples: session
 
 
 class _Session:
@@ -53,21 +53,27 @@ class _Session:
         # Threads that wait busily would hold the cores which the next part's session needs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self.session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        self.input = self.session.get_inputs()[0].name
+        self.names = [given.name for given in self.session.get_inputs()]
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        found = self.session.run(None, {self.input: x.contiguous().numpy()})
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = (x.contiguous().numpy() for x in inputs)
+        found = self.session.run(None, dict(zip(self.names, given, strict=True)))
         return tuple(torch.from_numpy(array) for array in found)
 
 
-def to_onnx(module: nn.Module, example: Tensor) -> bytes:
+def to_onnx(module: nn.Module, *examples: Tensor) -> bytes:
     """The module as an ONNX file in memory, for any number of images."""
     batch = torch.export.Dim("batch", min=1, max=2**20)
     # One image would be taken for a constant.
-    several = example if len(example) > 1 else torch.cat([example, example])
+    several = tuple(x if len(x) > 1 else torch.cat([x, x]) for x in examples)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
-            module, (several,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, optimize=True
+            module,
+            several,
+            dynamo=True,
+            dynamic_shapes=tuple({0: batch} for _ in several),
+            verbose=False,
+            optimize=True,
         )
     assert program is not None
     made: bytes = program.model_proto.SerializeToString()

@@ -37,16 +37,17 @@ class _OpenVino:
             return f"it runs on the CPU here, not on {device.type}"
         return None if precision == torch.float32 else f"it runs float32 here, not {precision}"
 
-    def convert(self, module: nn.Module, example: Tensor) -> Callable[[Tensor], _Program]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., _Program]:
         """A program for every batch size."""
         import openvino as ov
 
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # tracing warns of its own future
-            model = ov.convert_model(module, example_input=example)
+            model = ov.convert_model(module, example_input=examples if len(examples) > 1 else examples[0])
 
-        def make(example: Tensor) -> _Program:
-            model.reshape(list(example.shape))
+        def make(*examples: Tensor) -> _Program:
+            shapes = zip(model.inputs, examples, strict=True)
+            model.reshape({port: list(example.shape) for port, example in shapes})
             return _Program(model)
 
         return make
@@ -66,23 +67,24 @@ class _Program:
         self.tensor = ov.Tensor
         self.own = threading.local()
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         found = tuple(torch.empty(shape) for shape in self.shapes)
-        self.into(x, found)
+        self.into(inputs, found)
         return found
 
-    def into(self, x: Tensor, found: Sequence[Tensor]) -> None:
+    def into(self, inputs: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Runs it and writes what it gives into these."""
         request: Any = getattr(self.own, "request", None)  # a request serves one thread
         if request is None:
             request = self.own.request = self.compiled.create_infer_request()
         # New memory costs a request about as much as copying a megabyte. numpy copies: threads of torch would
         # wait busily afterwards, on the cores that the program needs.
-        given = x.contiguous().numpy()
-        if given.nbytes > COPIED:
-            request.set_input_tensor(self.tensor(given, shared_memory=True))
-        else:
-            np.copyto(request.get_input_tensor().data, given)
+        for i, x in enumerate(inputs):
+            given = x.contiguous().numpy()
+            if given.nbytes > COPIED:
+                request.set_input_tensor(i, self.tensor(given, shared_memory=True))
+            else:
+                np.copyto(request.get_input_tensor(i).data, given)
         large = [i for i, output in enumerate(found) if output.nbytes > COPIED]
         for i in large:
             request.set_output_tensor(i, self.tensor(found[i].numpy(), shared_memory=True))
