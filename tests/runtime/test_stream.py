@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from dsnet.routing import CostTable
 from dsnet.routing.router import Point, Router
+from dsnet.routing.rules import RoutedOutput, margin
 from dsnet.runtime import Plan
 from dsnet.runtime import compile as compile_plan
-from dsnet.runtime.stream import Answer
+from dsnet.runtime.stream import Answer, stream
 from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import assert_close, error_of
 
@@ -23,13 +25,14 @@ NAME = "ds_mbnet_tiny"
 
 @given(
     sizes=st.lists(st.integers(0, 7), max_size=8),
-    group=st.integers(1, 9),
+    together=st.integers(1, 9),
+    ahead=st.booleans(),
     delay=st.integers(0, 4),
     spoilt=st.sets(st.integers(0, 7), max_size=3),
 )
 @settings(max_examples=60, deadline=None)
 def test_answers_are_those_of_the_batches_in_order(
-    sizes: list[int], group: int, delay: int, spoilt: set[int]
+    sizes: list[int], together: int, ahead: bool, delay: int, spoilt: set[int]
 ) -> None:
     plan = plan_of(NAME, "eager")
     x = pictures(network(NAME), max(1, sum(sizes)))
@@ -43,7 +46,8 @@ def test_answers_are_those_of_the_batches_in_order(
         else:
             output = plan.run(batch)
             expected += list(zip(output.routes.tolist(), output.logits, strict=True))
-    answers = list(plan.stream(iter(batches), group=group, delay=delay))
+    check = plan.engine.check_images
+    answers = list(stream(plan.run, check, iter(batches), images=together, delay=delay, ahead=ahead))
     assert [answer.place for answer in answers] == list(range(len(expected)))
     for answer, wanted in zip(answers, expected, strict=True):
         if wanted is None:
@@ -56,7 +60,8 @@ def test_answers_are_those_of_the_batches_in_order(
             assert torch.allclose(answer.logits, wanted[1], atol=1e-5)
 
 
-def test_nobody_waits_for_more_than_the_delay() -> None:
+@pytest.mark.parametrize(("delay", "ahead"), [(3, False), (0, False), (3, True), (6, True), (1, True)])
+def test_nobody_waits_for_more_than_the_delay(delay: int, ahead: bool) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 40)
     given_out = 0
 
@@ -66,8 +71,11 @@ def test_nobody_waits_for_more_than_the_delay() -> None:
             given_out = i + 1
             yield x[i : i + 1]
 
-    for answer in plan.stream(batches(), group=1000, delay=3):
-        assert given_out - 1 - answer.place <= 3 or given_out == 40
+    check, waited = plan.engine.check_images, []
+    for answer in stream(plan.run, check, batches(), images=1000, delay=delay, ahead=ahead):
+        waited.append(given_out - 1 - answer.place)
+    assert max(waited) <= (max(delay, 1) if ahead else delay)
+    assert len(waited) == 40
 
 
 def test_a_batch_that_does_not_fit_is_answered_by_its_error() -> None:
@@ -79,7 +87,7 @@ def test_a_batch_that_does_not_fit_is_answered_by_its_error() -> None:
     assert_close(found, plan(x), 1e-5)
 
 
-def test_streams_keep_the_budget_and_say_what_they_are_not_for() -> None:
+def test_streams_keep_the_budget() -> None:
     model = network(NAME)
     costs = CostTable.of_model(model)
     gate = Router(
@@ -93,15 +101,44 @@ def test_streams_keep_the_budget_and_say_what_they_are_not_for() -> None:
     plan = Plan(plan_of(NAME, "eager").engine, gate, costs.of((0,)))
     x = pictures(model, 5)
     assert [answer.route for answer in plan.stream([x])] == [0] * 5
-    cascade = Router(
-        kind="cascade",
-        costs=costs,
-        curve=(Point(cost=1e5, accuracy=0.5, numbers=(0.5,), routes=(0, 3)),),
-    )
-    assert "batch by batch" in error_of(lambda: Plan(plan.engine, cascade, 1e5).stream([x]))
-    assert "several gates" in error_of(lambda: list(plan_of("ds_resnet_tiny", "eager").stream([x])))
-    assert "at least 1" in error_of(lambda: plan.stream([x], group=0))
+    assert "at least 1" in error_of(lambda: plan.stream([x], images=0))
     assert "integer" in error_of(lambda: plan.stream([x], delay=float("nan")))
+
+
+def test_cascades_and_several_gates_stream_too() -> None:
+    model = network(NAME)
+    costs, x = CostTable.of_model(model), pictures(model, 23)
+    threshold = float(margin(model(x, 0)).median())
+    point = Point(cost=1e5, accuracy=0.5, numbers=(threshold,), routes=(0, 3))
+    cascade = Plan(plan_of(NAME, "eager").engine, Router(kind="cascade", costs=costs, curve=(point,)), 1e5)
+    several = plan_of("three_gates", "eager")
+    for plan, images in ((cascade, x), (several, pictures(network("three_gates"), 23))):
+        expected = plan.run(images)
+        answers = list(plan.stream(torch.split(images, 4), images=10))
+        assert [answer.route for answer in answers] == expected.routes.tolist()
+        found = torch.stack([answer.logits for answer in answers if answer.logits is not None])
+        assert_close(found, expected.logits, 1e-5)
+        assert len(set(expected.routes.tolist())) > 1
+
+
+def test_batches_are_joined_and_progress_is_told() -> None:
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 40)
+    seen: list[int] = []
+    told: list[tuple[int, str]] = []
+
+    def run(images: Tensor) -> RoutedOutput:
+        seen.append(len(images))
+        return plan.run(images)
+
+    list(stream(run, plan.engine.check_images, torch.split(x, 4), images=16, delay=8))
+    assert seen == [16, 16, 8]
+
+    def progress(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
+        told.append((total, label))
+        return items
+
+    assert len(list(plan.stream(torch.split(x, 4), progress=progress))) == 40
+    assert told == [(10, "batch")]
 
 
 def test_what_came_before_an_error_of_the_source_is_answered() -> None:
@@ -129,6 +166,6 @@ def test_routes_that_a_plan_does_not_hold_are_errors_of_their_images() -> None:
 @pytest.mark.parametrize("backend", ["openvino"])
 def test_other_backends_stream_alike(backend: str) -> None:
     plan, x = plan_of(NAME, backend), pictures(network(NAME), 30)
-    answers = list(plan.stream(torch.split(x, 3), group=8, delay=2))
+    answers = list(plan.stream(torch.split(x, 3), images=8, delay=2))
     found = torch.stack([answer.logits for answer in answers if answer.logits is not None])
     assert_close(found, plan(x), 1e-4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -17,8 +17,11 @@ from dsnet.runtime.engine import Engine
 from dsnet.runtime.graphed import Prices, prices_of
 from dsnet.runtime.promotion import promoting
 from dsnet.runtime.stream import Answer, stream
+from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["Plan"]
+
+TOGETHER = 64  # images of a stream that run at once on the host
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -85,16 +88,30 @@ class Plan:
         return self.run(x).routes
 
     def stream(
-        self, batches: Iterable[Tensor | None], *, group: int = 16, delay: int = 8
+        self,
+        batches: Iterable[Tensor | None],
+        *,
+        images: int | None = None,
+        delay: int = 8,
+        progress: Progress = silent,
     ) -> Iterator[Answer]:
         """Batches one after the other, images regrouped across them; answers in the order of the images.
 
-        ``group`` images of a route run together; none waits for more than ``delay`` further batches. What
-        cannot be run is answered by its error, and the rest go on.
+        ``images`` run together, by default as many as suit the device; none waits for more than ``delay``
+        further batches. What cannot be run is answered by its error, and the rest go on.
         """
-        if self.routed is not None and not isinstance(self.routed.rule, GateRule):
-            raise DsnetError("a stream regroups what gates decide; a cascade runs batch by batch: plan(x)")
-        return stream(self.engine, self._decide(), batches, group=group, delay=delay)
+        graphed = self.engine.graphed
+        if images is None:
+            images = TOGETHER if graphed is None else graphed.most
+        total = len(batches) if isinstance(batches, Sized) else 0
+        return stream(
+            self.run,
+            self.engine.check_images,
+            progress(batches, total, "batch"),
+            images=images,
+            delay=delay,
+            ahead=graphed is not None,
+        )
 
     def at(self, budget: float | str | None) -> Plan:
         """The same executables at another budget; nothing is compiled."""

@@ -1,23 +1,25 @@
-"""Bulk work through a plan: batches regrouped across each other, answers in the order of the images.
+"""Bulk work through a plan: batches joined to larger ones, so that routes are regrouped across them.
 
-Images that take the same route wait for each other until there are enough of them for a batch that the route
-runs well, or until the first of them has waited for so many batches. Fronts run as batches come in.
+Batches wait until there are enough images for one that the device runs well, or until the first of them has
+waited for so many others. Answers come in the order of the images.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError
-from dsnet.models.gated import Decide
-from dsnet.runtime.engine import Engine, Scored
+from dsnet.routing.rules import RoutedOutput
 
 __all__ = ["Answer", "stream"]
+
+Run = Callable[[Tensor], RoutedOutput]
 
 
 class Answer(NamedTuple):
@@ -30,56 +32,53 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """Images that take the same route and have not run yet."""
+class _Batch:
+    """What came in: images that can be run, or what is wrong with them."""
 
-    states: list[Scored] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    since: int = 0  # the batch that the first of them came with
+    place: int  # of its first image
+    count: int
+    images: Tensor | None
+    error: str | None = None
 
 
 def stream(
-    engine: Engine, decide: Decide, batches: Iterable[Tensor | None], *, group: int = 16, delay: int = 8
+    run: Run,
+    check: Callable[[Tensor], None],
+    batches: Iterable[Tensor | None],
+    *,
+    images: int,
+    delay: int,
+    ahead: bool = False,
 ) -> Iterator[Answer]:
-    """Runs batches [B, C, H, W] one after the other and gives an answer for every image, in order.
+    """Runs batches [B, C, H, W] in the order they come and gives an answer for every image, in order.
 
-    ``group`` images of a route run together; none waits for more than ``delay`` further batches. A batch that
-    cannot be run (another shape, no numbers) is answered by its error and the rest go on; `None` stands for
-    one image that could not be read.
+    ``images`` are run together; no batch waits for more than ``delay`` further ones. With ``ahead`` answers
+    are given when the next images have been started, so that a device does not wait for whoever takes them.
+    What cannot be run (another shape, no numbers) is answered by its error and the rest go on; `None` stands
+    for one image that could not be read.
     """
-    if len(engine.gates) > 1:
-        raise DsnetError(f"{engine.name} has several gates; streams are for networks with one")
-    if type(group) is not int or type(delay) is not int or group < 1 or delay < 0:
-        raise DsnetError(f"group must be an integer of at least 1, delay of at least 0, not {group}, {delay}")
-    return _answers(engine, decide, iter(batches), group, delay)
+    if type(images) is not int or type(delay) is not int or images < 1 or delay < 0:
+        raise DsnetError(
+            f"images must be an integer of at least 1, delay of at least 0, not {images}, {delay}"
+        )
+    return _answers(run, check, iter(batches), images, delay, ahead=ahead)
 
 
 def _answers(
-    engine: Engine, decide: Decide, batches: Iterator[Tensor | None], group: int, delay: int
+    run: Run,
+    check: Callable[[Tensor], None],
+    batches: Iterator[Tensor | None],
+    images: int,
+    delay: int,
+    *,
+    ahead: bool,
 ) -> Iterator[Answer]:
-    done: dict[int, Answer] = {}
-    waiting: dict[int, _Waiting] = {}
-    following, came = 0, 0
-
-    def run(choice: int) -> None:
-        queue = waiting.pop(choice)
-        state = queue.states[0] if len(queue.states) == 1 else Scored.join(queue.states)
-        try:
-            logits = engine.finish(state, (choice,))
-        except DsnetError as error:
-            done.update((place, Answer(place, None, None, str(error))) for place in queue.places)
-            return
-        for row, place in enumerate(queue.places):
-            done[place] = Answer(place, logits[row], choice)
-
-    def ready() -> Iterator[Answer]:
-        nonlocal following
-        while following in done:
-            yield done.pop(following)
-            following += 1
-
+    waiting: list[_Batch] = []
+    started: Iterator[Answer] = iter(())
+    place = 0
     failure: Exception | None = None
-    for number in itertools.count():
+    wait = delay // 2 if ahead else delay
+    for _ in itertools.count():
         try:
             x = next(batches)
         except StopIteration:
@@ -87,33 +86,63 @@ def _answers(
         except Exception as error:  # what came before it is answered first
             failure = error
             break
-        try:
-            if x is None:
-                raise DsnetError("the image could not be read")
-            state = engine.enter(x)
-        except (DsnetError, RuntimeError, TypeError) as error:
-            images = 1 if x is None or not isinstance(x, Tensor) or x.ndim != 4 else len(x)
-            for place in range(came, came + images):
-                done[place] = Answer(place, None, None, str(error))
-            came += images
-        else:
-            positions = decide(engine.score(state), 0, None)
-            for position, choice in enumerate(engine.gate(0).choices):
-                rows = (positions == position).nonzero()[:, 0]
-                if not len(rows):
-                    continue
-                queue = waiting.setdefault(choice, _Waiting(since=number))
-                queue.states.append(state if len(rows) == len(positions) else state.take(rows))
-                queue.places += [came + row for row in rows.tolist()]
-            came += len(positions)
-        for choice in [
-            c for c, queue in waiting.items() if len(queue.places) >= group or number - queue.since >= delay
-        ]:
-            run(choice)
-        yield from ready()
-    for choice in list(waiting):
-        run(choice)
-    yield from ready()
-    assert not done
+        batch = _taken(x, place, check)
+        waiting.append(batch)
+        place += batch.count
+        if sum(b.count for b in waiting) >= images or len(waiting) > wait:
+            following = _run(run, waiting)
+            yield from started
+            waiting, started = [], following
+            if not ahead:
+                yield from started
+    following = _run(run, waiting)
+    yield from started
+    yield from following
     if failure is not None:
         raise failure
+
+
+def _taken(x: Tensor | None, place: int, check: Callable[[Tensor], None]) -> _Batch:
+    count = 1 if not isinstance(x, Tensor) or x.ndim != 4 else len(x)
+    try:
+        if x is None:
+            raise DsnetError("the image could not be read")
+        check(x)
+    except (DsnetError, RuntimeError, TypeError) as error:
+        return _Batch(place, count, None, str(error))
+    return _Batch(place, count, x)
+
+
+def _run(run: Run, batches: list[_Batch]) -> Iterator[Answer]:
+    """Starts all that can be run together; the answers are looked at when they are asked for."""
+    found = [batch.images for batch in batches if batch.images is not None and batch.count]
+    if not found:
+        return _told(batches, None)
+    x = found[0] if len(found) == 1 else torch.cat(found)
+    try:
+        return _told(batches, run(x))
+    except (DsnetError, RuntimeError, TypeError) as error:
+        if len(x) == 1:
+            (batch,) = (b for b in batches if b.images is not None and b.count)
+            batch.images, batch.error = None, str(error)
+            return _told(batches, None)
+    alone = [
+        _Batch(b.place + i, 1, b.images[i : i + 1])
+        for b in batches
+        if b.images is not None
+        for i in range(b.count)
+    ]
+    answers = [*itertools.chain.from_iterable(_run(run, [one]) for one in alone)]
+    answers += _told([b for b in batches if b.images is None], None)
+    return iter(sorted(answers, key=lambda answer: answer.place))
+
+
+def _told(batches: list[_Batch], output: RoutedOutput | None) -> Iterator[Answer]:
+    routes = iter(() if output is None else output.routes.tolist())
+    logits = iter(() if output is None else output.logits.unbind(0))
+    for batch in batches:
+        for place in range(batch.place, batch.place + batch.count):
+            if batch.images is None:
+                yield Answer(place, None, None, batch.error)
+            else:
+                yield Answer(place, next(logits), next(routes))
