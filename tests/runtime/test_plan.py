@@ -20,6 +20,7 @@ from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin
 from dsnet.routing.session import Session
 from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.inductor import AnyBatch
 from tests.runtime.conftest import NEEDS, network, pictures, plan_of
 from tests.support import TINY, assert_close, error_of, relative_error
 
@@ -317,6 +318,24 @@ def test_compiled_programs_stay_what_they_are() -> None:
         plan(many[::step][1:2], 0)
     assert counters["stats"]["unique_graphs"] == made
     assert "compiled for" in error_of(lambda: plan.engine.runners[()].executables[1](pictures(model, 2)))
+
+
+def test_one_program_takes_any_number_of_images() -> None:
+    """As on a GPU, where programs are then recorded for some numbers."""
+    model = network("three_gates")
+    part = runtime.parts.pack(model, [model.gate(g).choices for g in range(3)])[0, 1, 2]
+    x, which = part.example(7, torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    program = AnyBatch(part.module, x[:2], which[:2])
+    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert program(x[:0], which[:0])[0].shape == (0, 10)
+    for count in (7, 1, 2, 3, 5):
+        (found,) = program(x[:count], which[:count])
+        assert_close(found, part.module(x[:count], which[:count]), 1e-4)
+    with torch.inference_mode():
+        assert_close(program(x.clone(), which.clone())[0], part.module(x, which), 1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made
+    assert "takes images" in error_of(lambda: program(x[:, :-1], which))
 
 
 def test_a_shared_plan_notices_that_its_network_has_changed() -> None:

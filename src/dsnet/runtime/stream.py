@@ -77,7 +77,7 @@ def _answers(
     started: Iterator[Answer] = iter(())
     place = 0
     failure: Exception | None = None
-    wait = delay // 2 if ahead else delay
+    wait = max(0, (delay - 1) // 2) if ahead else delay  # and as long again, until the next are started
     for _ in itertools.count():
         try:
             x = next(batches)

@@ -76,10 +76,10 @@ class AnyBatch:
         from torch._inductor import config  # slow to import
 
         self.forms = [(x.shape[1:], x.dtype) for x in examples]
-        self.call = torch.compile(_own_code(module), fullgraph=True, dynamic=True)
+        self.call = torch.compile(_own_code(module), fullgraph=True)
         inputs = [_channels_last(x[:1].expand(4, *x.shape[1:])) for x in examples]
         for x in inputs:
-            torch._dynamo.mark_dynamic(x, 0, min=2)
+            torch._dynamo.mark_dynamic(x, 0)  # the number of images alone
         with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own
             self.call(*inputs)
