@@ -160,7 +160,8 @@ class Graphed:
         self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
         self.prices: Prices | None = None
         self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
-        times = self._record(progress)
+        with lanes.here():
+            times = self._record(progress)
         self.divisions = {history: Division(times[history]) for history in calls}
 
     # --- making it -----------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class Graphed:
 
     @torch.no_grad()
     def _in_batches(self, x: Tensor, run: Callable[[slice], RoutedOutput]) -> RoutedOutput:
-        with self.lock:
+        with self.lock, self.lanes.here():
             found = [run(slice(start, start + self.most)) for start in range(0, len(x), self.most)]
         if len(found) == 1:
             return found[0]

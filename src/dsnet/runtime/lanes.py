@@ -21,6 +21,9 @@ WARM_UP = 2  # passes before a program is recorded: libraries choose kernels and
 class Lanes(Protocol):
     """Where programs run. Lane 0 is the caller's own; the others run beside it."""
 
+    def here(self) -> AbstractContextManager[object]:
+        """What is launched inside is for the device of these lanes."""
+
     def record(self, body: Callable[[], None], lane: int) -> Callable[[], None]:
         """A program of all that ``body`` launches, on memory that it always finds at the same place."""
 
@@ -48,6 +51,10 @@ class Lanes(Protocol):
 
 class Immediate:
     """No lanes: everything runs when it is asked for."""
+
+    def here(self) -> AbstractContextManager[object]:
+        """There is one."""
+        return contextlib.nullcontext()
 
     def record(self, body: Callable[[], None], lane: int) -> Callable[[], None]:
         """The body itself."""
@@ -88,6 +95,10 @@ class CudaLanes:
         self.ends = [torch.cuda.Event() for _ in range(count)]  # type: ignore[no-untyped-call]
         self.reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.left = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def here(self) -> AbstractContextManager[object]:
+        """Its own, whichever is the current one."""
+        return torch.cuda.device(self.device)
 
     def record(self, body: Callable[[], None], lane: int) -> Callable[[], None]:
         """A graph, after some passes that are not recorded."""
