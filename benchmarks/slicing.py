@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 import dsnet
-from benchmarks.alternatives import indexing, masking
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet.report.text import table
+from dsnet.runtime.alternatives import indexing, masking
 
 CASES = {
     "ResNet-50 at 0.25": "ds_resnet",
@@ -42,10 +42,12 @@ def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Te
     """Every way of running the smallest route, and the largest; checked against each other."""
     route = model.space.smallest
     size = x.shape[-1]
+    masked, indexed = masking(model, [route]), indexing(model)
+    everyone = torch.zeros(len(x), dtype=torch.long, device=x.device)
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "full": lambda images: model(images, model.space.largest),
-        "masking": masking(model, route, x),
-        "indexing": indexing(model, route),
+        "masking": lambda images: masked(images, everyone),
+        "indexing": lambda images: indexed(images, route),
         "slicing": lambda images: model(images, route),
         "ideal": dsnet.extract(model, route, fold_bn=False, image_size=size),
         "packed": dsnet.extract(model, route, image_size=size),

@@ -181,13 +181,15 @@ def gating_table(name: str, data: Data) -> str:
 
 
 def bench_table(name: str, data: Data) -> str:
-    """Mixed batches of a plan beside ideal networks."""
-    header = ["batch", "all at the largest", "plan", "ideal", "ideal / plan", "speed-up", "cascade"]
-    header += ["ideal / cascade", *([data["twin"]] if data["twin"] else [])]
+    """Mixed batches of a plan beside what others do, and beside ideal networks."""
+    others = [way for way in ("masking", "indexing", "slicing") if way in data["results"][0]["times"]]
+    header = ["batch", "all at the largest", *others, "plan", "ideal", "ideal / plan", "speed-up", "cascade"]
+    header += ["ideal / cascade", *([f"{data['twin']} ({data['twin_backend']})"] if data["twin"] else [])]
     rows = []
     for row in data["results"]:
         ms = {way: spread["median"] for way, spread in row["times"].items()}
-        cells = [f"{ms['full']:.2f}", f"{ms['gated']:.2f}", f"{row['ideal']:.2f}", f"{row['ratio']:.2f}"]
+        cells = [f"{ms[way]:.2f}" for way in ("full", *others, "gated")]
+        cells += [f"{row['ideal']:.2f}", f"{row['ratio']:.2f}"]
         cells += [f"{row['speedup']:.2f} ×", f"{ms['cascade']:.2f}", f"{row['ratio_cascade']:.2f}"]
         rows.append([str(row["batch"]), *cells, *([f"{ms['twin']:.2f}"] if data["twin"] else [])])
     about = f"{data['device']}, {data['threads']} threads, {data['backend']}, torch {data['torch']}"

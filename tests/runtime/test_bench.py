@@ -1,53 +1,107 @@
-"""The benchmark of plans: shares that add up, ideals by hand, a table and a file."""
+"""The benchmark of plans: every way against the network, ideals by hand, a table, a file and a picture."""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import json
-from collections import Counter
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
+from torch import nn
 
 import dsnet
+from dsnet import runtime
 from dsnet.cli import main
-from dsnet.runtime.bench import CASCADE_SHARE, bench, decisions, shares_of
-from tests.runtime.conftest import network
-from tests.support import error_of
+from dsnet.report.bench import bench_page, bench_plot, bench_text
+from dsnet.runtime.backends import get_backend
+from dsnet.runtime.bench import BatchResult, BenchResult, Spread, bench
+from dsnet.runtime.conditions import Conditions, _cpu_mhz, conditions
+from dsnet.runtime.engine import Engine
+from dsnet.runtime.graphed import Graphed
+from dsnet.runtime.lanes import Immediate
+from dsnet.runtime.mix import CASCADE_SHARE, Cascade, Mix, decisions, mix_of
+from dsnet.runtime.parts import pack
+from dsnet.runtime.static import static_network, twin_name
+from dsnet.runtime.ways import Others, Ways, batches_for, make_ways
+from tests.runtime.conftest import network, plan_of
+from tests.support import assert_close, error_of
 
-SHARES = st.dictionaries(st.integers(0, 13), st.floats(0.01, 1), min_size=1, max_size=6)
-
-
-@given(weights=SHARES, images=st.integers(1, 300), seed=st.integers(0, 9))
-@settings(max_examples=200, deadline=None)
-def test_decisions_are_as_near_to_the_shares_as_whole_images_come(
-    weights: dict[int, float], images: int, seed: int
-) -> None:
-    total = sum(weights.values())
-    shares = {number: weight / total for number, weight in weights.items()}
-    made = decisions(shares, images, seed)
-    assert len(made) == images
-    counts = Counter(made)
-    assert all(abs(counts[number] - share * images) < 1 for number, share in shares.items())
-    assert made == decisions(shares, images, seed)
+BATCH = 6
+MIXED = Mix(shares={0: 0.5, 1: 0.25, 3: 0.25}, cascade=Cascade((0, 1, 3), (1.0, 0.5, 0.25)), source="a test")
 
 
-def test_shares() -> None:
-    model = network("ds_mbnet_tiny")
-    assert shares_of(model, "uniform") == {0: 0.25, 1: 0.25, 2: 0.25, 3: 0.25}
-    assert shares_of(model, {3: 1, 0: 3, 1: 0}) == {0: 0.75, 3: 0.25}
-    assert "possible: uniform" in error_of(lambda: shares_of(model, "even"))
-    assert "no route 9" in error_of(lambda: shares_of(model, {9: 1}))
-    assert "at least 0" in error_of(lambda: shares_of(model, {0: -1}))
-    assert "above 0" in error_of(lambda: shares_of(model, {0: 0}))
-    assert "finite sum" in error_of(lambda: shares_of(model, dict.fromkeys(range(4), 1e308)))
-    narrowed = copy.deepcopy(model)
-    narrowed.reset_routing(model.space.narrow([0, 3]))
-    assert "does not decide for route 1" in error_of(lambda: shares_of(narrowed, {0: 0.5, 1: 0.5}))
-    for wrong in ({"batches": (0,)}, {"repeats": 0}, {"batches": ()}):
-        assert "positive integers" in error_of(lambda wrong=wrong: bench(model, backend="eager", **wrong))
+def ways_of(model: dsnet.Supernet, engine: Engine, mix: Mix, batch: int = BATCH) -> tuple[Ways, torch.Tensor]:
+    """All ways, and the images that they run."""
+    shape = (batch, 3, *engine.image_size)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(engine.precision)
+    return make_ways(model, engine, mix, batch, None, Others(model, engine, mix)), x
+
+
+def answers(model: dsnet.Supernet, x: torch.Tensor, numbers: list[int]) -> torch.Tensor:
+    """Every image at its route, one by one."""
+    return torch.cat([model(x[i : i + 1], number) for i, number in enumerate(numbers)])
+
+
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny"])
+@torch.no_grad()
+def test_every_way_gives_images_what_their_routes_say(name: str) -> None:
+    model = network(name)
+    ways, x = ways_of(model, plan_of(name, "eager").engine, MIXED)
+    batches = ways.batches["gated"]
+    drawn = decisions(MIXED.shares, batches * BATCH)
+    for way in ("gated", "slicing", "indexing"):
+        found: Any = ways.calls[way]()
+        assert len(found) == batches
+        for number, output in enumerate(found):
+            expected = answers(model, x, drawn[number * BATCH : (number + 1) * BATCH])
+            assert_close(output.logits, expected, 1e-4)
+    masked: Any = ways.calls["masking"]()
+    assert_close(masked, answers(model, x, drawn[:BATCH]), 1e-4)
+    ends = decisions(MIXED.cascade.answered, batches * BATCH)
+    cascade: Any = ways.calls["cascade"]()
+    for number, logits in enumerate(cascade):
+        reached = [MIXED.cascade.routes[end] for end in ends[number * BATCH : (number + 1) * BATCH]]
+        assert_close(logits, answers(model, x, reached), 1e-4)
+    for number in (0, 1, 3):
+        alone: Any = ways.calls[f"alone {number}"]()
+        assert_close(alone[0], model(x, number), 1e-4)
+    for number in (1, 3):
+        behind: Any = ways.calls[f"suffix {number}"]()
+        assert_close(behind, model(x, number), 1e-4)
+    full: Any = ways.calls["full"]()
+    assert_close(full, model(x, model.space.largest), 1e-4)
+
+
+@torch.no_grad()
+def test_recorded_programs_take_the_same_routes() -> None:
+    model, engine = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").engine
+    image = torch.zeros(1, 3, *engine.image_size)
+    own = model.gate(0).choices
+    parts = pack(model, [own])
+    calls = {h: get_backend("eager").convert(p.module, image)(image) for h, p in parts.items()}
+    graphed = Graphed(
+        calls, image=image, space=model.space, choices=[own], sizes=(1, BATCH), lanes=Immediate()
+    )
+    ways, x = ways_of(model, dataclasses.replace(engine, graphed=graphed), MIXED)
+    drawn = decisions(MIXED.shares, ways.batches["gated"] * BATCH)
+    found: Any = ways.calls["gated"]()
+    assert torch.cat([output.routes for output in found]).tolist() == drawn
+    assert_close(found[0].logits, answers(model, x, drawn[:BATCH]), 1e-4)
+    ends = decisions(MIXED.cascade.answered, ways.batches["cascade"] * BATCH)
+    cascade: Any = ways.calls["cascade"]()
+    for number, output in enumerate(cascade):
+        wanted = [MIXED.cascade.routes[end] for end in ends[number * BATCH : (number + 1) * BATCH]]
+        assert sorted(output.routes.tolist()) == sorted(wanted), "so many of each, whoever they are"
+    ways.calls["alone 0"]()
+
+
+def test_a_small_batch_meets_the_mix_in_several() -> None:
+    few, many = mix_of(network("ds_mbnet_tiny"), "uniform"), mix_of(network("ds_resnet_tiny"), "uniform")
+    assert [batches_for(few, batch) for batch in (1, 4, 8, 32)] == [20, 5, 2, 1]
+    assert [batches_for(many, batch) for batch in (1, 7, 12, 32)] == [20, 3, 2, 1]
 
 
 def test_ideal_ratio_and_theory_are_what_they_say() -> None:
@@ -58,42 +112,167 @@ def test_ideal_ratio_and_theory_are_what_they_say() -> None:
     for result in found.results:
         ms = {way: spread.median for way, spread in result.times.items()}
         assert result.ideal == pytest.approx(0.75 * ms["alone 0"] + 0.25 * ms["alone 3"])
-        assert result.ideal_cascade == pytest.approx(ms["alone 0"] + CASCADE_SHARE * ms["suffix"])
+        assert result.ideal_cascade == pytest.approx(ms["alone 0"] + CASCADE_SHARE * ms["suffix 3"])
         assert result.ratio == pytest.approx(result.ideal / ms["gated"])
         assert result.speedup == pytest.approx(ms["full"] / ms["gated"])
-        assert all(spread.low <= spread.median <= spread.high for spread in result.times.values())
-    assert json.loads(json.dumps(found.to_dict()))["shares"] == {"0": 0.75, "3": 0.25}
-    assert "several gates" in error_of(lambda: bench(network("ds_resnet_tiny")))
+        assert all(0 < spread.low <= spread.median <= spread.high for spread in result.times.values())
+        assert {"masking", "indexing", "slicing"} <= set(ms)
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["shares"] == {"0": 0.75, "3": 0.25}
+    assert plain["cascade"] == {"routes": [0, 3], "shares": [1.0, 0.2]}
+    assert plain["threads"] == torch.get_num_threads()
+    assert {"cores", "cpu_mhz", "gpu_mhz", "load"} <= set(plain)
+    assert (plain["mix"], plain["twin"], plain["twin_backend"]) == ("as given", None, None)
+    for wrong in ({"batches": (0,)}, {"repeats": 0}, {"batches": ()}):
+        assert "positive integers" in error_of(lambda wrong=wrong: bench(model, backend="eager", **wrong))
+
+
+def test_several_gates() -> None:
+    model = network("ds_resnet_tiny")
+    mix = {0: 1, 7: 2, 15: 1}
+    (result,) = bench(model, batches=(4,), mix=mix, backend="eager", repeats=1).results
+    ms = {way: spread.median for way, spread in result.times.items()}
+    assert {way for way in ms if way.startswith("alone")} == {"alone 0", "alone 7", "alone 15"}
+    assert result.ideal == pytest.approx(0.25 * ms["alone 0"] + 0.5 * ms["alone 7"] + 0.25 * ms["alone 15"])
+    assert "gates do not decide" in error_of(lambda: bench(narrowed(model), mix=mix, backend="eager"))
+
+
+def narrowed(model: dsnet.Supernet) -> dsnet.Supernet:
+    fewer = dsnet.create_model(model.name).eval()
+    for stage in range(len(fewer.gates)):
+        fewer.gate(stage).replace_routing((0, 1))
+    return fewer
+
+
+# --- the static network, and the machine ---------------------------------------------------------------
+def test_the_static_network_is_of_the_family() -> None:
+    names = ("ds_mbnet", "ds_resnet_plus", "ds_vit_plus", "ds_mbnet_cifar")
+    twins = [twin_name(dsnet.create_model(name, device="meta")) for name in names]
+    assert twins == ["mobilenet_v1", "resnet50", "deit", None]
+
+
+def test_the_static_network_runs_on_the_fastest_backend_or_on_the_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usable = [name for name in ("eager", "onnxruntime") if _works(name)]
+    monkeypatch.setattr("dsnet.runtime.static.list_backends", lambda: usable)
+    small = nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    monkeypatch.setattr("dsnet.runtime.static.create_model", lambda name: small)
+    speed = {"eager": 3.0, "onnxruntime": 1.0}
+    seen = []
+
+    def pretend(run: runtime.engine.Runner, *args: object) -> float:
+        name = usable[len(seen)]
+        seen.append(name)
+        return speed[name]
+
+    monkeypatch.setattr("dsnet.runtime.static._an_image", pretend)
+    engine = plan_of("ds_mbnet_tiny", "eager").engine
+    found = static_network("mobilenet_v1", engine, (2,), any_backend=True, buckets=(1,))
+    assert seen == usable
+    assert found.backend == min(usable, key=lambda name: speed[name])
+    x = torch.randn(2, 3, *engine.image_size, generator=torch.Generator().manual_seed(0))
+    assert_close(found.run(x)[0], small(x), 1e-4)
+    seen.clear()
+    assert static_network("mobilenet_v1", engine, (2,), any_backend=False, buckets=(1,)).backend == "eager"
+    assert seen == ["eager"]
+
+
+def _works(name: str) -> bool:
+    return get_backend(name).missing(torch.device("cpu"), torch.float32) is None
+
+
+def test_clocks_are_stated_where_the_machine_says_them(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(
+        "processor: 0\ncpu MHz\t\t: 2400.5\nprocessor: 1\ncpu MHz\t\t: 3000.5\n", encoding="utf-8"
+    )
+    assert _cpu_mhz(file) == 2700.5
+    file.write_text("processor: 0\n", encoding="utf-8")
+    assert _cpu_mhz(file) is None
+    assert _cpu_mhz(tmp_path / "nowhere") is None
+    now = conditions(torch.device("cpu"), (0.5, 0.4, 0.3))
+    assert (now.threads, now.load, now.gpu_mhz) == (torch.get_num_threads(), (0.5, 0.4, 0.3), None)
+
+
+# --- what people see -------------------------------------------------------------------------------------
+def made_up() -> BenchResult:
+    def times(full: float) -> dict[str, Spread]:
+        share = {"full": 1.0, "masking": 2.0, "indexing": 1.5, "slicing": 1.2, "gated": 0.5, "cascade": 0.8}
+        found = {way: Spread(full * s, 0.9 * full * s, 1.1 * full * s) for way, s in share.items()}
+        return {**found, "twin": Spread(0.9 * full, 0.8 * full, full)}
+
+    return BenchResult(
+        network="ds_mbnet",
+        device="A <fast> one",
+        backend="openvino",
+        memory="packed",
+        precision="float32",
+        conditions=Conditions(2, 4, 2450.0, None, (1.5, 1.0, 0.5)),
+        torch="2.13",
+        image_size=(224, 224),
+        mix=MIXED,
+        theory=4.0,
+        twin="mobilenet_v1",
+        twin_backend="onnxruntime",
+        resident=1000,
+        programs=30,
+        repeats=20,
+        results=tuple(
+            BatchResult(batch=batch, times=times(10.0 * batch), ideal=4.0 * batch, ideal_cascade=6.0 * batch)
+            for batch in (1, 16)
+        ),
+    )
+
+
+def test_the_table_says_what_was_measured_and_where() -> None:
+    text = bench_text(made_up())
+    lines = [line.split() for line in text.splitlines()]
+    assert ["masking", "20.00", "18.00", "to", "22.00", "200%"] in lines
+    assert ["gated", "plan", "80.00", "72.00", "to", "88.00", "50%", "0.80"] in lines
+    assert ["gated:", "multiply-adds", "25%"] in lines
+    assert ["gated:", "ideal", "64.00", "40%"] in lines
+    assert ["cascade", "plan", "8.00", "7.20", "to", "8.80", "80%", "0.75"] in lines
+    assert ["mobilenet_v1", "(onnxruntime)", "9.00", "8.00", "to", "10.00", "90%"] in lines
+    assert "2 threads, 2450 MHz (CPU), load 1.50 before" in text
+    assert "a test: 50% at 0, 25% at 1, 25% at 3" in text
+    assert "route 0 for all, then 1 for 50%, then 3 for 25%" in text
+    many = dataclasses.replace(MIXED, shares=dict.fromkeys(range(20), 1 / 20))
+    assert "20 from 0 to 19, at most 5%" in bench_text(dataclasses.replace(made_up(), mix=many))
+
+
+def test_the_picture_shows_theory_ideal_and_measured_by_batch() -> None:
+    picture = bench_plot(made_up())
+    heights = [float(h) for h in re.findall(r'class="bar".*? height="([\d.]+)"', picture)]
+    assert len(heights) == 6
+    assert heights[:3] == heights[3:], "the same shares at both batch sizes"
+    theory, ideal, measured = heights[:3]
+    assert (ideal / theory, measured / theory) == (pytest.approx(1.6, 0.01), pytest.approx(2.0, 0.01))
+    assert "measured time, batch 16: 50.0%" in picture
+    assert "A &lt;fast&gt; one" in picture
+    shown = bench_page(made_up())
+    assert shown.count("<svg") == 1
+    assert shown.count("<table>") == 2
+    assert "<td>mobilenet_v1 (onnxruntime)</td>" in shown
 
 
 def test_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mix, out = tmp_path / "mix.json", tmp_path / "bench.json"
+    mix, out, plot = tmp_path / "mix.json", tmp_path / "bench.json", tmp_path / "bench.svg"
     mix.write_text('{"0": 7, "2": 3}', encoding="utf-8")
-    words = [
-        "bench",
-        "ds_mbnet_tiny",
-        "--batch",
-        "1",
-        "4",
-        "--mix",
-        str(mix),
-        "--repeats",
-        "2",
-        "--backend",
-        "eager",
-    ]
-    monkeypatch.setattr("sys.argv", ["dsnet", *words, "--out", str(out)])
-    assert main([*words, "--device", "cpu", "--out", str(out)]) == 0
+    words = ["bench", "ds_mbnet_tiny", "--batch", "1", "4", "--mix", str(mix), "--repeats", "2"]
+    words += ["--backend", "eager", "--plot", str(plot), "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["dsnet", *words])
+    assert main([*words, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert "70% at 0, 30% at 2" in shown
-    assert "speed-up" in shown
+    assert "gated plan" in shown
+    assert plot.read_text(encoding="utf-8").count('class="bar"') == 6
     data = json.loads(out.read_text(encoding="utf-8"))
     assert data["benchmark"] == "bench"
     assert [row["batch"] for row in data["results"]] == [1, 4]
-    assert data["command"].startswith("dsnet bench ds_mbnet_tiny --batch 1 4")
-    assert "--out" not in data["command"]
+    assert data["command"] == f"dsnet bench ds_mbnet_tiny --batch 1 4 --mix {mix} --repeats 2 --backend eager"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +281,9 @@ def test_the_command(
         (["--mix", "nowhere.json"], "cannot be read"),
         (["--routes", "99"], "99"),
         (["--out", "no/such/folder/x.json"], "in a folder that is there"),
+        (["--plot", "no/such/folder/x.svg"], "--plot takes a file in a folder that is there"),
+        (["--plot", "x.png"], "writes .svg or .html"),
+        (["--router", "gate"], "are for --mix measured"),
     ],
 )
 def test_what_cannot_be_benched(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,3 +291,17 @@ def test_what_cannot_be_benched(words: list[str], says: str, capsys: pytest.Capt
         main(["bench", "ds_mbnet_tiny", "--repeats", "1", "--batch", "1", "--backend", "eager", *words]) == 2
     )
     assert says in capsys.readouterr().err
+
+
+def test_help_shows_how(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    text = capsys.readouterr().out
+    for words in (
+        "Examples:",
+        "--mix measured --budget 45%",
+        "uniform|measured|FILE",
+        "bn_key=stage",
+        "--plot",
+    ):
+        assert words in text

@@ -102,7 +102,8 @@ def _tell(out: Path, epochs: int) -> Story:
         gate = GateConfig(goal="value", first_layer="separate", width=64, lr=0.2, epochs=30)
         _whole(train_gate(folder, gate, device="cpu", watch=LiveWatch(quiet=True)).ending)
     with _step("4. Calibration on held-out images: which settings keep which budget"):
-        opened, _, _, calibration = calibrate_run(folder, name="gated", device="cpu")
+        done = calibrate_run(folder, name="gated", device="cpu")
+        opened, calibration = done.run, done.calibration
     costs = calibration.costs
     with _step("5. Evaluation on test images"):
         outputs = collect(opened.model, opened.seen(opened.test))

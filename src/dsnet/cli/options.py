@@ -44,10 +44,10 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     return parsed
 
 
-def check_out(path: Path | None) -> None:
+def check_out(path: Path | None, option: str = "--out") -> None:
     """Raises where a file could not be written to, before anything takes time."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise DsnetError(f"--out takes a file in a folder that is there, not {path}")
+        raise DsnetError(f"{option} takes a file in a folder that is there, not {path}")
 
 
 def image_size(text: str) -> int | tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Curves as SVG pictures, in light and dark, without a plotting library."""
+"""Curves and bars as SVG pictures, in light and dark, without a plotting library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dsnet.report.page import escape
 from dsnet.report.text import human
 
-__all__ = ["Point", "accuracy_plot", "line_plot"]
+__all__ = ["Bar", "Point", "accuracy_plot", "bar_plot", "line_plot"]
 
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d")
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 560, 380, 58, 26, 54  # small: text stays legible on a phone
@@ -61,6 +61,44 @@ def line_plot(
     return _chart(title, dots, axis=axis, x_text=lambda x: f"{x:g}", y_text=text, radius=1.5)
 
 
+class Bar(NamedTuple):
+    """A share of the whole, and what to say of it."""
+
+    share: float
+    label: str
+
+
+def bar_plot(title: str, groups: Mapping[str, Sequence[Bar]], names: Sequence[str], *, axis: str) -> str:
+    """Groups of bars side by side, one a name, in percent; hover over a bar for its label."""
+    legend, top = _legend(list(names))
+    ticks = _ticks(0, max(1.0, *(bar.share for bars in groups.values() for bar in bars)))
+
+    def y(share: float) -> float:
+        return HEIGHT - BOTTOM - share / ticks[-1] * (HEIGHT - top - BOTTOM)
+
+    parts = [*_frame(title, axis), *_rows(ticks, y, lambda share: f"{100 * share:g} %")]
+    room = (WIDTH - LEFT - RIGHT) / len(groups)
+    width = min(0.8 * room / len(names), 48)
+    for number, (group, bars) in enumerate(groups.items()):
+        middle = LEFT + (number + 0.5) * room
+        parts.append(
+            f'<text x="{middle:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{escape(group)}</text>'
+        )
+        for place, bar in enumerate(bars):
+            left, colour = middle + (place - len(bars) / 2) * width, COLOURS[place % len(COLOURS)]
+            parts.append(
+                f'<rect class="bar" x="{left + 1:.1f}" y="{y(bar.share):.1f}" width="{width - 2:.1f}" '
+                f'height="{y(0) - y(bar.share):.1f}" fill="{colour}">'
+                f"<title>{escape(bar.label)}</title></rect>"
+            )
+            if width >= 26:  # else there is no room for a number
+                parts.append(
+                    f'<text x="{left + width / 2:.1f}" y="{y(bar.share) - 5:.1f}" text-anchor="middle">'
+                    f"{100 * bar.share:.0f}</text>"
+                )
+    return "\n".join([*parts, *legend]) + "\n</svg>\n"
+
+
 class _Dot(NamedTuple):
     x: float
     y: float
@@ -89,12 +127,7 @@ def _chart(
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (HEIGHT - top - BOTTOM)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{_STYLE}',
-        f"<title>{escape(title)}</title>",
-        f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
-        f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>',
-    ]
+    parts = [*_frame(title, axis), *_rows(y_ticks, y, y_text)]
     for tick in x_ticks:
         parts.append(
             f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>'
@@ -102,14 +135,6 @@ def _chart(
         parts.append(
             f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x_text(tick)}</text>'
         )
-    for tick in y_ticks:
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-        )
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{y_text(tick)}</text>')
-    parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 14}" text-anchor="middle">{escape(axis)}</text>'
-    )
     for number, curve in enumerate(curves.values()):
         colour = COLOURS[number % len(COLOURS)]
         ordered = sorted(curve)
@@ -121,6 +146,28 @@ def _chart(
             for p in ordered
         ]
     return "\n".join([*parts, *legend]) + "\n</svg>\n"
+
+
+def _frame(title: str, axis: str) -> list[str]:
+    """The picture's beginning: style, background, title, and what the x axis shows."""
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{_STYLE}',
+        f"<title>{escape(title)}</title>",
+        f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
+        f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>',
+        f'<text x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">{escape(axis)}</text>',
+    ]
+
+
+def _rows(ticks: Sequence[float], y: Callable[[float], float], text: Callable[[float], str]) -> list[str]:
+    """The lines of the y axis, with their numbers."""
+    parts = []
+    for tick in ticks:
+        at = f'y1="{y(tick):.1f}" y2="{y(tick):.1f}"'
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" {at}/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{text(tick)}</text>')
+    return parts
 
 
 def _legend(names: list[str]) -> tuple[list[str], int]:

@@ -40,6 +40,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     image_size: int | tuple[int, int] | None = None,
     routes: Sequence[int] | None = None,
     allow_promotion: bool = False,
+    allow_bypass: bool = False,
     progress: Progress = silent,
 ) -> Plan:
     """Makes a network ready for a device.
@@ -51,7 +52,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     backend needs to know; others run in several of these. ``routes`` are those to hold, by default all that
     the router can take at any budget. With ``allow_promotion`` a group of images joins the next larger one
     where that is measured to be faster: an image then runs at its route or at a larger one, and the plan
-    tells which.
+    tells which. With ``allow_bypass`` batches for which routing is measured to be no faster than the largest
+    route run, all of them, at the largest route within the budget; the plan warns of it when it is made.
     """
     router, budget = (model.router, model.budget) if isinstance(model, Routed) else (None, None)
     network = _network(model)
@@ -96,7 +98,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         resident=weight_bytes(part.module for part in parts.values()),
         graphed=graphed,
     )
-    return Plan(engine, router, budget, allow_promotion=allow_promotion)
+    return Plan(engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass)
 
 
 def _programs(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from dsnet.counts import human
@@ -15,6 +18,7 @@ from dsnet.routing.router import Routed, Router
 from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
 from dsnet.runtime.engine import Engine
 from dsnet.runtime.graphed import Prices, prices_of
+from dsnet.runtime.paying import BreakEven, measure
 from dsnet.runtime.promotion import promoting
 from dsnet.runtime.stream import Answer, stream
 from dsnet.runtime.timing import Progress, silent
@@ -32,6 +36,8 @@ class Plan:
     router: Router | None = None
     budget: float | str | None = None
     allow_promotion: bool = False
+    allow_bypass: bool = False
+    paying: BreakEven | None = field(init=False, default=None)  # measured where a bypass is allowed
     routed: Routed | None = field(init=False)
     prices: Prices | None = field(init=False, default=None)  # that gates on a GPU take off their scores
 
@@ -49,6 +55,13 @@ class Plan:
             held = [gate.held for gate in self.engine.graphed.gates]
             prices = prices_of(routed.rule.costs, routed.rule.weight, choices, held)
             object.__setattr__(self, "prices", prices)
+        if self.allow_bypass:
+            paying = self.break_even()
+            object.__setattr__(self, "paying", paying)
+            if paying.least != paying.times[0].batch:
+                warnings.warn(
+                    f"{paying}\nWhere it does not pay, route {paying.single.number} runs.", stacklevel=2
+                )
 
     def __call__(self, x: Tensor, route: Route | int | None = None) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes], at one route or, without one, routed."""
@@ -62,6 +75,10 @@ class Plan:
 
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
+        if self.paying is not None and isinstance(x, Tensor) and len(x) and not self.paying.pays(len(x)):
+            logits = self.engine.run_route(x, self.paying.single)
+            numbers = torch.full((len(x),), self.paying.single.number, device=logits.device)
+            return RoutedOutput(logits, numbers)
         graphed, rule = self.engine.graphed, None if self.routed is None else self.routed.rule
         if graphed is not None and isinstance(x, Tensor) and len(x):
             self.engine.check_images(x)
@@ -111,6 +128,49 @@ class Plan:
             images=images,
             delay=delay,
             ahead=graphed is not None,
+        )
+
+    def break_even(
+        self, batches: Sequence[int] | None = None, shares: Mapping[int, float] | None = None
+    ) -> BreakEven:
+        """Measures from which batch size on routing pays at this budget; ``print`` it.
+
+        ``shares`` by route, by default those that the calibration images took, or else equal ones.
+        """
+        rule = None if self.routed is None else self.routed.rule
+        if batches is None:
+            batches = (1, 4, 16) if self.engine.graphed is None else (1, 8, 64, 256)
+        return measure(
+            self.engine,
+            self._shares() if shares is None else shares,
+            self._single(),
+            batches,
+            cascade=rule if isinstance(rule, CascadeRule) else None,
+            promote=self.allow_promotion,
+        )
+
+    def _shares(self) -> dict[int, float]:
+        """Of the routes that images take at this budget."""
+        taken: Sequence[tuple[int, int]] = ()
+        if self.router is not None and isinstance(self.budget, float):
+            taken = self.router.point(self.budget).taken
+        if not taken:
+            decided = [gate.choices for gate in self.engine.gates]
+            ways = (self.engine.space.of_choices(way) for way in itertools.product(*decided))
+            taken = [(route.number, 1) for route in ways if self.engine.holds(route)]
+        total = sum(count for _, count in taken)
+        return {number: count / total for number, count in taken}
+
+    def _single(self) -> Route:
+        """The largest route within the budget; without one the largest."""
+        held = self.held()
+        if self.router is None or not isinstance(self.budget, float):
+            return held[-1]
+        costs, budget = self.router.costs, self.budget
+        return max(
+            (route for route in held if costs.of(route.choices) <= budget),
+            key=lambda route: costs.of(route.choices),
+            default=held[0],
         )
 
     def at(self, budget: float | str | None) -> Plan:

@@ -1,0 +1,125 @@
+"""A network whose images take routes that are given beforehand: for timing, where decisions must be known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsnet.models.gated import Routable, finish_along
+from dsnet.routes import Route, RouteSpace
+from dsnet.runtime.engine import GateChoices
+from dsnet.slicing import Mode
+
+__all__ = ["Drawn", "Followed"]
+
+
+class Followed(NamedTuple):
+    """What stands at a gate, and which images of the batch these are."""
+
+    state: Any  # the network's own
+    rows: Tensor  # [n]
+    gate: int
+
+    def take(self, at: Tensor) -> Followed:
+        """Some of the images, by their places [n]."""
+        return Followed(self.state.take(at), self.rows[at], self.gate)
+
+    def narrow(self, start: int, stop: int) -> Followed:
+        """The images of a range, without a copy."""
+        return Followed(self.state.narrow(start, stop), self.rows[start:stop], self.gate)
+
+    @classmethod
+    def join(cls, states: Sequence[Followed]) -> Followed:
+        """The images of all, in order."""
+        joined = states[0].state.join([state.state for state in states])
+        return cls(joined, torch.cat([state.rows for state in states]), states[0].gate)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """A network, asked as routing asks it, whose gates score highest what was drawn for each image.
+
+    The gates' own scores are computed, and put aside.
+    """
+
+    network: Routable[Any]
+    gates: tuple[GateChoices, ...]  # each decides between all choices of the whole space
+    rows: Tensor  # [B]: 0, 1, 2, …
+    wanted: tuple[Tensor, ...]  # [B, choices] a gate: 1 at the choice to take, else 0
+
+    @classmethod
+    def of(cls, network: Routable[Any], routes: Sequence[Route], device: torch.device) -> Drawn:
+        """For a batch of so many images, each at its route."""
+        gates = tuple(GateChoices(options) for options in network.space.choices)
+        wanted = tuple(
+            torch.tensor(
+                [[float(option == route.choices[stage]) for option in gate.choices] for route in routes],
+                device=device,
+            )
+            for stage, gate in enumerate(gates)
+        )
+        return cls(network, gates, torch.arange(len(routes), device=device), wanted)
+
+    @property
+    def training(self) -> bool:
+        """Whether the network is in training mode."""
+        return self.network.training
+
+    @property
+    def name(self) -> str:
+        """Which network."""
+        return self.network.name
+
+    @property
+    def space(self) -> RouteSpace:
+        """All routes."""
+        return self.network.space
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """How many choices every gate has."""
+        return self.network.choices
+
+    @property
+    def merges(self) -> bool:
+        """Whether histories may be joined."""
+        return self.network.merges
+
+    def gate(self, stage: int) -> GateChoices:
+        """The gate in front of a stage."""
+        return self.gates[stage]
+
+    def check_images(self, x: Tensor) -> None:
+        """Raises an error that says what images the network takes."""
+        self.network.check_images(x)
+
+    def enter(self, x: Tensor, mode: Mode | None = None) -> Followed:
+        """Prefix and first gate."""
+        return Followed(self.network.enter(x, mode), self.rows, 0)
+
+    def score(self, state: Followed) -> Tensor:
+        """1 for the choice to take, 0 for the others."""
+        self.network.score(state.state)
+        return self.wanted[state.gate][state.rows]
+
+    def advance(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Followed:
+        """From the gate that made the last of ``choices`` to the next one."""
+        return Followed(self.network.advance(state.state, choices, mode), state.rows, len(choices))
+
+    def finish(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+        """From the last gate to the logits."""
+        return self.network.finish(state.state, choices, mode)
+
+    def finish_from(
+        self, states: dict[tuple[int, ...], Followed], choices: tuple[int, ...], mode: Mode | None = None
+    ) -> Tensor:
+        """A route's logits from what stands at the gates on its way."""
+        return finish_along(self, states, choices, mode)
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """All images at one route."""
+        return self.network.run_route(x, route, mode)

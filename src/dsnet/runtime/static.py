@@ -1,0 +1,82 @@
+"""The static network that a user would take instead of a routed one, on the backend that runs it best."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from dsnet.counts import Shape
+from dsnet.models import Supernet, create_model
+from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.engine import Engine, Runner
+from dsnet.runtime.parts import Part
+from dsnet.runtime.programs import make_runners
+from dsnet.runtime.timing import Progress, silent, timed
+
+__all__ = ["Static", "static_network", "twin_name"]
+
+TWINS = {"ds_mbnet": "mobilenet_v1", "ds_resnet": "resnet50", "ds_vit": "deit"}
+CALLS = 3  # timed by backend and batch size
+
+
+class Static(NamedTuple):
+    """A static network made ready, and by which backend."""
+
+    name: str
+    backend: str
+    run: Runner
+
+
+def twin_name(model: Supernet) -> str | None:
+    """The static network of the same family; none for small images."""
+    if model.geometry.image_size != 224:
+        return None
+    return next((twin for family, twin in TWINS.items() if model.name.startswith(family)), None)
+
+
+def static_network(
+    name: str,
+    engine: Engine,
+    batches: Sequence[int],
+    *,
+    any_backend: bool,
+    buckets: Sequence[int] | None = None,
+    progress: Progress = silent,
+) -> Static:
+    """A static network for the device of ``engine``, in the batches that it runs best.
+
+    On the same backend or, with ``any_backend``, on the one that takes the least time an image at these batch
+    sizes.
+    """
+    module = create_model(name).eval().requires_grad_(False).to(engine.device, engine.precision)
+    part = Part(module, Shape(engine.geometry.channels, *engine.image_size))
+    others = [n for n in list_backends() if get_backend(n).missing(engine.device, engine.precision) is None]
+    candidates = others if any_backend else [engine.backend]
+    found: dict[str, tuple[float, Runner]] = {}
+    for candidate in progress(candidates, len(candidates), f"{name} on backend"):
+        backend = get_backend(candidate)
+        sizes = sorted({1, *(buckets or backend.buckets)})
+        try:
+            made = make_runners({(): part}, backend, sizes, device=engine.device, precision=engine.precision)
+        except Exception:
+            if candidate == engine.backend:
+                raise
+            continue  # one that does not work here is not the best
+        found[candidate] = (_an_image(made[()], part, batches, engine), made[()])
+    best = min(found, key=lambda candidate: found[candidate][0])
+    return Static(name, best, found[best][1])
+
+
+@torch.no_grad()
+def _an_image(run: Runner, part: Part, batches: Sequence[int], engine: Engine) -> float:
+    """Milliseconds an image, mean over the batch sizes."""
+    taken = []
+    for batch in batches:
+        x = torch.zeros(batch, *part.shape, device=engine.device, dtype=engine.precision)
+        _, *samples = [timed(functools.partial(run, x), engine.device) for _ in range(1 + CALLS)]
+        taken.append(statistics.median(samples) / batch)
+    return statistics.mean(taken)

@@ -1,0 +1,195 @@
+"""The ways of running a mixed batch that a benchmark compares, as calls of no argument."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.extract import extract
+from dsnet.models import Supernet, run_gated
+from dsnet.routes import Route
+from dsnet.routing.rules import margin
+from dsnet.runtime.alternatives import indexing, masking
+from dsnet.runtime.backends import Backend, get_backend
+from dsnet.runtime.drawn import Drawn
+from dsnet.runtime.engine import Engine
+from dsnet.runtime.mix import Cascade, Mix, decisions
+from dsnet.runtime.parts import History
+from dsnet.runtime.static import Static
+
+__all__ = ["Others", "Ways", "batches_for", "make_ways", "mixed", "thresholds_for"]
+
+FEWEST = 20  # images of a mix: small batches run several in a row
+
+
+class Others:
+    """The network as others would run it, in the plan's precision and on its device."""
+
+    def __init__(self, model: Supernet, engine: Engine, mix: Mix) -> None:
+        weight = model.head.classifier.weight
+        if (weight.device, weight.dtype) != (engine.device, engine.precision):
+            model = copy.deepcopy(model).to(engine.device, engine.precision)
+        self.sliced, self.indexed = model, indexing(model)
+        self.places = {number: place for place, number in enumerate(mix.shares)}
+        self.masked = masking(model, [model.space.resolve(number) for number in mix.shares])
+
+
+class Ways(NamedTuple):
+    """Calls by name; several of them run more than one batch, so that the mix is met."""
+
+    calls: dict[str, Callable[[], object]]
+    batches: dict[str, int]  # how many a call runs, where that is more than one
+
+
+def make_ways(
+    model: Supernet, engine: Engine, mix: Mix, batch: int, twin: Static | None, others: Others
+) -> Ways:
+    """Everything that is timed at a batch size, on the same images."""
+    space, place = engine.space, engine.device
+    shape = (batch, engine.geometry.channels, *engine.image_size)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, engine.precision)
+    several = batches_for(mix, batch)
+    drawn = _batches(decisions(mix.shares, several * batch), batch)
+    routes = [[space.resolve(number) for number in numbers] for numbers in drawn]
+    levels = [
+        _levels(numbers, len(mix.cascade.routes), place)
+        for numbers in _batches(decisions(mix.cascade.answered, several * batch), batch)
+    ]
+    calls: dict[str, Callable[[], object]] = {
+        "full": lambda: engine.run_route(x, space.largest),
+        "gated": _one_by_one([mixed(engine, x, own) for own in routes]),
+        "cascade": _cascades(engine, x, mix.cascade.routes, levels),
+    }
+    backend = get_backend(engine.backend)
+    for number in sorted({*mix.shares, mix.cascade.routes[0]}):
+        alone = _ready(backend, extract(model, number, image_size=engine.image_size), x)
+        calls[f"alone {number}"] = _recorded(engine, alone)
+    if twin is not None:
+        calls["twin"] = _recorded(engine, functools.partial(twin.run, x))
+    calls |= _suffixes(engine, x, mix.cascade)
+    # Last: torch's threads wait busily for a while, on the cores that a backend's need.
+    at = torch.tensor([others.places[number] for number in drawn[0]], device=place)
+    calls["slicing"] = _all_of([Drawn.of(others.sliced, own, place) for own in routes], x)
+    calls["indexing"] = _all_of([Drawn.of(others.indexed, own, place) for own in routes], x)
+    calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
+    return Ways(calls, dict.fromkeys(("gated", "cascade", "slicing", "indexing"), several))
+
+
+def batches_for(mix: Mix, batch: int) -> int:
+    """How many batches a call runs: every route of the mix has its turn."""
+    return max(FEWEST // batch, -(-len(mix.shares) // batch), 1)
+
+
+def _batches(drawn: Sequence[int], batch: int) -> list[Sequence[int]]:
+    return [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
+
+
+def mixed(
+    engine: Engine, x: Tensor, routes: Sequence[Route], *, promote: bool = False
+) -> Callable[[], object]:
+    """The plan, every image at its route."""
+    if engine.graphed is None:
+        return functools.partial(run_gated, Drawn.of(engine, routes, x.device), x)
+    given = torch.tensor([route.choices for route in routes], device=x.device)
+    return functools.partial(engine.graphed.run, x, given=given, promote=promote)
+
+
+def _one_by_one(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    return lambda: [call() for call in calls]
+
+
+def _recorded(engine: Engine, call: Callable[[], object]) -> Callable[[], object]:
+    """As a graph, where the plan is made of graphs."""
+    if engine.graphed is None:
+        return call
+
+    def body() -> None:
+        call()
+
+    program = engine.graphed.lanes.record(body, 0)
+    return lambda: (program(), call)  # a graph works on memory that what was called holds
+
+
+def _all_of(mixes: Sequence[Drawn], x: Tensor) -> Callable[[], object]:
+    return lambda: [run_gated(mix, x) for mix in mixes]
+
+
+def _levels(last: Sequence[int], routes: int, device: torch.device) -> list[Tensor]:
+    """Who goes on to each further route: their places among those that came that far."""
+    levels, there = [], list(last)
+    for level in range(1, routes):
+        going_on = [place for place, end in enumerate(there) if end >= level]
+        levels.append(torch.tensor(going_on, dtype=torch.long, device=device))
+        there = [there[place] for place in going_on]
+    return levels
+
+
+def _cascades(
+    engine: Engine, x: Tensor, routes: Sequence[int], batches: Sequence[Sequence[Tensor]]
+) -> Callable[[], object]:
+    """The plan as a cascade, in which so many images of every batch go on."""
+    graphed = engine.graphed
+    if graphed is None or len(engine.gates) > 1:
+        return lambda: [_cascade(engine, x, routes, levels) for levels in batches]
+    counts = [[len(level) for level in levels] for levels in batches]
+    thresholds = [thresholds_for(engine, x, routes, own) for own in counts]
+    return lambda: [graphed.cascade(x, routes, own) for own in thresholds]
+
+
+def thresholds_for(engine: Engine, x: Tensor, routes: Sequence[int], counts: Sequence[int]) -> list[float]:
+    """With which so many images go on from each route, equal margins aside."""
+    found: list[float] = []
+    left = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    for number, count in zip(routes[:-1], counts, strict=True):
+        sure = margin(engine.run_route(x, engine.space.resolve(number))).double()
+        ordered = [-1.0, *sure[left].sort()[0].tolist(), 2.0]  # no margin is as small or as large
+        found.append((ordered[count] + ordered[count + 1]) / 2)
+        left &= sure < found[-1]
+    return found
+
+
+def _cascade(engine: Engine, x: Tensor, routes: Sequence[int], levels: Sequence[Tensor]) -> Tensor:
+    """The first route for all images, the next ones for some, as if their margins had said so."""
+    states: dict[History, Any] = {(): engine.enter(x)}
+    rows = torch.arange(len(x), device=x.device)
+    logits = engine.finish_from(states, engine.space.resolve(routes[0]).choices)
+    answers = logits
+    for number, going_on in zip(routes[1:], levels, strict=True):
+        unsure = (margin(answers) < -1).nonzero()[:, 0]  # asked as a cascade asks; nobody is that unsure
+        on = torch.cat([going_on, unsure])
+        if not len(on):
+            break
+        if len(on) < len(rows):
+            rows = rows[on]
+            states = {history: state.take(on) for history, state in states.items()}
+        answers = engine.finish_from(states, engine.space.resolve(number).choices)
+        logits = logits.index_copy(0, rows, answers)
+    return logits
+
+
+def _suffixes(engine: Engine, x: Tensor, cascade: Cascade) -> dict[str, Callable[[], object]]:
+    """What every further route of a cascade has to run behind those before it."""
+    calls: dict[str, Callable[[], object]] = {}
+    states: dict[History, Any] = {(): engine.enter(x)}
+    for level, number in enumerate(cascade.routes):
+        choices = engine.space.resolve(number).choices
+        if level:
+            behind = functools.partial(_finish, engine, dict(states), choices)
+            calls[f"suffix {number}"] = _recorded(engine, behind)
+        engine.finish_from(states, choices)
+    return calls
+
+
+def _finish(engine: Engine, states: Mapping[History, Any], choices: tuple[int, ...]) -> Tensor:
+    """Leaves ``states`` as they are: whatever is not there yet runs every time."""
+    return engine.finish_from(dict(states), choices)
+
+
+def _ready(backend: Backend, module: nn.Module, x: Tensor) -> Callable[[], object]:
+    module = module.to(x.device, x.dtype).eval().requires_grad_(False)
+    return functools.partial(backend.convert(module, x)(x), x)
