@@ -183,13 +183,16 @@ def gating_table(name: str, data: Data) -> str:
 def bench_table(name: str, data: Data) -> str:
     """Mixed batches of a plan beside what others do, and beside ideal networks."""
     others = [way for way in ("masking", "indexing", "slicing") if way in data["results"][0]["times"]]
-    header = ["batch", "all at the largest", *others, "plan", "ideal", "ideal / plan", "speed-up", "cascade"]
+    streamed = ["ideal / stream"] if "stream" in data["results"][0]["times"] else []
+    header = ["batch", "all at the largest", *others, "plan", "ideal", "ideal / plan", *streamed, "speed-up"]
+    header.append("cascade")
     header += ["ideal / cascade", *([f"{data['twin']} ({data['twin_backend']})"] if data["twin"] else [])]
     rows = []
     for row in data["results"]:
         ms = {way: spread["median"] for way, spread in row["times"].items()}
         cells = [f"{ms[way]:.2f}" for way in ("full", *others, "gated")]
         cells += [f"{row['ideal']:.2f}", f"{row['ratio']:.2f}"]
+        cells += [f"{row['ratio_stream']:.2f}" for _ in streamed]
         cells += [f"{row['speedup']:.2f} ×", f"{ms['cascade']:.2f}", f"{row['ratio_cascade']:.2f}"]
         rows.append([str(row["batch"]), *cells, *([f"{ms['twin']:.2f}"] if data["twin"] else [])])
     about = f"{data['device']}, {data['threads']} threads, {data['backend']}, torch {data['torch']}"

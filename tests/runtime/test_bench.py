@@ -114,6 +114,7 @@ def test_ideal_ratio_and_theory_are_what_they_say() -> None:
         assert result.ideal == pytest.approx(0.75 * ms["alone 0"] + 0.25 * ms["alone 3"])
         assert result.ideal_cascade == pytest.approx(ms["alone 0"] + CASCADE_SHARE * ms["suffix 3"])
         assert result.ratio == pytest.approx(result.ideal / ms["gated"])
+        assert result.ratio_stream == pytest.approx(result.ideal / ms["stream"])
         assert result.speedup == pytest.approx(ms["full"] / ms["gated"])
         assert all(0 < spread.low <= spread.median <= spread.high for spread in result.times.values())
         assert {"masking", "indexing", "slicing"} <= set(ms)
@@ -198,7 +199,15 @@ def test_clocks_are_stated_where_the_machine_says_them(tmp_path: Path) -> None:
 # --- what people see -------------------------------------------------------------------------------------
 def made_up() -> BenchResult:
     def times(full: float) -> dict[str, Spread]:
-        share = {"full": 1.0, "masking": 2.0, "indexing": 1.5, "slicing": 1.2, "gated": 0.5, "cascade": 0.8}
+        share = {
+            "full": 1.0,
+            "masking": 2.0,
+            "indexing": 1.5,
+            "slicing": 1.2,
+            "gated": 0.5,
+            "stream": 0.45,
+            "cascade": 0.8,
+        }
         found = {way: Spread(full * s, 0.9 * full * s, 1.1 * full * s) for way, s in share.items()}
         return {**found, "twin": Spread(0.9 * full, 0.8 * full, full)}
 

@@ -68,6 +68,7 @@ def _rows(found: BenchResult, r: BatchResult) -> list[list[str]]:
 
     rows = [measured(way, r.times[way]) for way in ("full", "masking", "indexing", "slicing")]
     rows.append(measured("gated plan", r.times["gated"], r.ratio))
+    rows.append(measured("gated stream", r.times["stream"], r.ratio_stream))
     rows.append(["gated: multiply-adds", "", "", f"{1 / found.theory:.0%}", ""])
     rows.append(["gated: ideal", f"{r.ideal:.2f}", "", f"{r.ideal / full:.0%}", ""])
     rows.append(measured("cascade plan", r.times["cascade"], r.ratio_cascade))

@@ -55,6 +55,11 @@ class BatchResult:
         return self.ideal / self.times["gated"].median
 
     @property
+    def ratio_stream(self) -> float:
+        """The same for a stream of such batches."""
+        return self.ideal / self.times["stream"].median
+
+    @property
     def ratio_cascade(self) -> float:
         """The same for the cascade."""
         return self.ideal_cascade / self.times["cascade"].median
@@ -101,6 +106,7 @@ class BenchResult:
                 "ideal": r.ideal,
                 "ideal_cascade": r.ideal_cascade,
                 "ratio": r.ratio,
+                "ratio_stream": r.ratio_stream,
                 "ratio_cascade": r.ratio_cascade,
                 "speedup": r.speedup,
             }

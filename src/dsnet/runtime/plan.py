@@ -20,12 +20,10 @@ from dsnet.runtime.engine import Engine
 from dsnet.runtime.graphed import Prices, prices_of
 from dsnet.runtime.paying import BreakEven, measure
 from dsnet.runtime.promotion import promoting
-from dsnet.runtime.stream import Answer, stream
+from dsnet.runtime.stream import Answer, stream, together
 from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["Plan"]
-
-TOGETHER = 64  # images of a stream that run at once on the host
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -117,17 +115,14 @@ class Plan:
         ``images`` run together, by default as many as suit the device; none waits for more than ``delay``
         further batches. What cannot be run is answered by its error, and the rest go on.
         """
-        graphed = self.engine.graphed
-        if images is None:
-            images = TOGETHER if graphed is None else graphed.most
         total = len(batches) if isinstance(batches, Sized) else 0
         return stream(
             self.run,
             self.engine.check_images,
             progress(batches, total, "batch"),
-            images=images,
+            images=together(self.engine) if images is None else images,
             delay=delay,
-            ahead=graphed is not None,
+            ahead=self.engine.graphed is not None,
         )
 
     def break_even(

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.routing.rules import RoutedOutput
+from dsnet.runtime.engine import Engine
 
-__all__ = ["Answer", "stream"]
+__all__ = ["Answer", "stream", "together"]
+
+TOGETHER = 64  # images that run at once on the host
 
 Run = Callable[[Tensor], RoutedOutput]
 
@@ -39,6 +42,11 @@ class _Batch:
     count: int
     images: Tensor | None
     error: str | None = None
+
+
+def together(engine: Engine) -> int:
+    """How many images of a stream suit the device at once."""
+    return TOGETHER if engine.graphed is None else engine.graphed.most
 
 
 def stream(

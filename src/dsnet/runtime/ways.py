@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dsnet.extract import extract
 from dsnet.models import Supernet, run_gated
 from dsnet.routes import Route
-from dsnet.routing.rules import margin
+from dsnet.routing.rules import RoutedOutput, margin
 from dsnet.runtime.alternatives import indexing, masking
 from dsnet.runtime.backends import Backend, get_backend
 from dsnet.runtime.drawn import Drawn
@@ -21,6 +21,7 @@ from dsnet.runtime.engine import Engine
 from dsnet.runtime.mix import Cascade, Mix, decisions
 from dsnet.runtime.parts import History
 from dsnet.runtime.static import Static
+from dsnet.runtime.stream import stream, together
 
 __all__ = ["Others", "Ways", "batches_for", "make_ways", "mixed", "thresholds_for"]
 
@@ -65,6 +66,8 @@ def make_ways(
         "gated": _one_by_one([mixed(engine, x, own) for own in routes]),
         "cascade": _cascades(engine, x, mix.cascade.routes, levels),
     }
+    streamed = max(2, together(engine) // batch)
+    calls["stream"] = _streamed(engine, x, mix, streamed)
     backend = get_backend(engine.backend)
     for number in sorted({*mix.shares, mix.cascade.routes[0]}):
         alone = _ready(backend, extract(model, number, image_size=engine.image_size), x)
@@ -77,7 +80,8 @@ def make_ways(
     calls["slicing"] = _all_of([Drawn.of(others.sliced, own, place) for own in routes], x)
     calls["indexing"] = _all_of([Drawn.of(others.indexed, own, place) for own in routes], x)
     calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
-    return Ways(calls, dict.fromkeys(("gated", "cascade", "slicing", "indexing"), several))
+    runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing"), several)
+    return Ways(calls, {**runs, "stream": streamed})
 
 
 def batches_for(mix: Mix, batch: int) -> int:
@@ -97,6 +101,39 @@ def mixed(
         return functools.partial(run_gated, Drawn.of(engine, routes, x.device), x)
     given = torch.tensor([route.choices for route in routes], device=x.device)
     return functools.partial(engine.graphed.run, x, given=given, promote=promote)
+
+
+def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[], object]:
+    """So many batches as a stream, which joins them; every image at its route."""
+    most, batch = together(engine), len(x)
+    joined = batch * max(1, -(-most // batch))
+    drawn = [engine.space.resolve(number) for number in decisions(mix.shares, batches * batch)]
+    pieces = [drawn[start : start + joined] for start in range(0, len(drawn), joined)]
+    ways = [_routed(engine, own) for own in pieces]
+
+    def run() -> None:
+        following = iter(ways)
+        answers = stream(
+            lambda images: next(following)(images),
+            engine.check_images,
+            [x] * batches,
+            images=most,
+            delay=2 * batches,
+            ahead=engine.graphed is not None,
+        )
+        assert sum(answer.error is None for answer in answers) == len(drawn)
+
+    return run
+
+
+def _routed(engine: Engine, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
+    graphed = engine.graphed
+    if graphed is not None:
+        given = torch.tensor([route.choices for route in routes], device=engine.device)
+        return lambda x: graphed.run(x, given=given)
+    network = Drawn.of(engine, routes, engine.device)
+    numbers = torch.tensor([route.number for route in routes], device=engine.device)
+    return lambda x: RoutedOutput(run_gated(network, x).logits, numbers)
 
 
 def _one_by_one(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
