@@ -7,13 +7,19 @@ code cannot hide in both.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 State = dict[str, Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "hard_swish": F.hardswish,
+}
 
 
 def conv(sd: State, name: str, x: Tensor, out: int, *, k: int, stride: int = 1, pad: int = 0) -> Tensor:
@@ -65,10 +71,11 @@ class MBNet:
     dynamic: list[tuple[int, int]]  # layers, stride
     early_kernel: int
     inside: bool
+    activation: str = "silu"
 
     def __call__(self, sd: State, x: Tensor, route: int, widths: tuple[int, ...], k: int, p: int) -> Tensor:
         width, stride = self.stem
-        x = F.silu(batch_norm(sd, "stem", conv(sd, "stem", x, width, k=3, stride=stride, pad=1), 0))
+        x = self.act(batch_norm(sd, "stem", conv(sd, "stem", x, width, k=3, stride=stride, pad=1), 0))
         block = 0
         for width, layers, stride in self.early:
             for layer in range(layers):
@@ -89,15 +96,16 @@ class MBNet:
                 block += 1
         return pool_head(sd, x)
 
-    @staticmethod
-    def half(sd: State, block: int, x: Tensor, k: int, stride: int, pad: int, key: int) -> Tensor:
-        name = f"blocks.{block}.depthwise"
-        return F.silu(batch_norm(sd, name, depthwise(sd, name, x, k=k, stride=stride, pad=pad), key))
+    def act(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.activation](x)
 
-    @staticmethod
-    def mix(sd: State, block: int, x: Tensor, width: int, key: int) -> Tensor:
+    def half(self, sd: State, block: int, x: Tensor, k: int, stride: int, pad: int, key: int) -> Tensor:
+        name = f"blocks.{block}.depthwise"
+        return self.act(batch_norm(sd, name, depthwise(sd, name, x, k=k, stride=stride, pad=pad), key))
+
+    def mix(self, sd: State, block: int, x: Tensor, width: int, key: int) -> Tensor:
         name = f"blocks.{block}.pointwise"
-        return F.silu(batch_norm(sd, name, conv(sd, name, x, width, k=1), key))
+        return self.act(batch_norm(sd, name, conv(sd, name, x, width, k=1), key))
 
 
 # --- DS-ResNet and DS-ResNet++ ------------------------------------------------------------------------
@@ -211,7 +219,13 @@ RESNET_PLUS_LAYERS = ["2252", "2252", "2362", "2362", "3362", "3372", "3473", "3
 
 
 def run(
-    name: str, sd: State, x: Tensor, number: int, choices: tuple[int, ...], bn_key: str = "prefix"
+    name: str,
+    sd: State,
+    x: Tensor,
+    number: int,
+    choices: tuple[int, ...],
+    bn_key: str = "prefix",
+    activation: str = "silu",  # of the MobileNets
 ) -> Tensor:
     """Logits of a model's route, computed here."""
     family, form = name, ""
@@ -220,10 +234,10 @@ def run(
             family, form = name.removesuffix(suffix), suffix
     tiny = form == "_tiny"
     if family in ("ds_mbnet", "ds_mbnet_plus"):
-        net = MBNETS[form]
+        net = replace(MBNETS[form], activation=activation)
         plus = family == "ds_mbnet_plus"
         if plus:
-            net = MBNet(net.stem, net.early, net.dynamic, 5, False)
+            net = replace(net, early_kernel=5, inside=False)
         if tiny:
             widths = ((8, 24, 48, 96)[number], (16, 48, 96, 192)[number])
             k, p = ((3, 0), (3, 1), (5, 2), (7, 3))[number] if plus else (3, 1)

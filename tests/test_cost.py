@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
+from dsnet.counts import CONVENTIONS
 from dsnet.models import Supernet
 from tests.support import SUPERNETS, error_of
 
@@ -27,6 +28,15 @@ def test_ds_mbnet_has_the_golden_counts() -> None:
     assert [dsnet.madds(model, route, image_size=224) for route in model.space] == list(
         map(int, DS_MBNET.split())
     )
+
+
+@pytest.mark.parametrize("activation", ["relu", "hard_swish"])
+def test_activations_are_free(activation: str) -> None:
+    for name in ("ds_mbnet", "ds_mbnet_plus"):
+        own, other = meta(name), meta(name, activation=activation)
+        for convention in CONVENTIONS:
+            counts = [[dsnet.madds(m, r, convention=convention) for r in m.space] for m in (own, other)]
+            assert counts[0] == counts[1]
 
 
 def test_ds_mbnet_agrees_with_the_published_counts() -> None:

@@ -27,6 +27,16 @@ def test_extracted_equals_sliced(name: str, fold_bn: bool, data: st.DataObject) 
     assert_close(net(x), model(x, route), 1e-10)
 
 
+@pytest.mark.parametrize("fold_bn", [True, False])
+@pytest.mark.parametrize("activation", ["silu", "relu", "hard_swish"])
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
+def test_extracted_equals_sliced_with_every_activation(name: str, activation: str, fold_bn: bool) -> None:
+    model = random_model(name, activation=activation)
+    x = images(model, 2)
+    for route in model.space:
+        assert_close(dsnet.extract(model, route, fold_bn=fold_bn)(x), model(x, route), 1e-10)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_extracted_equals_sliced_in_float32(name: str) -> None:
     model = random_model(name, torch.float32)
@@ -54,9 +64,20 @@ def test_nothing_of_this_package_is_inside(name: str) -> None:
     assert not any(isinstance(m, nn.BatchNorm2d) for m in dsnet.extract(model, 0).modules())
 
 
-@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_plus_tiny", "ds_vit_plus_tiny"])
-def test_an_unfolded_network_trains_as_the_supernet_does_at_that_route(name: str) -> None:
-    model = randomise(dsnet.create_model(name, dtype=torch.float64))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ds_mbnet_tiny", {}),
+        ("ds_mbnet_tiny", {"activation": "relu"}),
+        ("ds_mbnet_tiny", {"activation": "hard_swish"}),
+        ("ds_resnet_plus_tiny", {}),
+        ("ds_vit_plus_tiny", {}),
+    ],
+)
+def test_an_unfolded_network_trains_as_the_supernet_does_at_that_route(
+    name: str, options: dict[str, str]
+) -> None:
+    model = randomise(dsnet.create_model(name, dtype=torch.float64, **options))
     route = model.space[1]
     net = dsnet.extract(model, route, fold_bn=False)
     x = images(model, 4)

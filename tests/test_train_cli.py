@@ -105,6 +105,7 @@ def test_training_shows_every_route_and_can_be_evaluated_again(
         (["digits_mbnet", "--set", "optim.epochs=ten"], "optim.epochs must be a whole number, not 'ten'"),
         (["digits_mbnet", "--set", "model=resnet50"], "static network"),
         (["digits_mbnet", "--set", "options.width=3"], "no option width"),
+        (["digits_mbnet", "--set", "options.activation=tanh"], "choose from silu, relu, hard_swish"),
         (["digits_mbnet", "--set", "data.name=nothing"], "no data set 'nothing'"),
         (["digits_mbnet", "--set", "options.num_classes=7"], "digits has 10 classes"),
         (["digits_mbnet", "--set", "device=abacus"], "possible: auto, cpu, cuda"),

@@ -92,7 +92,9 @@ def test_unknown_models_and_options_are_errors() -> None:
     assert "ds_resnet_plus" in error_of(lambda: dsnet.create_model("zzz"))
     assert "num_classes" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", classes=3))
     assert "batch, group" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", norm="layer"))
-    assert "hard_swish" in error_of(lambda: dsnet.create_model("ds_mbnet_tiny", activation="tanh"))
+    assert "silu, relu, hard_swish" in error_of(
+        lambda: dsnet.create_model("ds_mbnet_tiny", activation="tanh")
+    )
     assert "stage, prefix" in error_of(lambda: dsnet.create_model("ds_resnet_tiny", bn_key="all"))
     assert "onehot, scalar" in error_of(lambda: dsnet.create_model("ds_vit_plus_tiny", gate_head="x"))
     assert "positive" in error_of(lambda: dsnet.create_model("ds_vit_plus_tiny", num_classes=0))

@@ -13,15 +13,21 @@ from dsnet.routes import Route
 from dsnet.slicing import SplitBatchNorm2d
 from dsnet.slicing import functional as SF
 from tests import reference
-from tests.support import FAMILIES, IN_THE_PAPERS_TABLES, TINY, assert_close, images, random_model
+from tests.support import (
+    FAMILIES,
+    IN_THE_PAPERS_TABLES,
+    TINY,
+    assert_close,
+    images,
+    random_model,
+    relative_error,
+)
 
 
 def check_against_reference(name: str, route: Route, *, batch: int = 2, **options: str) -> None:
     model = random_model(name, **options)
     x = images(model, batch, seed=route.number)
-    expected = reference.run(
-        name, model.state_dict(), x, route.number, route.choices, options.get("bn_key", "prefix")
-    )
+    expected = reference.run(name, model.state_dict(), x, route.number, route.choices, **options)
     assert_close(model(x, route), expected, 1e-10)
 
 
@@ -51,6 +57,17 @@ def test_keys_by_stage_equal_the_reference(choices: tuple[int, ...]) -> None:
     assert {m.keys for m in model.stages[1].modules() if isinstance(m, SplitBatchNorm2d)} == {4}
     assert {m.keys for m in default.stages[1].modules() if isinstance(m, SplitBatchNorm2d)} == {16}
     check_against_reference("ds_resnet_tiny", model.space.of_choices(choices), bn_key="stage")
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu", "hard_swish"])
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
+def test_every_activation_equals_the_reference(name: str, activation: str) -> None:
+    for route in random_model(name).space:
+        check_against_reference(name, route, activation=activation)
+    model = random_model(name, activation=activation)
+    x = images(model, 2)
+    others = [random_model(name, activation=a)(x, 0) for a in reference.ACTIVATIONS if a != activation]
+    assert all(relative_error(model(x, 0), other) > 1e-3 for other in others)
 
 
 # --- mutations: each must turn the comparison red ------------------------------------------------------

@@ -14,7 +14,16 @@ import torch
 
 import dsnet
 from dsnet.cli import main
-from dsnet.routing import Calibration, CostTable, Routed, collect, open_trained, profile, simulate
+from dsnet.routing import (
+    Calibration,
+    CostTable,
+    LatencyTable,
+    Routed,
+    collect,
+    open_trained,
+    profile,
+    simulate,
+)
 from dsnet.routing.compare import compare
 from dsnet.training.checkpoint import load_checkpoint
 from dsnet.training.folder import locked
@@ -129,6 +138,24 @@ def test_milliseconds_as_the_cost(run: Path, tmp_path: Path, capsys: pytest.Capt
     wrong = out_of(capsys, "calibrate", copy, "--latency-table", tmp_path / "other.json", status=2)
     assert "ds_vit_plus_tiny" in wrong
     assert main(["gate", str(copy), "--set", f"latency={tmp_path / 't.json'}", "--set", "epochs=1"]) == 0
+
+
+def test_milliseconds_of_a_plan(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("openvino")
+    table, copy = tmp_path / "t.json", tmp_path / "run"
+    shutil.copytree(run, copy)
+    assert (
+        main(["profile", str(copy), "--device", "cpu", *["--backend", "openvino", "--out"], str(table)]) == 0
+    )
+    assert "a plan, openvino 20" in capsys.readouterr().out
+    costs = LatencyTable.load(table).costs()
+    target = (costs.of((0,)) + costs.largest) / 2
+    shown = out_of(capsys, "calibrate", copy, "--latency-table", table, "--target-ms", f"{target:.4f}")
+    assert "milliseconds of a plan, openvino 20" in shown
+    assert ", batch 1\n" in shown
+    routed = dsnet.load_routed(copy, f"{target:.4f}ms")
+    assert routed.router.costs == costs
+    assert routed.router.point(target).cost <= target
 
 
 def test_routers_side_by_side(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

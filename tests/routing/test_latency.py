@@ -35,6 +35,8 @@ def hand_made(**changes: Any) -> LatencyTable:  # noqa: ANN401  (any field)
         "kind": "cpu",
         "device": "Some CPU",
         "backend": "eager",
+        "backend_version": "2.11",
+        "memory": "shared",
         "dtype": "float32",
         "threads": 2,
         "torch_version": "2.11",
@@ -48,7 +50,7 @@ def test_the_plain_form_gives_the_same_table_again(tmp_path: Path) -> None:
     table = hand_made()
     plain = json.loads(json.dumps(table.to_dict()))
     assert plain == table.to_dict()
-    assert plain["format"] == 1
+    assert plain["format"] == 2
     assert plain["model"] == {"name": "mine", "options": {"norm": "group", "num_classes": 7}}
     assert plain["entries"][1]["segments"][1][0][2] == {"p50": 102.0, "p95": 202.0}
     assert LatencyTable.from_dict(plain) == table
@@ -105,6 +107,36 @@ def test_it_is_for_one_network_on_one_device() -> None:
             assert word in error
 
 
+def test_a_plans_table_names_its_backend_and_may_be_of_another_precision() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    rows = ((tuple(Time(1.0, 1.0) for _ in range(4)),),)
+    plan = hand_made(
+        model=model.spec,
+        device=device_name(CPU),
+        backend="openvino",
+        memory="packed",
+        dtype="bfloat16",
+        entries=(BatchTimes(batch=1, prefix=Time(1.0, 1.0), segments=rows),),
+    )
+    plan.check(model, CPU)
+    network = replace(plan, memory="shared", backend="eager")
+    assert "is of bfloat16, the network is float32" in error_of(lambda: network.check(model, CPU))
+    again = "`dsnet profile RUN --device cpu --backend openvino --precision bfloat16`"
+    assert again in error_of(lambda: replace(plan, model=ModelSpec(name="mine")).check(model, CPU))
+    assert again in error_of(lambda: plan.check(model, CPU, 64))
+    said = error_of(lambda: plan.check(model, torch.device("cuda")))
+    assert "`dsnet profile RUN --device cuda`; or use it with --device cpu" in said
+    assert "a plan, openvino 2.11, bfloat16, on cpu" in plan.ran
+
+
+def test_a_table_of_the_first_format_is_one_of_the_network_itself() -> None:
+    plain = hand_made().to_dict() | {"format": 1}
+    del plain["memory"], plain["backend_version"]
+    assert LatencyTable.from_dict(plain) == hand_made()
+    del plain["torch_version"]
+    assert "lacks torch_version" in error_of(lambda: LatencyTable.from_dict(plain))
+
+
 def change(*path: str | int, to: object = None, drop: bool = False) -> Callable[[dict[str, Any]], object]:
     """Something to be done to the plain form, at one place of it."""
 
@@ -119,7 +151,9 @@ def change(*path: str | int, to: object = None, drop: bool = False) -> Callable[
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (change("format", to=2), "format 2 cannot be read; only 1"),
+        (change("format", to=3), "format 3 cannot be read; only up to 2"),
+        (change("memory", to="borrowed"), "'borrowed'; possible: shared, packed"),
+        (change("backend", to=None), "backend of a latency table cannot be None"),
         (change("format", drop=True), "lacks format"),
         (change("threads", drop=True), "lacks threads"),
         (change("colour", to="red"), "knows no colour"),

@@ -51,7 +51,8 @@ def test_every_part_has_a_time(name: str, measured: dict[str, LatencyTable]) -> 
         for route in model.space:
             assert table.costs(batch).of(route.choices) == pytest.approx(times.of(route.choices).p50 / batch)
     assert (table.model, table.image_size, table.dtype) == (model.spec, (16, 16), "float32")
-    assert (table.kind, table.backend, table.threads) == ("cpu", "eager", torch.get_num_threads())
+    assert (table.kind, table.backend, table.memory) == ("cpu", "eager", "shared")
+    assert (table.threads, table.backend_version) == (torch.get_num_threads(), torch.__version__)
     assert LatencyTable.from_dict(json.loads(json.dumps(table.to_dict()))) == table
     table.check(model, CPU)
 
@@ -191,6 +192,8 @@ def test_the_command_takes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert (table.model, table.image_size) == (model.spec, (24, 24))  # what it was trained at
     assert main([*args, "--image-size", "16x32"]) == 0
     assert json.loads(capsys.readouterr().out)["image_size"] == [16, 32]
+    assert main([*args, "--precision", "bfloat16"]) == 0
+    assert json.loads(capsys.readouterr().out)["dtype"] == "bfloat16"
     assert main([*args, "--set", "num_classes=7"]) == 2
     assert "has its options already" in capsys.readouterr().err
 
@@ -225,7 +228,8 @@ def test_the_command_says_what_is_wrong(
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [
-        (["--help"], 0, ["Examples:", "--batch", "sum of its parts'", "budgets", "--threads"]),
+        (["--help"], 0, ["Examples:", "--batch", "sum of its parts'", "budgets", "--threads", "a plan"]),
+        (["ds_mbnet_tiny", "--backend", "tensorrt"], 2, ["tensorrt", "eager", "openvino"]),
         (["ds_mbnet_tiny", "--batch", "0"], 2, ["positive number"]),
         ([], 2, ["MODEL|RUN"]),
     ],

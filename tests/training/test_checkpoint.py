@@ -43,6 +43,18 @@ def test_a_network_comes_back_with_weights_statistics_and_heads(name: str, tmp_p
     assert load_checkpoint(tmp_path).data["recipe"] == {"lr": 0.1}
 
 
+@pytest.mark.parametrize("activation", ["relu", "hard_swish"])
+def test_a_network_comes_back_with_its_activation(activation: str, tmp_path: Path) -> None:
+    model = randomise(dsnet.create_model("ds_mbnet_tiny", activation=activation)).requires_grad_(False)
+    save_checkpoint(tmp_path, "last", model, step=1)
+    again, x = load_model(tmp_path), images(model, 3)
+    assert dict(again.spec.options) == {"activation": activation}
+    assert torch.equal(again(x, 2), model(x, 2))
+    plain = dsnet.create_model("ds_mbnet_tiny")
+    plain.load_state_dict(model.state_dict())
+    assert not torch.allclose(plain(x, 2), model(x, 2))
+
+
 def test_names_move_on_and_old_ones_go(tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     for step in (1, 2, 3):

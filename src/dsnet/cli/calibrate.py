@@ -36,7 +36,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "  dsnet calibrate runs/digits_mbnet --sweep\n"
         "  dsnet calibrate runs/mine --target-madds 300M\n"
         "  dsnet profile runs/mine --out t.json && dsnet calibrate runs/mine --latency-table t.json "
-        "--target-ms 5",
+        "--target-ms 5\n"
+        "A table of a plan (`dsnet profile --backend …`) counts what that plan takes: measure what you\n"
+        "will serve with.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
@@ -47,7 +49,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     wanted.add_argument("--target-ms", metavar="MS", help="mean milliseconds an image; needs --latency-table")
     wanted.add_argument("--sweep", action="store_true", help="show the whole curve (default)")
-    parser.add_argument("--latency-table", type=Path, metavar="FILE", help="count milliseconds of this table")
+    parser.add_argument(
+        "--latency-table",
+        type=Path,
+        metavar="FILE",
+        help="count milliseconds of this table, of whichever backend; its smallest batch size",
+    )
     parser.add_argument(
         "--router",
         choices=get_args(RouterName),
@@ -83,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
         about = {"images": made.images, "digest": made.digest, "unit": costs.unit, "budgets": rows}
         print(json.dumps(about, indent=2))
         return 0
-    print(f"{done.run.model.spec.name}, {made.images} held-out images\n")
+    print(f"{done.run.model.spec.name}, {made.images} held-out images")
+    if done.latency is not None:
+        print(f"milliseconds of {done.latency.ran}, batch {done.latency.batches[0]}")
+    print()
     print(_table(rows, costs))
     if made.images < FEW:
         print(

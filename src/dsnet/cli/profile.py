@@ -1,4 +1,4 @@
-"""``dsnet profile``: how long every route of a network takes on this machine."""
+"""``dsnet profile``: how long every route of a network, or of a plan of it, takes on this machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
 from dsnet.routes import evenly
 from dsnet.routing import LatencyTable, profile
+from dsnet.runtime import list_backends, profile_plan
 from dsnet.training.run import pick_device
 
 __all__ = ["add_command"]
 
 MOST_ROWS = 32
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,12 +34,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Times a network's parts on this machine: what runs before the first gate, and what\n"
         "runs behind every choice of every gate. A route's time is the sum of its parts'. The\n"
         "file that --out writes is a table of latencies, by which budgets can be given in\n"
-        "milliseconds; it holds for this network on this device. Weights do not matter, so a\n"
-        "model by name will do.",
+        "milliseconds; it holds for this network on this device and backend. --backend other\n"
+        "than eager times a plan, as `dsnet.runtime.compile` makes it: take what you will serve\n"
+        "with. Weights do not matter, so a model by name will do.",
         epilog="Examples:\n"
         "  dsnet profile ds_mbnet\n"
         "  dsnet profile ds_mbnet_cifar --set num_classes=100 --batch 1 8 64\n"
         "  dsnet profile runs/digits_mbnet --threads 1 --out latency.json\n"
+        "  dsnet profile runs/mine --backend openvino --out openvino.json\n"
         "  dsnet profile ds_resnet --device cuda --batch 32 --image-size 160 --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,6 +52,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--batch", type=positive, nargs="+", default=[1], metavar="N", help="batch sizes (default: 1)"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_argument(
+        "--backend",
+        choices=["eager", "auto", *(name for name in list_backends() if name != "eager")],
+        default="eager",
+        help="eager: the network itself; others: a plan; auto: of the fastest backend here (default: eager)",
+    )
+    parser.add_argument("--precision", choices=list(PRECISIONS), help="default: the network's own")
     parser.add_argument(
         "--threads", type=positive, metavar="N", help="of the CPU (default: torch's own choice)"
     )
@@ -86,13 +97,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.threads is not None:
             torch.set_num_threads(args.threads)
-        measured = profile(
-            model.to(device),
-            batches=args.batch,
-            repeats=args.repeats,
-            image_size=args.image_size or size,
-            progress=progress,
-        )
+        measured = _measure(model.to(device), args, args.image_size or size)
     finally:
         torch.set_num_threads(threads)
     if args.out is not None:
@@ -106,15 +111,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _measure(model: Supernet, args: argparse.Namespace, size: int | tuple[int, int] | None) -> LatencyTable:
+    if args.backend != "eager":
+        return profile_plan(
+            model,
+            backend=args.backend,
+            precision=args.precision,
+            batches=args.batch,
+            repeats=args.repeats,
+            image_size=size,
+            progress=progress,
+        )
+    if args.precision is not None:
+        model = model.to(PRECISIONS[args.precision])
+    return profile(model, batches=args.batch, repeats=args.repeats, image_size=size, progress=progress)
+
+
 def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:
     height, width = measured.image_size
     routes = [model.space[i] for i in evenly(len(model.space), MOST_ROWS)]
     several = model.space.gates > 1
-    threads = "one thread" if measured.threads == 1 else f"{measured.threads} threads"
-    print(
-        f"{model.spec.name} at {height} × {width}, {measured.backend}, {measured.dtype}, on {measured.kind} "
-        f"({measured.device}), {threads}, torch {measured.torch_version}; {repeats} repeats"
-    )
+    print(f"{model.spec.name} at {height} × {width}: {measured.ran}; {repeats} repeats")
     header = ["route", *(["choices"] if several else []), "MAdds", "ms an image", "p95", "of the slowest"]
     for entry in measured.entries:
         times = [entry.of(route.choices) for route in routes]

@@ -1,7 +1,8 @@
 """What every part of a route takes on a device: measured once, kept in a file, used as a table of costs.
 
 A route's time is that of the prefix plus that of each segment, as in a `CostTable`. Times are of whole
-batches at one route; scoring at the gates and regrouping a mixed batch are not in them.
+batches at one route; deciding and regrouping a mixed batch are not in them. A plan's parts end with the
+scores of a gate, the network's own are timed without.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from dsnet.models import Supernet
 from dsnet.models.supernet import ModelSpec
 from dsnet.routing.costs import CostTable
 
-__all__ = ["BatchTimes", "DeviceKind", "LatencyTable", "Time", "device_name"]
+__all__ = ["BatchTimes", "DeviceKind", "LatencyTable", "Time", "Weights", "device_name"]
 
-FORMAT = 1
+FORMAT = 2
 
 DeviceKind = Literal["cpu", "cuda"]
+Weights = Literal["shared", "packed"]
 
 
 class Time(NamedTuple):
@@ -82,9 +84,11 @@ class LatencyTable:
     image_size: tuple[int, int]  # height, width
     kind: DeviceKind
     device: str  # the processor's or GPU's name
-    backend: str  # what ran the network: "eager", the network itself
+    backend: str  # what ran the parts, as `dsnet.runtime.compile` names it
+    backend_version: str
+    memory: Weights  # shared: the network itself, which slices its weights; packed: a plan of it
     dtype: str
-    threads: int  # of torch, on the host
+    threads: int  # on the host
     torch_version: str
     date: str
     entries: tuple[BatchTimes, ...]  # by batch size, smallest first
@@ -94,6 +98,8 @@ class LatencyTable:
             raise DsnetError(
                 f"unknown kind of device {self.kind!r}; possible: {', '.join(get_args(DeviceKind))}"
             )
+        if self.memory not in get_args(Weights):
+            raise DsnetError(f"unknown memory {self.memory!r}; possible: {', '.join(get_args(Weights))}")
         if not self.entries or list(self.batches) != sorted(set(self.batches)):
             raise DsnetError(f"a latency table needs batch sizes, smallest first, not {list(self.batches)}")
         if len({entry.choices for entry in self.entries}) > 1:
@@ -128,8 +134,11 @@ class LatencyTable:
         )
 
     def check(self, model: Supernet, device: torch.device, image_size: int | None = None) -> None:
-        """Raises where it was made for another network, device, precision or size of images than these."""
-        command = f"`dsnet profile RUN --device {device.type}`"
+        """Raises where it was made for another network, device or size of images than these.
+
+        A plan may run in another precision than the network that is given here; the network itself may not.
+        """
+        command = f"`dsnet profile RUN --device {device.type}{self._how(device)}`"
         if self.model != model.spec:
             raise DsnetError(
                 f"this latency table is of {_written(self.model)}, not of {_written(model.spec)}; "
@@ -142,13 +151,13 @@ class LatencyTable:
                 f"choices, not {choices}; measure this one: {command}"
             )
         if (self.kind, self.device) != (device.type, device_name(device)):
+            instead = "" if self.kind == device.type else f"; or use it with --device {self.kind}"
             raise DsnetError(
                 f"this latency table was measured on {self.kind} ({self.device}), not on {device.type} "
-                f"({device_name(device)}); measure the network there: {command}"
+                f"({device_name(device)}); measure the network there: {command}{instead}"
             )
-
         dtype = str(model.head.classifier.weight.dtype).removeprefix("torch.")
-        if self.dtype != dtype:
+        if self.memory == "shared" and self.dtype != dtype:
             raise DsnetError(f"this latency table is of {self.dtype}, the network is {dtype}: {command}")
         if image_size is not None and self.image_size != (image_size, image_size):
             height, width = self.image_size
@@ -156,6 +165,21 @@ class LatencyTable:
                 f"this latency table is of images of {height} × {width} pixels, these have {image_size} × "
                 f"{image_size}; measure those: {command}"
             )
+
+    @property
+    def ran(self) -> str:
+        """What was timed, in words."""
+        what = "the network itself" if self.memory == "shared" else "a plan"
+        return (
+            f"{what}, {self.backend} {self.backend_version}, {self.dtype}, on {self.kind} ({self.device}), "
+            f"{'one thread' if self.threads == 1 else f'{self.threads} threads'}"
+        )
+
+    def _how(self, device: torch.device) -> str:
+        """What else to tell `dsnet profile`, to be timed as this was."""
+        if self.memory == "shared" or self.kind != device.type:
+            return ""
+        return f" --backend {self.backend} --precision {self.dtype}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types)."""
@@ -177,8 +201,12 @@ class LatencyTable:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LatencyTable:
         """The table that `to_dict` wrote."""
+        if isinstance(data, Mapping) and data.get("format") == 1:
+            data = _from_format_1(data)
         if isinstance(data, Mapping) and data.get("format", FORMAT) != FORMAT:
-            raise DsnetError(f"a latency table of format {data['format']!r} cannot be read; only {FORMAT}")
+            raise DsnetError(
+                f"a latency table of format {data['format']!r} cannot be read; only up to {FORMAT}"
+            )
         names = {f.name for f in fields(cls)}
         _require_keys("a latency table", data, {"format", *names})
         _require_keys("the model of a latency table", data["model"], {"name", "options"})
@@ -238,6 +266,12 @@ def device_name(device: torch.device) -> str:
 
 def _written(spec: ModelSpec) -> str:
     return f"{spec.name}({', '.join(f'{key}={value!r}' for key, value in spec.options)})"
+
+
+def _from_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Format 2 of a table from when only the network itself was timed."""
+    how = {"backend_version": data.get("torch_version"), "memory": "shared"}
+    return {**data, **how, "format": 2}
 
 
 def _require_keys(what: str, data: object, keys: set[str]) -> None:

@@ -16,17 +16,20 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.models import State, Supernet
-from dsnet.routing.latency import BatchTimes, DeviceKind, LatencyTable, Time, device_name
+from dsnet.models import Supernet
+from dsnet.models.gated import Routable, Standing
+from dsnet.models.supernet import ModelSpec
+from dsnet.routing.latency import BatchTimes, DeviceKind, LatencyTable, Time, Weights, device_name
 from dsnet.slicing import KeyState, SplitBatchNorm2d
 
-__all__ = ["profile"]
+__all__ = ["Progress", "check_counts", "copy_to_time", "measure", "profile", "silent"]
 
 WARM_UP = 3  # rounds: kernels are chosen and memory is taken in the first ones
 
@@ -34,7 +37,8 @@ Progress = Callable[[Iterable[int], int, str], Iterable[int]]
 """(rounds, how many, what they are) → the rounds, passed on one by one; as `dsnet.cli.progress` does."""
 
 
-def _silent(items: Iterable[int], total: int, label: str) -> Iterable[int]:
+def silent(items: Iterable[int], total: int, label: str) -> Iterable[int]:
+    """Tells nobody."""
     return items
 
 
@@ -44,7 +48,7 @@ def profile(
     batches: Sequence[int] = (1,),
     repeats: int = 30,
     image_size: int | tuple[int, int] | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> LatencyTable:
     """Times every part of the network, eager and in eval mode, on the device and in the precision it has.
 
@@ -57,32 +61,34 @@ def profile(
         raise DsnetError(
             f"a network on {device} cannot be timed; move it to {' or '.join(get_args(DeviceKind))}"
         )
+    check_counts(batches, repeats)
+    copied = copy_to_time(model)
+    with torch.inference_mode():
+        return measure(
+            copied,
+            spec=model.spec,
+            image=image,
+            device=device,
+            dtype=weight.dtype,
+            backend="eager",
+            backend_version=str(torch.__version__),
+            memory="shared",
+            batches=batches,
+            repeats=repeats,
+            progress=progress,
+        )
+
+
+def check_counts(batches: Sequence[int], repeats: int) -> None:
+    """Raises where batch sizes or repeats are no positive integers."""
     for what, counts in (("batches", tuple(batches)), ("repeats", (repeats,))):
         if not counts or any(type(count) is not int or count < 1 for count in counts):
             raise DsnetError(
                 f"{what} must be positive integers, not {', '.join(map(repr, counts)) or 'none'}"
             )
-    copied = _copy_to_time(model)
-    entries = []
-    for batch in sorted(set(batches)):
-        drawn = torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
-        rounds = progress(range(WARM_UP + repeats), WARM_UP + repeats, f"batch {batch}: round")
-        entries.append(_measure(copied, drawn.to(device, weight.dtype), rounds))
-    return LatencyTable(
-        model=model.spec,
-        image_size=(image.height, image.width),
-        kind="cuda" if device.type == "cuda" else "cpu",
-        device=device_name(device),
-        backend="eager",
-        dtype=str(weight.dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
-        torch_version=str(torch.__version__),  # a class of its own, which is no plain data
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        entries=tuple(entries),
-    )
 
 
-def _copy_to_time(model: Supernet) -> Supernet:
+def copy_to_time(model: Supernet) -> Supernet:
     """In eval mode, all norm keys as if fresh: those with statistics and those without then run alike."""
     copied = copy.deepcopy(model).eval()
     for module in copied.modules():
@@ -91,9 +97,47 @@ def _copy_to_time(model: Supernet) -> Supernet:
     return copied
 
 
-@torch.inference_mode()
-def _measure(model: Supernet, x: Tensor, rounds: Iterable[int]) -> BatchTimes:
-    calls = _calls(model, x)
+def measure(
+    network: Routable[Any],
+    *,
+    spec: ModelSpec,
+    image: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str,
+    backend_version: str,
+    memory: Weights,
+    batches: Sequence[int],
+    repeats: int,
+    progress: Progress = silent,
+) -> LatencyTable:
+    """Times every part of a network, or of what a runtime made of it, in turns.
+
+    Each pair of a gate's choice and the one before it is timed behind the first way that leads there.
+    """
+    entries = []
+    for batch in sorted(set(batches)):
+        drawn = torch.randn(batch, *image, generator=torch.Generator().manual_seed(0))
+        rounds = progress(range(WARM_UP + repeats), WARM_UP + repeats, f"batch {batch}: round")
+        entries.append(_time_batch(network, drawn.to(device, dtype), rounds))
+    return LatencyTable(
+        model=spec,
+        image_size=(image.height, image.width),
+        kind="cuda" if device.type == "cuda" else "cpu",
+        device=device_name(device),
+        backend=backend,
+        backend_version=backend_version,
+        memory=memory,
+        dtype=str(dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        torch_version=str(torch.__version__),  # a class of its own, which is no plain data
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        entries=tuple(entries),
+    )
+
+
+def _time_batch(network: Routable[Any], x: Tensor, rounds: Iterable[int]) -> BatchTimes:
+    calls = _calls(network, x)
     samples: dict[tuple[int, ...], list[float]] = {history: [] for history in calls}
     for number in rounds:
         for history, call in calls.items():
@@ -101,10 +145,9 @@ def _measure(model: Supernet, x: Tensor, rounds: Iterable[int]) -> BatchTimes:
             if number >= WARM_UP:
                 samples[history].append(taken)
     times = {history: _summary(taken) for history, taken in samples.items()}
-    sizes = [len(row) for row in model.slice_table]
     segments = []
-    for gate, size in enumerate(sizes):
-        row = [times[history] for history in _histories(sizes, gate)]
+    for gate, size in enumerate(network.choices):
+        row = [times[history] for history in _histories(network.choices, gate)]
         segments.append(tuple(tuple(row[i : i + size]) for i in range(0, len(row), size)))
     return BatchTimes(batch=len(x), prefix=times[()], segments=tuple(segments))
 
@@ -115,20 +158,20 @@ def _histories(sizes: Sequence[int], gate: int) -> list[tuple[int, ...]]:
     return list(itertools.product(*pairs))
 
 
-def _calls(model: Supernet, x: Tensor) -> dict[tuple[int, ...], Callable[[], object]]:
+def _calls(network: Routable[Any], x: Tensor) -> dict[tuple[int, ...], Callable[[], object]]:
     """The prefix and every segment, by the choices that lead through it, on what stands in front of it."""
-    calls: dict[tuple[int, ...], Callable[[], object]] = {(): functools.partial(model.enter, x)}
-    states: dict[tuple[int, ...], State] = {(): model.enter(x)}
-    sizes = [len(row) for row in model.slice_table]
-    for gate in range(len(sizes)):
-        for history in _histories(sizes, gate):
+    calls: dict[tuple[int, ...], Callable[[], object]] = {(): functools.partial(network.enter, x)}
+    states: dict[tuple[int, ...], Standing] = {(): network.enter(x)}
+    gates = len(network.choices)
+    for gate in range(gates):
+        for history in _histories(network.choices, gate):
             before = states[history[:-1]]
-            if gate == len(sizes) - 1:
-                calls[history] = functools.partial(model.finish, before, history)
+            if gate == gates - 1:
+                calls[history] = functools.partial(network.finish, before, history)
                 continue
-            calls[history] = functools.partial(model.advance, before, history)
+            calls[history] = functools.partial(network.advance, before, history)
             if not any(history[:-1]):  # the first way to this choice: what is behind it starts here
-                states[history] = model.advance(before, history)
+                states[history] = network.advance(before, history)
     return calls
 
 

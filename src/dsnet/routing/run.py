@@ -207,6 +207,7 @@ class CalibratedRun(NamedTuple):
     name: str  # of the checkpoint
     outputs: Outputs
     calibration: Calibration
+    latency: LatencyTable | None  # whose milliseconds were counted
 
 
 def calibrate_run(
@@ -226,8 +227,8 @@ def calibrate_run(
         run = open_trained(folder, name, device=device)
         model, images = run.model, calibration_images(run)
         costs = CostTable.of_model(model, run.test.size)
-        if latency is not None:
-            table = LatencyTable.load(latency)
+        table = None if latency is None else LatencyTable.load(latency)
+        if table is not None:
             table.check(model, model.head.classifier.weight.device, run.test.size)
             costs = table.costs()
         routes = [model.space[i] for i in evenly(len(model.space), MOST)]
@@ -238,7 +239,7 @@ def calibrate_run(
         tensors = {group: values for group, values in run.saved.tensors.items() if group != "model"}
         data = {**kept_data(run.saved), "routing": made.to_dict()}
         save_checkpoint(folder, name, model, step=run.saved.data["step"], tensors=tensors, data=data)
-    return CalibratedRun(run, name, outputs, made)
+    return CalibratedRun(run, name, outputs, made, table)
 
 
 def calibration_images(run: TrainedRun) -> Source:

@@ -7,5 +7,15 @@ from dsnet.runtime.backends import get_backend, list_backends
 from dsnet.runtime.engine import Engine, Memory
 from dsnet.runtime.making import compile  # noqa: A004  (as torch.compile)
 from dsnet.runtime.plan import Plan
+from dsnet.runtime.profiling import profile_plan
 
-__all__ = ["Engine", "Memory", "Plan", "compile", "get_backend", "list_backends", "parts"]
+__all__ = [
+    "Engine",
+    "Memory",
+    "Plan",
+    "compile",
+    "get_backend",
+    "list_backends",
+    "parts",
+    "profile_plan",
+]
