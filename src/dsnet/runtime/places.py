@@ -1,0 +1,97 @@
+"""Where programs on a GPU find what they read and put what they make: memory that never moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["GatePlaces", "Table"]
+
+
+class Table(NamedTuple):
+    """Features of images [C, H, W], one row each and one that nobody reads, channels last in memory."""
+
+    rows: Tensor  # [images + 1, H · W · C]
+    shape: torch.Size
+
+    @classmethod
+    def like(cls, features: Tensor, images: int) -> Table:
+        """For so many images that give such features."""
+        return cls(features.new_zeros(images + 1, features[0].numel()), features.shape[1:])
+
+    def put(self, at: Tensor | slice, x: Tensor) -> None:
+        """Features [n, C, H, W] into the rows of their images."""
+        flat = x.permute(0, 2, 3, 1).reshape(len(x), -1)
+        if isinstance(at, slice):
+            self.rows[at].copy_(flat)
+        else:
+            self.rows.index_copy_(0, at, flat)
+
+    def get(self, at: Tensor) -> Tensor:
+        """The features of some images [n]."""
+        channels, height, width = self.shape
+        found = self.rows.index_select(0, at)
+        return found.view(len(at), height, width, channels).permute(0, 3, 1, 2)
+
+
+class GatePlaces:
+    """What a gate has to itself, and how images are sorted by its decisions.
+
+    A *pair* is the choice before and the gate's own, as one number; both by their place among those held.
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[int],
+        held: Sequence[int],
+        before: int,
+        images: int,
+        scores: Tensor,
+        told: Tensor,
+    ) -> None:
+        device = scores.device
+        self.held, self.pairs, self.told = held, before * len(held), told
+        self.places = torch.tensor([held.index(c) for c in choices], device=device)  # of scores among held
+        self.scores = torch.zeros(images + 1, len(choices), dtype=scores.dtype, device=device)
+        self.prices = torch.zeros(before, len(choices), dtype=torch.float64, device=device)
+        self.taken = torch.zeros(images, dtype=torch.long, device=device)
+        self.earlier = torch.zeros(images + 1, dtype=torch.long, device=device)  # choices before the last
+        self.order = torch.zeros(images, dtype=torch.long, device=device)  # of images, by what they take
+        self.counts = torch.zeros(self.pairs, dtype=torch.long, device=device)
+        self.starts = torch.zeros(self.pairs, dtype=torch.long, device=device)
+        self.numbers = torch.arange(self.pairs, device=device)
+        self.choices = torch.tensor(held, device=device)
+
+    def decide(self, images: int, previous: Tensor | None) -> None:
+        """The best score less its price, the first of equals."""
+        prices = self.prices if previous is None else self.prices[previous[:images]]
+        best = (self.scores[:images].double() - prices).argmax(1)
+        self.taken[:images].copy_(self.places[best])
+
+    def arrange(self, images: int, previous: Tensor | None, real: Tensor) -> None:
+        """Sorts images by pairs, and tells the host how many take each."""
+        pair = self.taken[:images]
+        if previous is not None:
+            pair = previous[:images] * len(self.held) + pair
+        pair = torch.where(real[:images], pair, self.pairs)
+        self.order[:images].copy_(pair.argsort(stable=True))
+        counts = (pair[:, None] == self.numbers).sum(0)
+        self.counts.copy_(counts)
+        self.starts.copy_(counts.cumsum(0) - counts)
+        self.told.copy_(self.counts, non_blocking=True)
+
+    def everyone(self, rows: Tensor, images: Tensor) -> None:
+        """All images as they came, for whichever pair is run."""
+        self.order[: len(rows)].copy_(rows)
+        self.counts.copy_(images.expand(self.pairs))
+        self.starts.zero_()
+
+    def only(self, wanted: Tensor) -> None:
+        """Some images in front of the others, for whichever pair is run; tells the host how many."""
+        self.order[: len(wanted)].copy_((~wanted).to(torch.long).argsort(stable=True))
+        self.counts.copy_(wanted.sum().expand(self.pairs))
+        self.starts.zero_()
+        self.told.copy_(self.counts, non_blocking=True)
