@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -219,6 +221,25 @@ def test_threads_at_two_budgets_do_not_disturb_each_other(backend: str) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_signals_are_handled_after_plans_are_gone() -> None:
+    """In a process of its own: OpenVINO sets up a stack for signals, which must not go with a plan."""
+    pytest.importorskip("openvino")
+    code = """
+import gc, os, signal, torch, dsnet
+from dsnet import runtime
+model = dsnet.create_model("ds_mbnet_tiny").eval()
+for number in range(2):
+    plan = runtime.compile(model, backend="openvino", batch_buckets=(1,), routes=[number])
+    del plan
+gc.collect()
+signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout == "handled\n"
 
 
 def test_packed_weights_are_the_plans_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import threading
 import warnings
@@ -53,6 +54,14 @@ class _OpenVino:
         return make
 
 
+@functools.cache
+def _core() -> Any:  # noqa: ANN401  (OpenVINO has no types)
+    """One for all: each sets up a stack for signals, and of several the last leaves one that is gone."""
+    import openvino as ov
+
+    return ov.Core()
+
+
 class _Program:
     def __init__(self, model: Any) -> None:  # noqa: ANN401  (OpenVINO has no types)
         import openvino as ov
@@ -62,7 +71,7 @@ class _Program:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "INFERENCE_PRECISION_HINT": "f32",  # not what the processor would rather have
         }
-        self.compiled = ov.Core().compile_model(model, "CPU", settings)
+        self.compiled = _core().compile_model(model, "CPU", settings)
         self.shapes = tuple(tuple(output.shape) for output in self.compiled.outputs)
         self.tensor = ov.Tensor
         self.own = threading.local()
