@@ -178,7 +178,7 @@ def test_promoted_images_run_at_a_larger_route_and_say_so(
         assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
     # The same by a plan without graphs, whose gates say what was given here.
     if len(model.gates) == 1:
-        engine = mock.Mock(gate=model.gate, milliseconds=lambda h, n: divisions[h].time(n))
+        engine = mock.Mock(gates=[model.gate(0)], milliseconds=lambda h, n: divisions[h].time(n))
         places = torch.tensor([model.gate(0).choices.index(int(choice)) for choice in taken[:, 0]])
         positions = promoting(lambda *_: places, engine)(torch.empty(0), 0, None)
         assert [model.gate(0).choices[p] for p in positions.tolist()] == ran[:, 0].tolist()

@@ -10,8 +10,10 @@ import torch
 from dsnet.routing import CascadeRule, CostTable
 from dsnet.routing.router import Point, Router
 from dsnet.runtime import plan as plans
+from dsnet.runtime.engine import Engine
 from dsnet.runtime.paying import BreakEven, Times, _thresholds, measure
 from dsnet.runtime.plan import Plan
+from dsnet.runtime.ways import mixed
 from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import assert_close, error_of
 
@@ -85,6 +87,15 @@ def test_a_bypass_runs_the_single_route_within_the_budget() -> None:
     with mock.patch.object(plans, "measure", side_effect=AssertionError("asked")):
         assert Plan(engine, router(), "60%").paying is None  # off unless allowed
         assert Plan(engine).paying is None
+
+
+def test_promotion_is_timed_where_it_is_allowed() -> None:
+    plan, model = plan_of(NAME, "eager"), network(NAME)
+    routes = [model.space.resolve(number) for number in (0, 1, 3, 0)]
+    x = pictures(model, 4)
+    with mock.patch.object(Engine, "milliseconds", return_value=1.0):  # together is faster
+        assert mixed(plan.engine, routes, promote=True)(x).routes.tolist() == [3] * 4
+    assert mixed(plan.engine, routes)(x).routes.tolist() == [0, 1, 3, 0]
 
 
 def test_thresholds_send_on_as_many_as_they_are_to() -> None:

@@ -130,7 +130,7 @@ def _calls(
         drawn = decisions(shares, several * batch)
         at = [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
         routed = [
-            mixed(engine, x, [space.resolve(number) for number in own], promote=promote)
+            functools.partial(mixed(engine, [space.resolve(n) for n in own], promote=promote), x)
             for x, own in zip(pieces, at, strict=True)
         ]
     return {

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dsnet.models.gated import Decide
 from dsnet.runtime.batches import promotions
-from dsnet.runtime.engine import Engine
+from dsnet.runtime.engine import Engine, GateChoices
 from dsnet.runtime.parts import part_behind
 
 __all__ = ["promoting"]
 
 
-def promoting(decide: Decide, engine: Engine) -> Decide:
-    """Decides as ``decide`` does, then promotes."""
+def promoting(decide: Decide, engine: Engine, gates: Sequence[GateChoices] | None = None) -> Decide:
+    """Decides as ``decide`` does, then promotes; between what the engine's gates have, or others."""
 
     def promoted(scores: Tensor, gate: int, previous: int | None) -> Tensor:
         taken = decide(scores, gate, previous)
-        choices = engine.gate(gate).choices
+        choices = (engine.gates if gates is None else gates)[gate].choices
         by_size = sorted(range(len(choices)), key=lambda position: choices[position])
         counted = torch.bincount(taken, minlength=len(choices)).tolist()
 

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 
 from dsnet.extract import extract
 from dsnet.models import Supernet, run_gated
+from dsnet.models.gated import greedy
 from dsnet.routes import Route
-from dsnet.routing.rules import RoutedOutput, margin
+from dsnet.routing.rules import RoutedOutput, margin, run_numbered
 from dsnet.runtime.alternatives import indexing, masking
 from dsnet.runtime.backends import Backend, get_backend
 from dsnet.runtime.drawn import Drawn
 from dsnet.runtime.engine import Engine
 from dsnet.runtime.mix import Cascade, Mix, decisions
 from dsnet.runtime.parts import History
+from dsnet.runtime.promotion import promoting
 from dsnet.runtime.static import Static
 from dsnet.runtime.stream import stream, together
 
@@ -63,7 +65,7 @@ def make_ways(
     ]
     calls: dict[str, Callable[[], object]] = {
         "full": lambda: engine.run_route(x, space.largest),
-        "gated": _one_by_one([mixed(engine, x, own) for own in routes]),
+        "gated": _one_by_one([functools.partial(mixed(engine, own), x) for own in routes]),
         "cascade": _cascades(engine, x, mix.cascade.routes, levels),
     }
     streamed = max(2, together(engine) // batch)
@@ -77,8 +79,9 @@ def make_ways(
     calls |= _suffixes(engine, x, mix.cascade)
     # Last: torch's threads wait busily for a while, on the cores that a backend's need.
     at = torch.tensor([others.places[number] for number in drawn[0]], device=place)
-    calls["slicing"] = _all_of([Drawn.of(others.sliced, own, place) for own in routes], x)
-    calls["indexing"] = _all_of([Drawn.of(others.indexed, own, place) for own in routes], x)
+    for way, network in (("slicing", others.sliced), ("indexing", others.indexed)):
+        drawn_for = [Drawn.of(network, own, place) for own in routes]
+        calls[way] = _one_by_one([functools.partial(run_gated, own, x) for own in drawn_for])
     calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
     runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing"), several)
     return Ways(calls, {**runs, "stream": streamed})
@@ -94,13 +97,16 @@ def _batches(drawn: Sequence[int], batch: int) -> list[Sequence[int]]:
 
 
 def mixed(
-    engine: Engine, x: Tensor, routes: Sequence[Route], *, promote: bool = False
-) -> Callable[[], object]:
-    """The plan, every image at its route."""
-    if engine.graphed is None:
-        return functools.partial(run_gated, Drawn.of(engine, routes, x.device), x)
-    given = torch.tensor([route.choices for route in routes], device=x.device)
-    return functools.partial(engine.graphed.run, x, given=given, promote=promote)
+    engine: Engine, routes: Sequence[Route], *, promote: bool = False
+) -> Callable[[Tensor], RoutedOutput]:
+    """The plan for a batch of so many images, each at its route or, promoted, at a larger one."""
+    graphed = engine.graphed
+    if graphed is not None:
+        given = torch.tensor([route.choices for route in routes], device=engine.device)
+        return lambda x: graphed.run(x, given=given, promote=promote)
+    network = Drawn.of(engine, routes, engine.device)
+    decide = promoting(greedy, engine, network.gates) if promote else greedy
+    return lambda x: run_numbered(network, x, decide)
 
 
 def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[], object]:
@@ -109,7 +115,7 @@ def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[],
     joined = batch * max(1, -(-most // batch))
     drawn = [engine.space.resolve(number) for number in decisions(mix.shares, batches * batch)]
     pieces = [drawn[start : start + joined] for start in range(0, len(drawn), joined)]
-    ways = [_routed(engine, own) for own in pieces]
+    ways = [mixed(engine, own) for own in pieces]
 
     def run() -> None:
         following = iter(ways)
@@ -126,16 +132,6 @@ def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[],
     return run
 
 
-def _routed(engine: Engine, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
-    graphed = engine.graphed
-    if graphed is not None:
-        given = torch.tensor([route.choices for route in routes], device=engine.device)
-        return lambda x: graphed.run(x, given=given)
-    network = Drawn.of(engine, routes, engine.device)
-    numbers = torch.tensor([route.number for route in routes], device=engine.device)
-    return lambda x: RoutedOutput(run_gated(network, x).logits, numbers)
-
-
 def _one_by_one(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
     return lambda: [call() for call in calls]
 
@@ -150,10 +146,6 @@ def _recorded(engine: Engine, call: Callable[[], object]) -> Callable[[], object
 
     program = engine.graphed.lanes.record(body, 0)
     return lambda: (program(), call)  # a graph works on memory that what was called holds
-
-
-def _all_of(mixes: Sequence[Drawn], x: Tensor) -> Callable[[], object]:
-    return lambda: [run_gated(mix, x) for mix in mixes]
 
 
 def _levels(last: Sequence[int], routes: int, device: torch.device) -> list[Tensor]:
