@@ -3,15 +3,17 @@
     python -m benchmarks.gating [--models ds_mbnet_cifar …] [--batch 128] [--repeats 15] [--json FILE]
 
 A gate with |t| choices needs every image at each of them: with one gate the prefix and |t| suffixes, with
-several the prefix and, stage by stage, |t| candidates (`passes`). Several gates need more than that: the
-smallest and the largest route behind the first stage, which say how hard an image is, and the way back from
-the logits to the first gate, through one candidate of every stage (`needed` has both; the way back is timed
-at a route in the middle, forward and backward less forward). Milliseconds, medians of interleaved repeats.
+several the prefix and, stage by stage, |t| candidates (`passes`). With one gate both, passes and step, are
+CUDA graphs on a GPU. Several gates need more than these passes: the smallest and the largest route behind the
+first stage, which say how hard an image is, and the way back from the logits to the first gate, through one
+candidate of every stage (`needed` has both; the way back is timed at a route in the middle, forward and
+backward less forward). Milliseconds, medians of interleaved repeats.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 
 import dsnet
+from benchmarks.slicing import captured
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet.data.augment import Augment
 from dsnet.models import State
@@ -89,8 +92,10 @@ def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[s
     task = GateTask(GateConfig(), model, views, costs=CostTable.of_model(model))
     (x,), _ = views(images, labels, count=1, step=0, classes=10)
     steps = itertools.count()
+    forward = functools.partial(passes, model, x)
+    graphs = device.type == "cuda" and len(model.gates) == 1
     calls: dict[str, Callable[[], object]] = {
-        "passes": lambda: passes(model, x),
+        "passes": captured(forward) if graphs else forward,
         "step": lambda: task.step(images, labels, next(steps)),
     }
     calls |= further(model, x)
@@ -103,6 +108,7 @@ def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[s
         "model": name,
         "choices": choices,
         "batch": batch,
+        "graphs": graphs,
         **{call: round(ms, 3) for call, ms in times.items()},
         "needed": round(needed, 3),
         "ratio": round(times["step"] / needed, 3),

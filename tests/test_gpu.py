@@ -10,10 +10,16 @@ import torch
 from torch import Tensor
 
 import dsnet
+from dsnet.data.augment import Augment
 from dsnet.models.gated import run_gated
+from dsnet.routing import CostTable, GateConfig
+from dsnet.routing.stage2 import GateTask
 from dsnet.slicing import Mode
 from dsnet.training import Average, Scheme, Stage1
+from dsnet.training.config import MixConfig
 from dsnet.training.graphs import GraphedStep
+from dsnet.training.seeds import reseed
+from dsnet.training.views import Views
 from tests.support import FAMILIES, TINY, assert_close, images, randomise, relative_error, spread_gates
 from tests.training.test_step import SCHEMES, setting
 
@@ -190,3 +196,34 @@ def test_graphs_add_no_memory_for_every_route() -> None:
         steps.step(model, (space.largest, space[route], space.smallest), [x], labels)
         used.append(torch.cuda.memory_reserved())
     assert used[-1] < 1.15 * used[0]
+
+
+@pytest.mark.parametrize(
+    "config", [GateConfig(even=True), GateConfig(goal="value"), GateConfig(head="scalar")]
+)
+def test_gate_steps_from_graphs_equal_plain_ones(config: GateConfig) -> None:
+    device = torch.device("cuda")
+    model = dsnet.create_model("ds_mbnet_tiny")
+    randomise(model)
+    model.reset_routing(config.routes(model), form=config.form)
+    model = model.to(device)
+    views = Views(Augment(), MixConfig(), ((0.5,) * 3, (0.25,) * 3), seed=0, rank=0, device=device)
+    task = GateTask(config, model, views, costs=CostTable.of_model(model))
+    draw = torch.Generator().manual_seed(0)
+    for step, batch in enumerate((32, 32, 20, 32)):  # graphs are for 32
+        images = torch.randint(0, 256, (1, batch, 3, 16, 16), dtype=torch.uint8, generator=draw).to(device)
+        labels = torch.randint(0, 10, (batch,), generator=draw).to(device)
+        model.zero_grad()
+        told = task.step(images, labels, step)
+        (x,), _ = views(images, labels, count=1, step=step, classes=10)
+        reseed(task.noise, config.seed, "gate", 0, step)
+        expected, gradients = task._learned(task._signals(x, labels))
+        assert told.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.allclose(told[name], value, atol=1e-5), name
+        for parameter, gradient in zip(task.parameters, gradients, strict=True):
+            assert parameter.grad is not None
+            assert torch.allclose(parameter.grad, gradient, atol=1e-6)
+            with torch.no_grad():
+                parameter -= 0.1 * gradient  # graphs see new values
+    assert task._learn._graph is not None

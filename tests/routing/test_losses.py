@@ -8,6 +8,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import dsnet
@@ -169,14 +171,33 @@ def test_a_one_hot_mix_is_the_route_itself(bn_key: str, monkeypatch: pytest.Monk
     assert_close(walk.ends[1], model(x, model.space.largest), 1e-9)
 
 
-@pytest.mark.parametrize("numbers", [[0, 3, 6, 9, 12, 15], [6] * 6, [0, 0, 0, 15, 15, 15]])
+@given(st.integers(1, 600).flatmap(lambda n: st.tuples(st.just(n), *[st.integers(0, n)] * 2)))
+def test_windows_hold_their_group_and_come_in_eighths(drawn: tuple[int, int, int]) -> None:
+    count, *ends = drawn
+    start, stop = sorted(ends)
+    first, end = signals._window((start, stop), count)
+    assert 0 <= first <= start <= stop <= end <= count
+    eighth = -(-count // 8)
+    assert (end - first) % eighth == 0 or end - first == count
+    assert end - first < stop - start + eighth
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [0, 3, 6, 9, 12, 15],
+        [6] * 6,
+        [0, 0, 0, 15, 15, 15],
+        [3, 3, 9, 15, 0, 6, 6, 6, 1, 14, 14, 2, 9, 9, 9, 7, 7],
+    ],
+)
 @pytest.mark.parametrize("bn_key", ["prefix", "stage"])
 def test_gradients_of_the_mix_are_those_of_its_definition(
     numbers: list[int], bn_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where gates send everyone the same way, and nobody another."""
     model = random_model("ds_resnet_tiny", bn_key=bn_key)
-    x, labels = images(model, 6), torch.arange(6)
+    x, labels = images(model, len(numbers)), torch.arange(len(numbers)) % 10
     ways = [model.space[n].choices for n in numbers]
 
     def fresh() -> list[Tensor]:

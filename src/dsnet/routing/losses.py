@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -40,9 +41,9 @@ def sgs_targets(easy: Tensor, solved: Tensor, choices: int, strategy: Strategy =
 
 def even_weights(targets: Tensor) -> Tensor:
     """Weights [B], of mean 1, that make every target count as much as every other, however rare."""
-    _, which, counts = torch.unique(targets, return_inverse=True, return_counts=True)
-    weights: Tensor = len(targets) / len(counts) / counts
-    return weights[which]
+    like = (targets[:, None] == targets).sum(1)  # images of the same target
+    kinds = like.reciprocal().sum().round()
+    return len(targets) / kinds / like
 
 
 def sgs_loss(scores: Sequence[Tensor], targets: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
@@ -56,16 +57,28 @@ def expected_costs(draws: Sequence[Tensor], table: CostTable, options: Sequence[
     """Cost [B] of drawn routes, with the gradient of the draws: prefix + Σ φ(s−1)ᵀ C(s) φ(s)."""
     total = draws[0].new_full((len(draws[0]),), table.prefix)
     previous: Tensor | None = None
-    for gate, (draw, own) in enumerate(zip(draws, options, strict=True)):
-        before: Sequence[int] = options[gate - 1] if gate else (0,)
-        rows = [[table.segment(gate, b, choice) for choice in own] for b in before]
-        costs = draw.new_tensor(rows)  # [before, own]
+    kind = draws[0].device, draws[0].dtype
+    for draw, costs in zip(draws, _segments(table, tuple(map(tuple, options)), *kind), strict=True):
         if previous is None:
             total = total + draw @ costs[0]
         else:
             total = total + torch.einsum("bi,ij,bj->b", previous, costs, draw)
         previous = draw
     return total
+
+
+@functools.lru_cache(maxsize=16)
+def _segments(
+    table: CostTable, options: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """Costs [before, own] of every gate, kept on the device."""
+    with torch.inference_mode(False):
+        return tuple(
+            torch.tensor([[table.segment(gate, b, choice) for choice in own] for b in before]).to(
+                device, dtype
+            )
+            for gate, (before, own) in enumerate(zip(((0,), *options[:-1]), options, strict=True))
+        )
 
 
 def complexity_penalty(costs: Tensor, total: float) -> Tensor:

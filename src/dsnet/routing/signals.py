@@ -75,7 +75,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
     """Candidates of every stage, zero-padded to the widest, mixed at its end by one-hot draws.
 
     Every choice runs all images at once, whatever led them there: norms take the statistics of each image's
-    own history. A way back is made through the candidate that an image took alone: others have a share of 0.
+    own history. A way back is made through the candidate that an image took: others have a share of 0.
     """
     with torch.no_grad():
         state = model.enter(x)
@@ -91,7 +91,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
         groups = _Groups(draws[-1])
         features, before = groups.sort(state.x), groups.sort(taken)
         candidates = [
-            _candidate(model, features, (*history, choice), before, groups.bounds[position], norms)
+            _candidate(model, features, (*history, choice), before, groups.windows[position], norms)
             for position, choice in enumerate(options)
         ]
         mixed = _mix(candidates, draws[-1], groups)
@@ -112,6 +112,9 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
     raise AssertionError("a network has at least one gate")
 
 
+Bounds = tuple[int, int]
+
+
 class _Groups:
     """Images sorted by what they took. The device is asked once, for the sizes of the groups."""
 
@@ -121,6 +124,7 @@ class _Groups:
         self.inverse = self.order.argsort()
         stops = list(itertools.accumulate(torch.bincount(drawn, minlength=draw.shape[1]).tolist()))
         self.bounds = list(zip([0, *stops[:-1]], stops, strict=True))
+        self.windows = [_window(bounds, len(draw)) for bounds in self.bounds]
 
     def sort(self, rows: Tensor) -> Tensor:
         """By group."""
@@ -131,8 +135,17 @@ class _Groups:
         return rows.index_select(0, self.inverse)
 
 
+def _window(bounds: Bounds, images: int) -> Bounds:
+    """Around a group, in eighths of a batch: for every new size a GPU's library looks for kernels anew."""
+    start, stop = bounds
+    step = -(-images // 8)
+    size = min(images, step * -(-(stop - start) // step))
+    first = min(start, images - size)
+    return first, first + size
+
+
 class _Candidate(NamedTuple):
-    """What a choice makes of all images, sorted; gradients go back through those that took it alone."""
+    """What a choice makes of all images, sorted; there is a way back through a window of them alone."""
 
     before: Tensor
     own: Tensor
@@ -144,10 +157,10 @@ def _candidate(
     x: Tensor,
     choices: tuple[int, ...],
     taken: Tensor,
-    bounds: tuple[int, int],
+    window: Bounds,
     norms: ImageStatistics,
 ) -> _Candidate:
-    start, stop = bounds
+    start, stop = window
     if not taken.shape[1]:
         with torch.no_grad():  # nothing in front of the first gate learns
             y = model.run_segment(x, choices)
@@ -176,8 +189,8 @@ class _Mix(torch.autograd.Function):
         total = owns[0].new_zeros(shape)
         if total.ndim == 4 and any(p.is_contiguous(memory_format=torch.channels_last) for p in owns):
             total = total.contiguous(memory_format=torch.channels_last)
-        for own, (start, stop) in zip(owns, groups.bounds, strict=True):
-            total[start:stop, : own.shape[1]] = own
+        for own, (start, stop), (first, _) in zip(owns, groups.bounds, groups.windows, strict=True):
+            total[start:stop, : own.shape[1]] = own[start - first : stop - first]
         ctx.groups, ctx.dtype = groups, draw.dtype
         ctx.save_for_backward(*parts)
         return groups.restore(total)
@@ -188,9 +201,10 @@ class _Mix(torch.autograd.Function):
         gradient = ctx.groups.sort(gradients[0])
         columns, passed = [], []
         parts = ctx.saved_tensors
-        for at, (start, stop) in zip(range(0, len(parts), 3), ctx.groups.bounds, strict=True):
+        groups = zip(ctx.groups.bounds, ctx.groups.windows, strict=True)
+        for at, ((start, stop), (first, end)) in zip(range(0, len(parts), 3), groups, strict=True):
             mine = gradient[:, : parts[at].shape[1]]
-            pieces = mine[:start], mine[start:stop], mine[stop:]
+            pieces = mine[:first], mine[first:end], mine[end:]
             columns.append(
                 torch.cat(
                     [
@@ -199,5 +213,9 @@ class _Mix(torch.autograd.Function):
                     ]
                 )
             )
-            passed += [None, pieces[1] if ctx.needs_input_grad[2 + at + 1] else None, None]
+            back = None
+            if ctx.needs_input_grad[2 + at + 1]:
+                back = torch.zeros_like(pieces[1])
+                back[start - first : stop - first] = mine[start:stop]
+            passed += [None, back, None]
         return ctx.groups.restore(torch.stack(columns, 1)), None, *passed

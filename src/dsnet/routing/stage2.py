@@ -27,10 +27,14 @@ from dsnet.routing.losses import (
 )
 from dsnet.routing.signals import Signals, one_gate, several_gates
 from dsnet.training.joint import gumbel_one_hot
+from dsnet.training.replay import Replay
 from dsnet.training.seeds import reseed
 from dsnet.training.views import Views
 
 __all__ = ["GateTask"]
+
+Terms = dict[str, Tensor]  # losses and what is told, by name
+Gradients = tuple[Tensor, ...]  # of the routing heads' parameters
 
 
 class GateTask:
@@ -65,6 +69,9 @@ class GateTask:
             model.require_statistics(route)  # several gates read them by image, where nothing else checks
         self.noise = torch.Generator(model.head.classifier.weight.device)
         model.eval().requires_grad_(False)
+        # A network with one gate runs the same kernels in every step: graphs, where there is a GPU.
+        self._look = Replay(self._signals)
+        self._learn = Replay(self._learned, generators=[self.noise])
         self.parameters = [
             parameter.requires_grad_(True)
             for module in model.modules()
@@ -96,7 +103,7 @@ class GateTask:
             walk = several_gates(self.model, x, self.space, self.noise)
         easy, solved = (logits.argmax(1) == labels for logits in walk.ends)
         label = F.cross_entropy(walk.logits.float(), labels)
-        return self._pay(label, walk.scores, walk.draws, easy, solved)
+        return self._taken_up(*self._pay(label, walk.scores, walk.draws, easy, solved))
 
     def update(self) -> None:
         """Nothing beside the optimiser."""
@@ -122,35 +129,53 @@ class GateTask:
     def signals(self, images: Tensor, labels: Tensor, step: int) -> Signals:
         """What the frozen network says of the view of images [1, B, 3, H, W] that belongs to a step."""
         (x,), _ = self._seen(images, labels, step)
-        return one_gate(self.model, x, labels, self.space, self.precision)
+        return self._look(x, labels)
 
     def learn(self, found: Signals, step: int) -> dict[str, Tensor]:
         """Forward and backward of the head alone."""
         reseed(self.noise, self.config.seed, "gate", self.rank, step)
+        return self._taken_up(*self._learn(found))
+
+    def _signals(self, x: Tensor, labels: Tensor) -> Signals:
+        return one_gate(self.model, x, labels, self.space, self.precision)
+
+    def _learned(self, found: Signals) -> tuple[Terms, Gradients]:
         scores = self.model.gate(0).score(found.code)
+        easy, solved = found.right[:, 0], found.right[:, -1]
         if self.config.goal == "value":
             value = value_loss(scores, found.right)
-            value.backward()  # type: ignore[no-untyped-call]
-            told = self._told([scores], found.right[:, 0], found.right[:, -1])
-            return {"gate/value": value.detach(), **told, "loss": value.detach()}
+            told = {
+                "gate/value": value.detach(),
+                **self._told([scores], easy, solved),
+                "loss": value.detach(),
+            }
+            return told, self._gradients(value)
         draw = gumbel_one_hot(scores, self.noise)
         label = mixed_loss(draw, found.losses, found.pull)
-        return self._pay(label, [scores], [draw], found.right[:, 0], found.right[:, -1])
+        return self._pay(label, [scores], [draw], easy, solved)
 
     # --- both ----------------------------------------------------------------------------------------
     def _pay(
         self, label: Tensor, scores: list[Tensor], draws: list[Tensor], easy: Tensor, solved: Tensor
-    ) -> dict[str, Tensor]:
+    ) -> tuple[Terms, Gradients]:
         config = self.config
         penalty = complexity_penalty(expected_costs(draws, self.costs, self.options), self.costs.largest)
         targets = [sgs_targets(easy, solved, len(own), config.strategy) for own in self.options]
         weights = even_weights(targets[0]) if config.even else None
         sgs = sgs_loss(scores, targets, weights)
         loss = config.target * label + config.complexity * penalty + config.sgs * sgs
-        loss.backward()  # type: ignore[no-untyped-call]
         terms = {"gate/target": label, "gate/complexity": penalty, "gate/sgs": sgs}
         paid = {name: value.detach() for name, value in terms.items()}
-        return {**paid, **self._told(scores, easy, solved), "loss": loss.detach()}
+        return {**paid, **self._told(scores, easy, solved), "loss": loss.detach()}, self._gradients(loss)
+
+    def _gradients(self, loss: Tensor) -> Gradients:
+        return torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+
+    def _taken_up(self, told: Terms, gradients: Gradients) -> Terms:
+        """As a backward pass does: gradients are added to those that are there."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return told
 
     def _told(self, scores: list[Tensor], easy: Tensor, solved: Tensor) -> dict[str, Tensor]:
         """What gates would decide in this batch without noise: shares, entropy, bits about difficulty."""
