@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
@@ -21,7 +21,16 @@ from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.plain import traced
 
-__all__ = ["Code", "DecidingGate", "Gate", "HeadForm", "RoutingHead", "attention_width", "scalar_scores"]
+__all__ = [
+    "Code",
+    "DecidingGate",
+    "Gate",
+    "HeadForm",
+    "RoutingHead",
+    "attention_width",
+    "is_attention",
+    "scalar_scores",
+]
 
 HeadKind = Literal["onehot", "scalar"]
 
@@ -232,13 +241,17 @@ class DecidingGate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, C, H, W] → the same scaled, and scores [B, choices]."""
-        pooled = x.to(self.first.weight.dtype).mean((2, 3))
+        scale, scores = self.decide(x.to(self.first.weight.dtype).mean((2, 3)))
+        return x * scale.to(x.dtype)[:, :, None, None], scores
+
+    def decide(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Means of channels [B, C] → what they are scaled with, and scores."""
         hidden = F.relu(self.first(pooled))
         scale = 1 + torch.tanh(self.attention(hidden))
         scores = self.last(hidden if self.separate is None else F.relu(self.separate(pooled)))
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
-        return x * scale.to(x.dtype)[:, :, None, None], scores
+        return scale, scores
 
 
 def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:
@@ -264,3 +277,8 @@ class _ChannelAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scale = 1 + torch.tanh(self.attention(self.act(self.first(self.flatten(self.pool(x))))))
         return x * scale.unsqueeze(-1).unsqueeze(-1)
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether it is what `Gate.extract` gives: linear layers ``first`` and ``attention`` scale channels."""
+    return type(module).__name__ == _ChannelAttention.__name__ and isinstance(module, fx.GraphModule)

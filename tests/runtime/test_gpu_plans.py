@@ -27,6 +27,7 @@ MAKERS = [
     ("ds_vit_plus_tiny", None, "cudagraphs"),
     ("ds_resnet_tiny", "stage", "cudagraphs"),
     ("ds_mbnet_tiny", None, "inductor"),
+    ("ds_mbnet_tiny", None, "triton"),
 ]
 SIZES = (1, 2, 8, 32)
 
@@ -79,12 +80,13 @@ def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend:
     assert plan.engine.programs == programs
 
 
-def test_prices_and_cascades() -> None:
-    model, plan = on_gpu("ds_mbnet_tiny", None, "cudagraphs")
+@pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
+def test_prices_and_cascades(backend: str) -> None:
+    model, plan = on_gpu("ds_mbnet_tiny", None, backend)
     graphed, costs = plan.engine.graphed, CostTable.of_model(model)
     assert graphed is not None
     x = pictures(model, 40).cuda()
-    held = [gate.held for gate in graphed.gates]
+    held = graphed.held
     for weight in (-2.0, 0.4, 0.0, 3.0):
         expected = GateRule(costs=costs, weight=weight)(model, x)
         found = graphed.run(x, prices_of(costs, weight, [model.gate(0).choices], held))
@@ -98,8 +100,9 @@ def test_prices_and_cascades() -> None:
         near(found.logits[same], expected.logits[same], 1e-3)
 
 
-def test_threads_and_streams_take_turns() -> None:
-    model, plan = on_gpu("ds_mbnet_tiny", None, "cudagraphs")
+@pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
+def test_threads_and_streams_take_turns(backend: str) -> None:
+    model, plan = on_gpu("ds_mbnet_tiny", None, backend)
     costs, x = CostTable.of_model(model), pictures(model, 30).cuda()
     ends = [costs.of((choice,)) for choice in (0, 3)]
     points = [
@@ -130,9 +133,10 @@ def test_threads_and_streams_take_turns() -> None:
     assert wrong == []
 
 
-def test_bfloat16_is_near_and_memory_stays_what_it_is() -> None:
+@pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
+def test_bfloat16_is_near_and_memory_stays_what_it_is(backend: str) -> None:
     model = copy.deepcopy(network("ds_mbnet_tiny")).cuda()
-    plan = runtime.compile(model, backend="cudagraphs", precision="bfloat16", batch_buckets=SIZES)
+    plan = runtime.compile(model, backend=backend, precision="bfloat16", batch_buckets=SIZES)
     x = pictures(model, 32).cuda()
     expected = model(x, 3)
     assert float((plan(x, 3).float() - expected).abs().max() / expected.abs().max()) < 0.1

@@ -106,7 +106,7 @@ def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None) -
     seen = set()
     for weight in (-5.0, -0.5, 0.0, 0.3, 2.0, 0.0):
         expected = GateRule(costs=costs, weight=weight)(model, x)
-        found = graphed.run(x, prices_of(costs, weight, choices, [gate.held for gate in graphed.gates]))
+        found = graphed.run(x, prices_of(costs, weight, choices, graphed.held))
         assert torch.equal(found.routes, expected.routes)
         assert_close(found.logits, expected.logits, 1e-10)
         seen.add(tuple(found.routes.tolist()))

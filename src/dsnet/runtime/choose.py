@@ -26,7 +26,7 @@ __all__ = ["Choice", "choose_backend", "remembered_in"]
 
 BATCHES = (1, 8)
 TURNS, WARM_UP, ROUNDS = 3, 2, 5
-PACKAGES = ("torch", "openvino", "onnxruntime")
+PACKAGES = ("torch", "triton", "openvino", "onnxruntime")
 
 
 class Choice(NamedTuple):

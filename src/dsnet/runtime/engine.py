@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,13 +15,15 @@ from dsnet.models.gated import finish_along
 from dsnet.models.geometry import Geometry
 from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
+from dsnet.routing.rules import RoutedOutput
 from dsnet.runtime.backends import Executable, Writing
 from dsnet.runtime.batches import Division
-from dsnet.runtime.graphed import Graphed
+from dsnet.runtime.graphed import Prices
+from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, canonical
 from dsnet.slicing import Mode
 
-__all__ = ["Engine", "GateChoices", "Memory", "Runner", "Scored"]
+__all__ = ["Engine", "GateChoices", "Memory", "Recorded", "Runner", "Scored"]
 
 Memory = Literal["packed", "shared"]
 
@@ -57,6 +59,37 @@ def _rows(x: Tensor, at: Tensor) -> Tensor:
     if x.device.type != "cpu" or x.dtype == torch.bfloat16:
         return x[at]
     return torch.from_numpy(x.numpy()[at.numpy()])
+
+
+class Recorded(Protocol):
+    """A network as programs that a GPU replays."""
+
+    @property
+    def most(self) -> int:
+        """Images at a time."""
+
+    @property
+    def lanes(self) -> Lanes:
+        """Where programs run."""
+
+    @property
+    def held(self) -> Sequence[Sequence[int]]:
+        """Choices by gate."""
+
+    @property
+    def programs(self) -> Sized:
+        """All of them."""
+
+    def run(
+        self, x: Tensor, prices: Prices | None = None, given: Tensor | None = None, *, promote: bool = False
+    ) -> RoutedOutput:
+        """Images at the routes that gates take for these prices, or at given choices [B, gates]."""
+
+    def run_route(self, x: Tensor, route: Route) -> Tensor:
+        """All images at one route."""
+
+    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        """One route after the other for those whose answer is not sure; for networks with one gate."""
 
 
 class GateChoices(NamedTuple):
@@ -168,7 +201,7 @@ class Engine:
     memory: Memory
     runners: Mapping[History, Runner]
     resident: int  # bytes of weights
-    graphed: Graphed | None = None  # the same parts for mixed batches on a GPU
+    graphed: Recorded | None = None  # the same parts for mixed batches on a GPU
     training: bool = field(default=False, init=False)
     merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
 
@@ -189,8 +222,6 @@ class Engine:
         """What so many images take in a part, in the batches that it runs best; as measured."""
         if not images:
             return 0.0
-        if self.graphed is not None:
-            return self.graphed.division(canonical(history)).time(images)
         return self._runner(history).time(images)
 
     def gate(self, stage: int) -> GateChoices:

@@ -16,6 +16,7 @@ import math
 import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from dsnet.runtime.parts import History, part_behind
 from dsnet.runtime.places import GatePlaces, Table
 from dsnet.runtime.timing import Progress, silent, timed
 
-__all__ = ["SIDE", "Graphed", "Prices", "prices_of"]
+__all__ = ["SIDE", "Graphed", "Prices", "in_batches", "prices_of", "set_prices"]
 
 SIDE = 8  # lanes beside the caller's own, at most
 ROUNDS = 5  # of timing a program
@@ -73,6 +74,7 @@ class Graphed:
             for gates in range(len(choices))
         ]
         self._make_places(choices, image)
+        self.held = [gate.held for gate in self.gates]
         ways = itertools.product(*(gate.held for gate in self.gates))
         self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
         self.prices: Prices | None = None
@@ -205,27 +207,20 @@ class Graphed:
         def some(at: slice) -> RoutedOutput:
             return self._run(x[at], prices, None if given is None else given[at], promote=promote)
 
-        return self._in_batches(x, some)
+        return in_batches(self, x, some)
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
         """All images at one route; the host waits for nothing."""
-        return self._in_batches(x, lambda at: self._run_route(x[at], route)).logits
+        return in_batches(self, x, lambda at: self._run_route(x[at], route)).logits
 
     def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
         """One route after the other for those whose answer is not sure; for networks with one gate."""
-        return self._in_batches(x, lambda at: self._cascade(x[at], routes, thresholds))
-
-    @torch.no_grad()
-    def _in_batches(self, x: Tensor, run: Callable[[slice], RoutedOutput]) -> RoutedOutput:
-        with self.lock, self.lanes.here():
-            found = [run(slice(start, start + self.most)) for start in range(0, len(x), self.most)]
-        if len(found) == 1:
-            return found[0]
-        return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))
+        return in_batches(self, x, lambda at: self._cascade(x[at], routes, thresholds))
 
     def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None, *, promote: bool) -> RoutedOutput:
         images, size = self._load(x)
-        self._set_prices(prices)
+        set_prices(self.gates, self.prices, prices)
+        self.prices = prices
         if given is not None:
             self.programs["front", 0, size]()
         for number, gate in enumerate(self.gates):
@@ -284,16 +279,6 @@ class Graphed:
         self.lanes.leave()
         return found
 
-    def _set_prices(self, prices: Prices | None) -> None:
-        if prices == self.prices:
-            return
-        for number, gate in enumerate(self.gates):
-            if prices is None:
-                gate.prices.zero_()
-            else:
-                gate.prices.copy_(torch.tensor(prices[number], dtype=torch.float64))
-        self.prices = prices
-
     def _start(self, number: int, counts: Sequence[int]) -> None:
         """Starts a program for every part that images take, the longest first; the host has waited."""
         gate, jobs = self.gates[number], []
@@ -348,6 +333,33 @@ class Graphed:
                 gate.starts[pair : pair + 1].add_(sizes[place - 1])
                 gate.counts[pair : pair + 1].sub_(sizes[place - 1])
             self.programs[history, number, size]()
+
+
+class _Recorded(Protocol):
+    most: int
+    lock: threading.Lock
+    lanes: Lanes
+
+
+@torch.no_grad()
+def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice], RoutedOutput]) -> RoutedOutput:
+    """So many images at a time as there is room for; one thread at a time."""
+    with recorded.lock, recorded.lanes.here():
+        found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
+    if len(found) == 1:
+        return found[0]
+    return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))
+
+
+def set_prices(gates: Sequence[GatePlaces], before: Prices | None, prices: Prices | None) -> None:
+    """Where they are others than before."""
+    if prices == before:
+        return
+    for number, gate in enumerate(gates):
+        if prices is None:
+            gate.prices.zero_()
+        else:
+            gate.prices.copy_(torch.tensor(prices[number], dtype=torch.float64))
 
 
 def prices_of(

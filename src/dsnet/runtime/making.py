@@ -11,9 +11,9 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
-from dsnet.runtime.backends import Backend, get_backend
+from dsnet.runtime.backends import Backend, Joining, get_backend
 from dsnet.runtime.choose import choose_backend
-from dsnet.runtime.engine import Engine, GateChoices, Memory, Runner
+from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
 from dsnet.runtime.lanes import lanes_for
 from dsnet.runtime.parts import History, Part, pack, share, weight_bytes
@@ -109,7 +109,7 @@ def _programs(
     device: torch.device,
     precision: torch.dtype,
     progress: Progress,
-) -> tuple[dict[History, Runner], Graphed | None]:
+) -> tuple[dict[History, Runner], Recorded | None]:
     """Programs for one part after the other, and where there are graphs those for mixed batches."""
     if not backend.recorded(device):
         runners = make_runners(parts, backend, buckets, device=device, precision=precision, progress=progress)
@@ -121,6 +121,21 @@ def _programs(
         h: Runner({buckets[-1]: call}, {buckets[-1]: 1.0}, any_batch=True) for h, call in calls.items()
     }
     choices = [network.gate(g).choices for g in range(len(network.gates))]
+    behind = {history[-1]: part.module for history, part in parts.items() if history}
+    if len(choices) == 1 and isinstance(backend, Joining) and backend.joins(list(behind.values())):
+        from dsnet.runtime.ragged.mixed import Mixed  # needs Triton
+
+        mixed = Mixed(
+            calls[()],
+            behind,
+            image=torch.zeros(1, *parts[()].shape, device=device, dtype=precision),
+            space=network.space,
+            choices=choices[0],
+            sizes=buckets,
+            lanes=lanes_for(device, 1),
+            progress=progress,
+        )
+        return runners, mixed
     lanes = lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table))))
     image = torch.zeros(1, *parts[()].shape, device=device, dtype=precision)
     graphed = Graphed(

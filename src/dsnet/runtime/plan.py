@@ -50,7 +50,7 @@ class Plan:
         object.__setattr__(self, "budget", None if routed is None else routed.budget)
         if routed is not None and isinstance(routed.rule, GateRule) and self.engine.graphed is not None:
             choices = [gate.choices for gate in self.engine.gates]
-            held = [gate.held for gate in self.engine.graphed.gates]
+            held = self.engine.graphed.held
             prices = prices_of(routed.rule.costs, routed.rule.weight, choices, held)
             object.__setattr__(self, "prices", prices)
         if self.allow_bypass:

@@ -22,7 +22,7 @@ from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["profile_plan"]
 
-PACKAGES = ("onnxruntime", "openvino")  # backends with a version of their own; the others are torch
+PACKAGES = ("onnxruntime", "openvino", "triton")  # backends with a version of their own; the others are torch
 
 
 def profile_plan(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from dsnet.counts import Shape
+from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.runtime.backends import get_backend, list_backends
 from dsnet.runtime.engine import Engine, Runner
@@ -49,26 +50,42 @@ def static_network(
 ) -> Static:
     """A static network for the device of ``engine``, in the batches that it runs best.
 
-    On the same backend or, with ``any_backend``, on the one that takes the least time an image at these batch
-    sizes.
+    On the same backend or, with ``any_backend`` and where that has no kernels for it, on the one that takes
+    the least time an image at these batch sizes.
     """
     module = create_model(name).eval().requires_grad_(False).to(engine.device, engine.precision)
     part = Part(module, Shape(engine.geometry.channels, *engine.image_size))
     others = [n for n in list_backends() if get_backend(n).missing(engine.device, engine.precision) is None]
-    candidates = others if any_backend else [engine.backend]
+    found = _timed(part, others if any_backend else [engine.backend], batches, engine, buckets, progress)
+    if not found:
+        found = _timed(part, others, batches, engine, buckets, progress)
+    best = min(found, key=lambda candidate: found[candidate][0])
+    return Static(name, best, found[best][1])
+
+
+def _timed(
+    part: Part,
+    candidates: Sequence[str],
+    batches: Sequence[int],
+    engine: Engine,
+    buckets: Sequence[int] | None,
+    progress: Progress,
+) -> dict[str, tuple[float, Runner]]:
+    """By backend: milliseconds an image, and the network; without those that it has no kernels for."""
     found: dict[str, tuple[float, Runner]] = {}
-    for candidate in progress(candidates, len(candidates), f"{name} on backend"):
+    for candidate in progress(candidates, len(candidates), "static network on backend"):
         backend = get_backend(candidate)
         sizes = sorted({1, *(buckets or backend.buckets)})
         try:
             made = make_runners({(): part}, backend, sizes, device=engine.device, precision=engine.precision)
+        except DsnetError:
+            continue
         except Exception:
             if candidate == engine.backend:
                 raise
             continue  # one that does not work here is not the best
         found[candidate] = (_an_image(made[()], part, batches, engine), made[()])
-    best = min(found, key=lambda candidate: found[candidate][0])
-    return Static(name, best, found[best][1])
+    return found
 
 
 @torch.no_grad()

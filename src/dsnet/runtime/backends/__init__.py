@@ -1,7 +1,7 @@
-"""What runs the parts of a plan: torch itself, its compiler, ONNX Runtime or OpenVINO."""
+"""What runs the parts of a plan: torch itself, its compiler, our own kernels, ONNX Runtime or OpenVINO."""
 
 from __future__ import annotations
 
-from dsnet.runtime.backends.base import Backend, Executable, Writing, get_backend, list_backends
+from dsnet.runtime.backends.base import Backend, Executable, Joining, Writing, get_backend, list_backends
 
-__all__ = ["Backend", "Executable", "Writing", "get_backend", "list_backends"]
+__all__ = ["Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
 
-__all__ = ["Backend", "Executable", "Writing", "get_backend", "list_backends"]
+__all__ = ["Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]
 
 MODULES = {
     "eager": "dsnet.runtime.backends.eager",
     "cudagraphs": "dsnet.runtime.backends.cudagraphs",
     "inductor": "dsnet.runtime.backends.inductor",
+    "triton": "dsnet.runtime.backends.triton",
     "onnxruntime": "dsnet.runtime.backends.onnx",
     "openvino": "dsnet.runtime.backends.openvino",
 }
@@ -56,6 +57,14 @@ class Backend(Protocol):
 
     def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Executable]:
         """What makes executables of a module for inputs of one image or more, each like what it is given."""
+
+
+@runtime_checkable
+class Joining(Backend, Protocol):
+    """A backend that can run several modules as one, every image through its own."""
+
+    def joins(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether it can with these."""
 
 
 def get_backend(name: str) -> Backend:

@@ -1,0 +1,1 @@
+"""Mixed batches in one go: kernels in which every image has the widths of its own route."""

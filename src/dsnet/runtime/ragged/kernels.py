@@ -1,0 +1,294 @@
+"""Layers of depthwise separable networks, every image at the width of its route.
+
+Features of images lie in memory of the widest route, [images, positions, channels]; each image reads and
+writes as many channels as its route has. ``which`` [images] are routes by place, a negative one: the image
+is left out. Biases, activations, scales of channels and means over positions are part of the kernel that has
+the numbers at hand anyway. No sum is made in an order that depends on the batch: an image's numbers are the
+same, bit for bit, whatever it is run with.
+"""
+
+from __future__ import annotations
+
+# mypy: ignore-errors
+# ruff: noqa: ANN001, ANN201, ANN202, N803, D103
+import triton
+import triton.language as tl
+
+ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "hard_swish": 3, "one_plus_tanh": 4}
+
+
+@triton.jit
+def _activate(x, KIND: tl.constexpr):
+    if KIND == 1:
+        x = tl.maximum(x, 0.0)
+    if KIND == 2:
+        x = x * tl.sigmoid(x)
+    if KIND == 3:
+        x = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0
+    if KIND == 4:
+        x = 2.0 * tl.sigmoid(2.0 * x)
+    return x
+
+
+@triton.jit
+def pointwise(
+    x,  # [images, positions, x_row]
+    scale,  # [images, x_row], of channels
+    w,  # [routes, w_rows, w_row]: output channels by input channels
+    b,  # [routes, w_rows]
+    y,  # [images, positions, y_row]
+    sums,  # [images, tiles, y_row]: over the positions of a tile
+    which,
+    ins,  # [routes]
+    outs,  # [routes]
+    positions,
+    tiles,
+    columns,
+    x_row,
+    y_row,
+    w_row,
+    w_rows,
+    SCALED: tl.constexpr,
+    STORE: tl.constexpr,
+    SUM: tl.constexpr,
+    ACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    column = tl.program_id(0) % columns * BN
+    image = tl.program_id(0) // columns // tiles
+    tile = tl.program_id(0) // columns % tiles
+    route = tl.load(which + image)
+    if route < 0:
+        return
+    k_end = tl.multiple_of(tl.load(ins + route), ALIGN)
+    n_end = tl.multiple_of(tl.load(outs + route), ALIGN)
+    if column >= n_end:
+        return
+    m = tile * BM + tl.arange(0, BM)
+    n = column + tl.arange(0, BN)
+    x += image.to(tl.int64) * positions * x_row
+    y += image.to(tl.int64) * positions * y_row
+    w += route.to(tl.int64) * w_rows * w_row
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, k_end, BK):
+        k = start + tl.arange(0, BK)
+        inside = k < k_end
+        at = m[:, None] * x_row + k[None, :]
+        a = tl.load(x + at, mask=(m < positions)[:, None] & inside[None, :], other=0.0)
+        if SCALED:
+            by = tl.load(scale + image * x_row + k, mask=inside, other=0.0)
+            a = (a.to(tl.float32) * by[None, :].to(tl.float32)).to(a.dtype)
+        at = n[:, None] * w_row + k[None, :]
+        c = tl.load(w + at, mask=(n < n_end)[:, None] & inside[None, :], other=0.0)
+        total = tl.dot(a, tl.trans(c), total, input_precision=PRECISION)
+    bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
+    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    valid = (m < positions)[:, None] & (n < n_end)[None, :]
+    if STORE:
+        tl.store(y + m[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=valid)
+    if SUM:
+        summed = tl.sum(tl.where(valid, found, 0.0), 0)
+        tl.store(sums + (image * tiles + tile) * y_row + n, summed, mask=n < n_end)
+
+
+@triton.jit
+def depthwise(
+    x,  # [images, height · width, row]
+    w,  # [routes, KERNEL · KERNEL, row]
+    b,  # [routes, row]
+    y,  # [images, out_height · out_width, row]
+    sums,  # [images, tiles, row]: over the positions of a tile
+    which,
+    widths,  # [routes]
+    height,
+    width,
+    out_height,
+    out_width,
+    tiles,
+    columns,
+    row,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SUM: tl.constexpr,
+    ACT: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
+):
+    column = tl.program_id(0) % columns * BC
+    image = tl.program_id(0) // columns // tiles
+    tile = tl.program_id(0) // columns % tiles
+    route = tl.load(which + image)
+    if route < 0:
+        return
+    end = tl.multiple_of(tl.load(widths + route), ALIGN)
+    if column >= end:
+        return
+    c = column + tl.arange(0, BC)
+    inside = c < end
+    p = tile * BP + tl.arange(0, BP)
+    positions = out_height * out_width
+    top = (p // out_width) * STRIDE - KERNEL // 2
+    left = (p % out_width) * STRIDE - KERNEL // 2
+    x += image.to(tl.int64) * height * width * row
+    y += image.to(tl.int64) * positions * row
+    total = tl.zeros((BP, BC), dtype=tl.float32)
+    for dy in tl.static_range(KERNEL):
+        for dx in tl.static_range(KERNEL):
+            i, j = top + dy, left + dx
+            there = (p < positions) & (i >= 0) & (i < height) & (j >= 0) & (j < width)
+            at = (i * width + j)[:, None] * row + c[None, :]
+            a = tl.load(x + at, mask=there[:, None] & inside[None, :], other=0.0)
+            by = tl.load(w + (route * KERNEL * KERNEL + dy * KERNEL + dx) * row + c, mask=inside, other=0.0)
+            total += a.to(tl.float32) * by[None, :].to(tl.float32)
+    bias = tl.load(b + route * row + c, mask=inside, other=0.0)
+    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    valid = (p < positions)[:, None] & inside[None, :]
+    tl.store(y + p[:, None] * row + c[None, :], found.to(y.dtype.element_ty), mask=valid)
+    if SUM:
+        summed = tl.sum(tl.where(valid, found, 0.0), 0)
+        tl.store(sums + (image * tiles + tile) * row + c, summed, mask=inside)
+
+
+@triton.jit
+def linear(
+    x,  # [images, parts, x_row], to be summed over parts
+    w,  # [routes, w_rows, w_row]
+    b,  # [routes, w_rows]
+    y,  # [images, y_row]
+    order,  # [tiles, BI]: images of one route each, a negative one: none
+    routes,  # [tiles], a negative one: none
+    ins,
+    outs,
+    images,
+    parts,
+    factor,
+    x_row,
+    y_row,
+    w_row,
+    w_rows,
+    SINGLE: tl.constexpr,  # one route, images as they are
+    ACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BI: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    tile = tl.program_id(1)
+    if SINGLE:
+        route = 0
+        image = tile * BI + tl.arange(0, BI)
+        valid = image < images
+    else:
+        route = tl.load(routes + tile)
+        if route < 0:
+            return
+        image = tl.load(order + tile * BI + tl.arange(0, BI))
+        valid = image >= 0
+    k_end = tl.multiple_of(tl.load(ins + route), ALIGN)
+    n_end = tl.load(outs + route)
+    if tl.program_id(0) * BN >= n_end:
+        return
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    total = tl.zeros((BI, BN), dtype=tl.float32)
+    for start in range(0, k_end, BK):
+        k = start + tl.arange(0, BK)
+        inside = k < k_end
+        a = tl.zeros((BI, BK), dtype=tl.float32)
+        for part in range(parts):
+            at = (image * parts + part)[:, None] * x_row + k[None, :]
+            a += tl.load(x + at, mask=valid[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        c = tl.load(
+            w + (route * w_rows + n)[:, None] * w_row + k[None, :],
+            mask=(n < n_end)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        total = tl.dot((a * factor).to(c.dtype), tl.trans(c), total, input_precision=PRECISION)
+    bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
+    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    mask = valid[:, None] & (n < n_end)[None, :]
+    tl.store(y + image[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def stem(
+    x,  # images [images, CHANNELS, height, width], by its strides
+    w,  # [BK, w_row]: taps (channel, row, column) by output channels
+    b,  # [w_row]
+    y,  # [images, out_height · out_width, y_row]
+    which,
+    x_image,
+    x_channel,
+    x_line,
+    x_column,
+    height,
+    width,
+    out_height,
+    out_width,
+    tiles,
+    y_row,
+    w_row,
+    CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    image = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    if tl.load(which + image) < 0:
+        return
+    positions = out_height * out_width
+    p = tile * BM + tl.arange(0, BM)
+    n = tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    channel = k // (KERNEL * KERNEL)
+    i = ((p // out_width) * STRIDE - KERNEL // 2)[:, None] + (k % (KERNEL * KERNEL) // KERNEL)[None, :]
+    j = ((p % out_width) * STRIDE - KERNEL // 2)[:, None] + (k % KERNEL)[None, :]
+    there = (p < positions)[:, None] & (channel < CHANNELS)[None, :]
+    there = there & (i >= 0) & (i < height) & (j >= 0) & (j < width)
+    x += image.to(tl.int64) * x_image
+    y += image.to(tl.int64) * positions * y_row
+    at = channel[None, :] * x_channel + i * x_line + j * x_column
+    a = tl.load(x + at, mask=there, other=0.0)
+    c = tl.load(w + k[:, None] * w_row + n[None, :], mask=(n < w_row)[None, :], other=0.0)
+    bias = tl.load(b + n, mask=n < w_row, other=0.0)
+    total = tl.dot(a, c, input_precision=PRECISION)
+    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    mask = (p < positions)[:, None] & (n < w_row)[None, :]
+    tl.store(y + p[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def arrange(
+    which,  # [images]
+    order,  # [tiles, BI], filled with -1
+    routes,  # [tiles], filled with -1
+    images,
+    ROUTES: tl.constexpr,
+    BI: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Images by route, in tiles of one route each."""
+    image = tl.arange(0, BLOCK)
+    route = tl.load(which + image, mask=image < images, other=-1)
+    tile = tl.arange(0, TILES)
+    first = 0
+    for number in tl.static_range(ROUTES):
+        own = (route == number).to(tl.int32)
+        place = tl.cumsum(own, 0) - 1
+        tl.store(order + first * BI + place, image, mask=own > 0)
+        needed = (tl.sum(own, 0) + BI - 1) // BI
+        tl.store(
+            routes + tile, tl.full((TILES,), number, tl.int32), mask=(tile >= first) & (tile < first + needed)
+        )
+        first += needed

@@ -1,0 +1,197 @@
+"""Mixed batches as one program: front, decision, and the rest with every image at its own widths.
+
+There are no groups, so nothing is sorted, gathered or padded, and the host waits for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.errors import DsnetError
+from dsnet.routes import Route, RouteSpace
+from dsnet.routing.rules import RoutedOutput, margin
+from dsnet.runtime.backends import Executable
+from dsnet.runtime.graphed import Prices, in_batches, set_prices
+from dsnet.runtime.lanes import Lanes
+from dsnet.runtime.places import GatePlaces
+from dsnet.runtime.ragged.network import Ragged, Which
+from dsnet.runtime.timing import Progress, silent
+
+__all__ = ["Mixed"]
+
+Program = Callable[[], None]
+
+
+class Mixed:
+    """A network with one gate; asked as `dsnet.runtime.graphed.Graphed` is. Threads take turns."""
+
+    def __init__(
+        self,
+        front: Executable,
+        parts: Mapping[int, nn.Module],  # by choice
+        *,
+        image: Tensor,  # [1, C, H, W], like those that will come
+        space: RouteSpace,
+        choices: Sequence[int],  # that the gate decides between
+        sizes: Sequence[int],
+        lanes: Lanes,
+        progress: Progress = silent,
+    ) -> None:
+        self.front, self.space, self.lanes, self.lock = front, space, lanes, threading.Lock()
+        self.rest = Ragged(list(parts.values()))
+        self.sizes = tuple(sorted(set(sizes)))
+        self.most, device = self.sizes[-1], image.device
+        held = sorted({*parts, *choices})
+        self.held = [held]
+        places = {choice: place for place, choice in enumerate(parts)}
+        self.place = torch.tensor([places.get(choice, -1) for choice in held], device=device)
+        self.whole = all(choice in parts for choice in choices)  # else decisions are looked at
+        self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
+        self.images = image.new_zeros(self.most, *image.shape[1:])
+        with torch.no_grad():
+            features, scores = front(image)
+            (logits,) = self.rest(features, self._which(torch.zeros(1, dtype=torch.long, device=device)))
+        self.gates = [GatePlaces(choices, held, 1, self.most, scores, lanes.on_host(len(held)))]
+        self.features = torch.zeros_like(features.expand(self.most, *features.shape[1:]))
+        self.logits = logits.new_zeros(self.most, logits.shape[1])
+        self.row = torch.arange(self.most, device=device)
+        self.valid = torch.zeros(1, dtype=torch.long, device=device)
+        self.asked = torch.zeros(self.most, dtype=torch.bool, device=device)  # by a cascade's last route
+        self.threshold = torch.zeros(1, dtype=torch.float64, device=device)
+        self.following = torch.zeros(1, dtype=torch.long, device=device)  # a cascade's next route, by place
+        self.prices: Prices | None = None
+        self.programs: dict[tuple[str, int], Program] = {}
+        steps = {"gated": self._gated, "given": self._given, "first": self._first, "next": self._next}
+        jobs = [(name, size) for size in self.sizes for name in steps]
+        with lanes.here():
+            for name, size in progress(jobs, len(jobs), "program"):
+                self.programs[name, size] = lanes.record(functools.partial(steps[name], size), 0)
+
+    # --- what programs do ----------------------------------------------------------------------------
+    def _which(self, taken: Tensor) -> Which:
+        """Routes by place among those held → as kernels count them."""
+        return Which.arranged(self.place[taken].to(torch.int32), self.rest.count)
+
+    def _finish(self, features: Tensor, active: Tensor) -> None:
+        images = len(features)
+        taken = torch.where(active[:images], self.place[self.gates[0].taken[:images]], -1)
+        which = Which.arranged(taken.to(torch.int32), self.rest.count)
+        self.rest(features, which, self.logits[:images])
+
+    def _gated(self, images: int) -> None:
+        features, scores = self.front(self.images[:images])
+        gate = self.gates[0]
+        gate.scores[:images].copy_(scores)
+        gate.decide(images, None)
+        self._finish(features, self.row < self.valid)
+
+    def _given(self, images: int) -> None:
+        features, _ = self.front(self.images[:images])
+        self._finish(features, self.row < self.valid)
+
+    def _first(self, images: int) -> None:
+        """Of a cascade: its further routes find the features."""
+        features, _ = self.front(self.images[:images])
+        self.features[:images].copy_(features)
+        self.asked.copy_(self.row < self.valid)
+        self._finish(features, self.asked)
+
+    def _next(self, images: int) -> None:
+        """Those whose answer is not sure, of those that the last route was asked about."""
+        asked, taken = self.asked[:images], self.gates[0].taken[:images]
+        asked.logical_and_(margin(self.logits[:images]) < self.threshold)
+        taken.copy_(torch.where(asked, self.following, taken))
+        self._finish(self.features[:images], self.asked)
+
+    # --- running it ----------------------------------------------------------------------------------
+    def run(
+        self,
+        x: Tensor,
+        prices: Prices | None = None,
+        given: Tensor | None = None,
+        *,
+        promote: bool = False,
+    ) -> RoutedOutput:
+        """Images [B, C, H, W] at the routes that the gate takes for these prices, or at ``given`` [B, 1].
+
+        Nothing is ever promoted: there are no groups that would be faster together.
+        """
+
+        def some(at: slice) -> RoutedOutput:
+            images, size = self._load(x[at])
+            if given is None:
+                set_prices(self.gates, self.prices, prices)
+                self.prices = prices
+                self.programs["gated", size]()
+            else:
+                choices = self.gates[0].choices
+                self._take(torch.searchsorted(choices, given[at, 0].contiguous()), images)
+                self.programs["given", size]()
+            if not self.whole:
+                self._check(images)
+            return self._found(images)
+
+        return in_batches(self, x, some)
+
+    def run_route(self, x: Tensor, route: Route) -> Tensor:
+        """All images at one route."""
+
+        def some(at: slice) -> RoutedOutput:
+            images, size = self._load(x[at])
+            self.gates[0].taken.fill_(self._place(route))
+            self.programs["given", size]()
+            return self._found(images)
+
+        return in_batches(self, x, some).logits
+
+    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        """One route after the other for those whose answer is not sure."""
+        places = [self._place(self.space.resolve(number)) for number in routes]
+
+        def some(at: slice) -> RoutedOutput:
+            images, size = self._load(x[at])
+            self.gates[0].taken.fill_(places[0])
+            self.programs["first", size]()
+            for place, threshold in zip(places[1:], thresholds, strict=True):
+                self.following.fill_(place)
+                self.threshold.fill_(threshold)
+                self.programs["next", size]()
+            return self._found(images)
+
+        return in_batches(self, x, some)
+
+    def _place(self, route: Route) -> int:
+        (choice,) = route.choices
+        if choice not in self.held[0] or int(self.place[self.held[0].index(choice)]) < 0:
+            raise DsnetError(f"this plan does not hold the choices {list(route.choices)}")
+        return self.held[0].index(choice)
+
+    def _check(self, images: int) -> None:
+        """What the gate took may not be there: then nothing was run."""
+        missing = self.place[self.gates[0].taken[:images]] < 0
+        if bool(missing.any()):
+            choice = self.held[0][int(self.gates[0].taken[:images][missing][0])]
+            self.lanes.leave()
+            raise DsnetError(f"this plan does not hold the choices [{choice}]")
+
+    def _take(self, places: Tensor, images: int) -> None:
+        self.gates[0].taken[:images].copy_(places)
+
+    def _load(self, x: Tensor) -> tuple[int, int]:
+        """Puts images into their place: how many, and the size of programs that hold them all."""
+        images = len(x)
+        size = next(size for size in self.sizes if size >= images)
+        self.lanes.enter()
+        self.images[:images].copy_(x)
+        self.valid.fill_(images)
+        return images, size
+
+    def _found(self, images: int) -> RoutedOutput:
+        found = RoutedOutput(self.logits[:images].clone(), self.number[self.gates[0].taken[:images]])
+        self.lanes.leave()
+        return found

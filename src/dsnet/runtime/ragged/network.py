@@ -1,0 +1,390 @@
+"""Plain modules that differ in their widths alone, run as one: every image at the widths of its route."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.errors import DsnetError
+from dsnet.gate import DecidingGate, is_attention
+from dsnet.runtime.parts import ToGate, ToLogits
+from dsnet.runtime.ragged import kernels
+
+__all__ = ["Ragged", "Which", "unsupported"]
+
+TILE = 16  # images of one route that a linear layer takes together
+MANY = 4  # parts of a sum that a linear layer adds up itself
+
+ACTIVATIONS: dict[type[nn.Module], str] = {nn.SiLU: "silu", nn.ReLU: "relu", nn.Hardswish: "hard_swish"}
+
+
+class Which(NamedTuple):
+    """The routes of a batch, by place."""
+
+    routes: Tensor  # [images], int32; a negative one: the image is left out
+    order: Tensor | None = None  # [tiles, TILE]: images of one route each; none: there is one route
+    tiles: Tensor | None = None  # [tiles]: routes
+
+    @classmethod
+    def single(cls, images: int, device: torch.device) -> Which:
+        """All images at the only route."""
+        return cls(torch.zeros(images, dtype=torch.int32, device=device))
+
+    @classmethod
+    def arranged(cls, routes: Tensor, count: int) -> Which:
+        """Every image at its own, one of so many."""
+        images = len(routes)
+        most = -(-images // TILE) + count
+        order = torch.full((most, TILE), -1, dtype=torch.int32, device=routes.device)
+        tiles = torch.full((most,), -1, dtype=torch.int32, device=routes.device)
+        block, room = _power(images), _power(most)
+        kernels.arrange[(1,)](routes, order, tiles, images, count, TILE, block, room)
+        return cls(routes, order, tiles)
+
+
+class State(NamedTuple):
+    """Features between two layers."""
+
+    x: Tensor  # [images, height · width, channels of the widest route]; images themselves in front of a stem
+    height: int
+    width: int
+    scale: Tensor | None = None  # [images, channels], yet to be multiplied with
+    sums: Tensor | None = None  # [images, parts, channels] over positions
+
+
+class Ragged:
+    """Modules of one structure as one function of images and their routes.
+
+    Gives what the modules give; with ``out`` logits are written there, rows of images left out stay as they
+    are.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        chains = [_chain(module) for module in modules]
+        reason = _mismatch(chains)
+        if reason is not None:
+            raise DsnetError(reason)
+        self.layers = _layers(chains)
+        self.count = len(modules)
+
+    def __call__(
+        self, x: Tensor, which: Which | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Images, or features, [B, C, H, W] → features and scores, or logits."""
+        which = Which.single(len(x), x.device) if which is None else which
+        images, channels, height, width = x.shape
+        if not isinstance(self.layers[0], _Stem):
+            x = x.permute(0, 2, 3, 1).contiguous().view(images, height * width, channels)
+        state = State(x, height, width)
+        for layer in self.layers[:-1]:
+            state = cast("State", layer.run(state, which))
+        return cast("tuple[Tensor, ...]", self.layers[-1].run(state, which, out))
+
+
+def unsupported(modules: Sequence[nn.Module]) -> str | None:
+    """Why these cannot be run as one, if they cannot."""
+    try:
+        return _mismatch([_chain(module) for module in modules])
+    except DsnetError as error:
+        return str(error)
+
+
+# --- what there is ---------------------------------------------------------------------------------------
+Link = tuple[str, tuple[nn.Module, ...]]  # what it is, and of what it is made
+
+
+def _chain(module: nn.Module) -> list[Link]:
+    """A module as a list of layers that there are kernels for."""
+    leaves, chain = list(_leaves(module)), list[Link]()
+    while leaves:
+        head = leaves.pop(0)
+        if isinstance(head, nn.Conv2d):
+            act = leaves.pop(0) if leaves and type(leaves[0]) in ACTIVATIONS else nn.Identity()
+            chain.append((_kind(head), (head, act)))
+        elif is_attention(head):
+            chain.append(("attention", (head,)))
+        elif isinstance(head, DecidingGate) and not leaves:
+            chain.append(("gate", (head,)))
+        elif isinstance(head, nn.AdaptiveAvgPool2d) and [type(m) for m in leaves] == [nn.Flatten, nn.Linear]:
+            chain.append(("classifier", (leaves.pop(),)))
+            leaves.clear()
+        else:
+            raise DsnetError(f"there is no kernel for {type(head).__name__} there")
+    for (before, _), (kind, _) in zip([("", ()), *chain], chain, strict=False):
+        wanted = {
+            "attention": ("depthwise", "pointwise"),
+            "gate": ("depthwise", "pointwise"),
+            "classifier": ("depthwise", "pointwise"),
+            "depthwise": ("stem", "pointwise", "depthwise", ""),
+        }.get(kind)
+        if (wanted and before not in wanted) or (kind == "stem") != (before == "" and kind == "stem"):
+            raise DsnetError(f"there is no kernel for {kind} behind {before or 'nothing'}")
+    if not chain or chain[-1][0] not in ("gate", "classifier"):
+        raise DsnetError("a network ends at a gate or at a classifier")
+    return chain
+
+
+def _leaves(module: nn.Module) -> list[nn.Module]:
+    if isinstance(module, nn.Sequential):
+        return [leaf for child in module for leaf in _leaves(child)]
+    if isinstance(module, ToGate):
+        return [*_leaves(module.body), module.gate]
+    if isinstance(module, ToLogits):
+        return [*_leaves(module.body), *_leaves(module.head)]
+    return [module]
+
+
+def _kind(conv: nn.Conv2d) -> str:
+    kernel, stride = conv.kernel_size, conv.stride
+    square = kernel[0] == kernel[1] and stride[0] == stride[1] and conv.dilation == (1, 1)
+    same = conv.padding == (kernel[0] // 2, kernel[0] // 2) and kernel[0] % 2 == 1
+    if square and same and conv.bias is not None and conv.padding_mode == "zeros":
+        if kernel == (1, 1) and stride == (1, 1) and conv.groups == 1:
+            return "pointwise"
+        if conv.groups == conv.in_channels == conv.out_channels:
+            return "depthwise"
+        if conv.groups == 1 and conv.in_channels * kernel[0] ** 2 <= 64 and conv.out_channels <= 128:
+            return "stem"
+    raise DsnetError(f"there is no kernel for {conv}")
+
+
+def _mismatch(chains: Sequence[Sequence[Link]]) -> str | None:
+    kinds = {tuple(kind for kind, _ in chain) for chain in chains}
+    if len(kinds) > 1:
+        return "routes have layers of different kinds"
+    if len(chains) > 1 and {"stem", "gate"} & {kind for kind, _ in chains[0]}:
+        return "a stem or a gate is one of all routes"
+    for links in zip(*chains, strict=True):
+        convs = [parts[0] for _, parts in links if isinstance(parts[0], nn.Conv2d)]
+        if len({(conv.stride, type(parts[1])) for conv, (_, parts) in zip(convs, links, strict=False)}) > 1:
+            return "routes have other strides or activations"
+    return None
+
+
+# --- how they are run ------------------------------------------------------------------------------------
+class _Weights(NamedTuple):
+    """Of all routes, padded with zeros to the largest."""
+
+    w: Tensor
+    b: Tensor
+    ins: Tensor
+    outs: Tensor
+    align: int  # that all of them are multiples of: memory is read in pieces of that many numbers
+
+    @classmethod
+    def of(
+        cls, weights: Sequence[Tensor], biases: Sequence[Tensor], ins: list[int], outs: list[int]
+    ) -> _Weights:
+        device = weights[0].device
+        shape = [max(sizes) for sizes in zip(*(w.shape for w in weights), strict=True)]
+        w = weights[0].new_zeros(len(weights), *shape)
+        b = biases[0].new_zeros(len(biases), max(len(bias) for bias in biases))
+        for route, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            w[route, : weight.shape[0], : weight.shape[1]] = weight
+            b[route, : len(bias)] = bias
+        sizes = [torch.tensor(n, dtype=torch.int32, device=device) for n in (ins, outs)]
+        return cls(w, b, sizes[0], sizes[1], min(16, math.gcd(*(n & -n for n in (*ins, *outs)))))
+
+    @classmethod
+    def linear(cls, layers: Sequence[nn.Linear]) -> _Weights:
+        return cls.of(
+            [layer.weight.detach() for layer in layers],
+            [layer.bias.detach() for layer in layers],
+            [layer.in_features for layer in layers],
+            [layer.out_features for layer in layers],
+        )
+
+
+def _layers(chains: Sequence[Sequence[Link]]) -> list[Any]:
+    layers: list[Any] = []
+    columns = list(zip(*chains, strict=True))
+    for at, links in enumerate(columns):
+        kind = links[0][0]
+        following = columns[at + 1][0][0] if at + 1 < len(columns) else ""
+        summed = following in ("attention", "classifier", "gate")
+        parts = [own for _, own in links]
+        if kind == "pointwise":
+            layers.append(_Pointwise(parts, store=following != "classifier", summed=summed))
+        elif kind == "depthwise":
+            layers.append(_Depthwise(parts, summed=summed))
+        elif kind == "attention":
+            layers.append(_Attention([own[0] for own in parts]))
+        elif kind == "stem":
+            layers.append(_Stem(cast(nn.Conv2d, parts[0][0]), parts[0][1]))
+        elif kind == "gate":
+            layers.append(_Gate(cast(DecidingGate, parts[0][0])))
+        else:
+            layers.append(_Classifier([cast(nn.Linear, own[0]) for own in parts]))
+    return layers
+
+
+def pointwise_blocks(positions: int, ins: int, outs: int) -> tuple[int, int, int, int]:
+    """Positions, outputs and inputs that a program takes together, and its warps; measured on an H200."""
+    bn, bk = min(128, _power(outs, 16)), min(64, _power(ins, 16))
+    if positions <= 64:
+        return 64, bn, bk, 4
+    if positions <= 256:  # one program for all of them
+        return 256, min(64, bn), min(32, bk), 8
+    return (256, bn, bk, 4) if bn <= 32 else (128, bn, bk, 8 if bn == 128 else 4)
+
+
+def depthwise_blocks(positions: int, channels: int) -> tuple[int, int, int]:
+    """Positions and channels that a program takes together, and its warps; measured on an H200."""
+    bc = 32 if channels % 32 == 0 else min(16, _power(channels, 8))
+    return min(256 if bc == 32 else 128, _power(positions, 16)), bc, 4
+
+
+class _Pointwise:
+    def __init__(self, parts: Sequence[Sequence[nn.Module]], *, store: bool, summed: bool) -> None:
+        convs = [cast(nn.Conv2d, own[0]) for own in parts]
+        self.weights = _Weights.of(
+            [conv.weight.detach().flatten(1) for conv in convs],
+            [cast(Tensor, conv.bias).detach() for conv in convs],
+            [conv.in_channels for conv in convs],
+            [conv.out_channels for conv in convs],
+        )
+        self.act, self.store, self.summed = _act(parts[0][1]), store, summed
+
+    def run(self, state: State, which: Which) -> State:
+        images, positions, row = state.x.shape
+        w = self.weights.w
+        rows = w.shape[1]
+        bm, bn, bk, warps = pointwise_blocks(positions, row, rows)
+        tiles, columns = -(-positions // bm), -(-rows // bn)
+        y = state.x.new_empty(images, positions if self.store else 0, rows)
+        sums = y.new_empty(images, tiles if self.summed else 0, rows, dtype=torch.float32)
+        kernels.pointwise[(images * tiles * columns,)](
+            state.x, state.scale if state.scale is not None else state.x, w, self.weights.b, y, sums,
+            which.routes, self.weights.ins, self.weights.outs, positions, tiles, columns, row, rows,
+            w.shape[2], rows, state.scale is not None, self.store, self.summed, self.act, _precision(w),
+            self.weights.align, bm, bn, bk, num_warps=warps, num_stages=3,
+        )  # fmt: skip
+        return State(y, state.height, state.width, None, sums if self.summed else None)
+
+
+class _Depthwise:
+    def __init__(self, parts: Sequence[Sequence[nn.Module]], *, summed: bool) -> None:
+        convs = [cast(nn.Conv2d, own[0]) for own in parts]
+        self.kernel, self.stride = max(conv.kernel_size[0] for conv in convs), convs[0].stride[0]
+        padded = []
+        for conv in convs:
+            around = (self.kernel - conv.kernel_size[0]) // 2
+            w = nn.functional.pad(conv.weight.detach()[:, 0], [around] * 4)
+            padded.append(w.flatten(1).T)
+        channels = [conv.in_channels for conv in convs]
+        biases = [cast(Tensor, conv.bias).detach() for conv in convs]
+        self.weights = _Weights.of(padded, biases, channels, channels)
+        self.act, self.summed = _act(parts[0][1]), summed
+
+    def run(self, state: State, which: Which) -> State:
+        images, _, row = state.x.shape
+        height, width = (-(-size // self.stride) for size in (state.height, state.width))
+        positions = height * width
+        bp, bc, warps = depthwise_blocks(positions, row)
+        tiles, columns = -(-positions // bp), -(-row // bc)
+        y = state.x.new_empty(images, positions, row)
+        sums = y.new_empty(images, tiles if self.summed else 0, row, dtype=torch.float32)
+        kernels.depthwise[(images * tiles * columns,)](
+            state.x, self.weights.w, self.weights.b, y, sums, which.routes, self.weights.ins, state.height,
+            state.width, height, width, tiles, columns, row, self.kernel, self.stride, self.summed, self.act,
+            self.weights.align, bp, bc, num_warps=warps,
+        )  # fmt: skip
+        return State(y, height, width, None, sums if self.summed else None)
+
+
+class _Attention:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.first = _Weights.linear([cast(nn.Linear, module.first) for module in modules])
+        self.second = _Weights.linear([cast(nn.Linear, module.attention) for module in modules])
+
+    def run(self, state: State, which: Which) -> State:
+        hidden = _linear(_sums(state), self.first, which, "relu", factor=1 / (state.height * state.width))
+        scale = _linear(hidden, self.second, which, "one_plus_tanh")
+        return state._replace(scale=scale[:, 0], sums=None)
+
+
+class _Classifier:
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.weights = _Weights.linear(layers)
+
+    def run(self, state: State, which: Which, out: Tensor | None) -> tuple[Tensor]:
+        factor = 1 / (state.height * state.width)
+        return (_linear(_sums(state), self.weights, which, "none", factor=factor, out=out)[:, 0],)
+
+
+class _Gate:
+    def __init__(self, module: DecidingGate) -> None:
+        self.module = module
+
+    def run(self, state: State, which: Which, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        images, _, channels = state.x.shape
+        pooled = _sums(state).sum(1) / (state.height * state.width)
+        scale, scores = self.module.decide(pooled.to(self.module.first.weight.dtype))
+        x = (state.x * scale.to(state.x.dtype)[:, None]).view(images, state.height, state.width, channels)
+        return x.permute(0, 3, 1, 2), scores
+
+
+class _Stem:
+    def __init__(self, conv: nn.Conv2d, act: nn.Module) -> None:
+        channels, kernel = conv.in_channels, conv.kernel_size[0]
+        taps = channels * kernel**2
+        w = conv.weight.detach().flatten(1).T
+        self.w = w.new_zeros(_power(taps, 16), w.shape[1])
+        self.w[:taps] = w
+        self.b = cast(Tensor, conv.bias).detach()
+        self.channels, self.kernel, self.stride, self.act = channels, kernel, conv.stride[0], _act(act)
+
+    def run(self, state: State, which: Which) -> State:
+        x = state.x
+        height, width = (-(-size // self.stride) for size in (state.height, state.width))
+        row = self.w.shape[1]
+        bm = 128
+        tiles = -(-height * width // bm)
+        y = x.new_empty(len(x), height * width, row)
+        kernels.stem[(len(x) * tiles,)](
+            x, self.w, self.b, y, which.routes, *x.stride(), state.height, state.width, height, width, tiles,
+            row, row, self.channels, self.kernel, self.stride, self.act, _precision(self.w), bm,
+            _power(row, 16), self.w.shape[0], num_warps=4,
+        )  # fmt: skip
+        return State(y, height, width)
+
+
+def _linear(
+    x: Tensor, weights: _Weights, which: Which, act: str, *, factor: float = 1.0, out: Tensor | None = None
+) -> Tensor:
+    """[images, parts, channels] → [images, 1, outputs]."""
+    images, parts, row = x.shape
+    w = weights.w
+    y = w.new_empty(images, w.shape[1]) if out is None else out
+    bn, bk = 32, min(128, _power(row, 16))
+    tiles = -(-images // TILE) if which.order is None else len(which.order)
+    nothing = which.routes
+    kernels.linear[(-(-w.shape[1] // bn), tiles)](
+        x, w, weights.b, y, nothing if which.order is None else which.order,
+        nothing if which.tiles is None else which.tiles, weights.ins, weights.outs, images, parts, factor,
+        row, y.stride(0), w.shape[2], w.shape[1], which.order is None, kernels.ACTIVATIONS[act],
+        _precision(w), weights.align, TILE, bn, bk, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return y[:, None]
+
+
+def _sums(state: State) -> Tensor:
+    assert state.sums is not None
+    return state.sums if state.sums.shape[1] <= MANY else state.sums.sum(1, keepdim=True)
+
+
+def _act(module: nn.Module) -> int:
+    return kernels.ACTIVATIONS[ACTIVATIONS.get(type(module), "none")]
+
+
+def _precision(w: Tensor) -> str:
+    return "ieee" if w.dtype == torch.float32 else "tf32"
+
+
+def _power(number: int, least: int = 1) -> int:
+    """The next power of two."""
+    return max(least, 1 << (number - 1).bit_length())

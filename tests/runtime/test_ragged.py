@@ -1,0 +1,232 @@
+"""Kernels in which every image has its own widths, run by Triton's interpreter, against plain modules."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dsnet import runtime
+from dsnet.models.gated import run_gated
+from dsnet.routing import CascadeRule, CostTable, GateRule
+from dsnet.routing.rules import margin
+from dsnet.runtime.backends.triton import BACKEND
+from dsnet.runtime.graphed import prices_of
+from dsnet.runtime.parts import History, Part, pack
+from dsnet.runtime.plan import Plan
+from tests.runtime.conftest import network, pictures
+from tests.support import assert_close, error_of
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
+from dsnet.runtime.ragged.network import Ragged, Which, unsupported
+
+NAME = "ds_mbnet_tiny"
+
+
+@functools.cache
+def parts() -> dict[History, Part]:
+    return pack(network(NAME), [network(NAME).gate(0).choices])
+
+
+@functools.cache
+def rest() -> Ragged:
+    return Ragged([part.module for history, part in parts().items() if history])
+
+
+def compiled(name: str, routes: list[int] | None = None) -> Plan:
+    with mock.patch.object(type(BACKEND), "missing", return_value=None):  # a GPU
+        return runtime.compile(network(name), backend="triton", batch_buckets=(1, 4), routes=routes)
+
+
+@functools.cache
+def plan() -> Plan:
+    return compiled(NAME)
+
+
+def features(count: int) -> Tensor:
+    found: Tensor = parts()[()].module(pictures(network(NAME), count))[0]
+    return found
+
+
+def test_a_front_gives_features_and_scores() -> None:
+    x = pictures(network(NAME), 3)
+    found, expected = Ragged([parts()[()].module])(x), parts()[()].module(x)
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, 1e-5)
+
+
+@given(routes=st.lists(st.integers(-1, 3), min_size=1, max_size=6))
+@settings(max_examples=8, deadline=None)
+def test_every_image_runs_at_its_route(routes: list[int]) -> None:
+    x, out = features(len(routes)), torch.full((len(routes), 10), 7.0)
+    rest()(x, Which.arranged(torch.tensor(routes, dtype=torch.int32), 4), out)
+    for i, route in enumerate(routes):
+        if route < 0:
+            assert bool((out[i] == 7).all())
+        else:
+            assert_close(out[i : i + 1], parts()[route,].module(x[i : i + 1]), 1e-5)
+
+
+def test_an_image_alone_equals_itself_in_a_batch_bit_for_bit() -> None:
+    x, which = features(5), torch.tensor([3, 0, 2, 2, 1], dtype=torch.int32)
+    (together,) = rest()(x, Which.arranged(which, 4))
+    for i in (0, 3):
+        (alone,) = rest()(x[i : i + 1], Which.arranged(which[i : i + 1], 4))
+        assert torch.equal(alone[0], together[i])
+
+
+@given(routes=st.lists(st.integers(-1, 4), min_size=1, max_size=90))
+@settings(max_examples=20, deadline=None)
+def test_tiles_hold_every_image_once_and_one_route_each(routes: list[int]) -> None:
+    which = Which.arranged(torch.tensor(routes, dtype=torch.int32), 5)
+    assert which.order is not None
+    assert which.tiles is not None
+    seen = []
+    for route, row in zip(which.tiles.tolist(), which.order.tolist(), strict=True):
+        own = [image for image in row if image >= 0]
+        assert all(routes[image] == route for image in own)
+        assert bool(own) == (route >= 0)
+        seen += own
+    assert sorted(seen) == [image for image, route in enumerate(routes) if route >= 0]
+
+
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.ReLU(), nn.Hardswish(), nn.Identity()])
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, (9, 7)), (5, 1, (6, 6)), (1, 1, (17, 4))])
+def test_layers_of_any_form(act: nn.Module, kernel: int, stride: int, size: tuple[int, int]) -> None:
+    torch.manual_seed(kernel)
+    acts = [] if isinstance(act, nn.Identity) else [act]
+    routes = []
+    for width in (8, 20):
+        routes.append(
+            nn.Sequential(
+                nn.Conv2d(6, width, 1),
+                *acts,
+                nn.Conv2d(width, width, kernel, stride, kernel // 2, groups=width),
+                *acts,
+                nn.Conv2d(width, 2 * width, 1),
+                *acts,
+                nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 5)),
+            ).eval()
+        )
+    x = torch.randn(3, 6, *size)
+    (found,) = Ragged(routes)(x, Which.arranged(torch.tensor([1, 0, 1], dtype=torch.int32), 2))
+    with torch.no_grad():
+        for i, route in enumerate((1, 0, 1)):
+            assert_close(found[i : i + 1], routes[route](x[i : i + 1]), 1e-5)
+
+
+def test_kernels_of_different_sizes_are_padded() -> None:
+    torch.manual_seed(0)
+    routes = [
+        nn.Sequential(
+            nn.Conv2d(8, 8, kernel, 1, kernel // 2, groups=8),
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
+        ).eval()
+        for kernel in (3, 5)
+    ]
+    x = torch.randn(2, 8, 5, 5)
+    (found,) = Ragged(routes)(x, Which.arranged(torch.tensor([0, 1], dtype=torch.int32), 2))
+    with torch.no_grad():
+        assert_close(found, torch.cat([routes[i](x[i : i + 1]) for i in range(2)]), 1e-5)
+
+
+# --- plans -----------------------------------------------------------------------------------------------
+def test_a_plan_routes_as_the_network_does() -> None:
+    model = network(NAME)
+    assert plan().engine.programs == 2 * 4
+    for count in (4, 1, 3, 6):
+        x = pictures(model, count, seed=count)
+        expected, found = run_gated(model, x), plan().run(x)
+        routes = [model.space.of_choices(way).number for way in expected.choices.tolist()]
+        assert found.routes.tolist() == routes
+        assert_close(found.logits, expected.logits, 1e-5)
+    assert_close(plan()(x, 2), model(x, 2), 1e-5)
+    assert plan().engine.programs == 2 * 4
+
+
+def test_prices_and_given_choices() -> None:
+    model, recorded = network(NAME), plan().engine.graphed
+    assert recorded is not None
+    x, costs = pictures(model, 4), CostTable.of_model(model)
+    for weight in (-2.0, 0.4, 0.0):
+        expected = GateRule(costs=costs, weight=weight)(model, x)
+        found = recorded.run(x, prices_of(costs, weight, [model.gate(0).choices], recorded.held))
+        assert torch.equal(found.routes, expected.routes)
+    taken = torch.tensor([[3], [1], [0]])
+    found = recorded.run(x[:3], given=taken, promote=True)
+    assert found.routes.tolist() == [3, 1, 0]
+    for i, route in enumerate((3, 1, 0)):
+        assert_close(found.logits[i : i + 1], model(x[i : i + 1], route), 1e-5)
+
+
+@pytest.mark.parametrize(("routes", "quantile"), [((0, 3), 0.4), ((0, 1, 3), 0.7)])
+def test_cascades(routes: tuple[int, ...], quantile: float) -> None:
+    model, recorded = network(NAME), plan().engine.graphed
+    assert recorded is not None
+    x = pictures(model, 4)
+    thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
+    expected = CascadeRule(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
+    found = recorded.cascade(x, routes, thresholds)
+    assert torch.equal(found.routes, expected.routes)
+    assert len(set(found.routes.tolist())) > 1
+    assert_close(found.logits, expected.logits, 1e-5)
+
+
+def test_routes_that_are_not_held() -> None:
+    model = network(NAME)
+    some = compiled(NAME, [0, 3])
+    assert_close(some(pictures(model, 2), 3), model(pictures(model, 2), 3), 1e-5)
+    recorded = some.engine.graphed
+    assert recorded is not None
+    message = "does not hold the choices [1]"
+    assert message in error_of(lambda: recorded.run(pictures(model, 2), given=torch.tensor([[0], [1]])))
+    assert message in error_of(lambda: recorded.cascade(pictures(model, 2), (0, 1), (0.5,)))
+    assert "does not hold route 1" in error_of(lambda: some(pictures(model, 2), 1))
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (nn.Sequential(nn.Conv2d(8, 8, 1)), "ends at a gate or at a classifier"),
+        (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=2)), "no kernel for Conv2d"),
+        (nn.Sequential(nn.Conv2d(8, 8, 1, bias=False)), "no kernel for Conv2d"),
+        (nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(2)), "no kernel for MaxPool2d"),
+    ],
+)
+def test_what_there_is_no_kernel_for(module: nn.Module, why: str) -> None:
+    assert why in str(unsupported([module]))
+
+
+@pytest.mark.parametrize("name", ["ds_resnet_tiny", "ds_vit_plus_tiny"])
+def test_other_networks_are_refused_with_what_to_do(name: str) -> None:
+    message = error_of(lambda: compiled(name))
+    assert "backend triton: there is no kernel for" in message
+    assert "try inductor or cudagraphs" in message
+
+
+def test_what_it_is_for() -> None:
+    cuda = torch.device("cuda")
+    assert "float32 and bfloat16, not in torch.float64" in str(BACKEND.missing(cuda, torch.float64))
+    assert BACKEND.missing(cuda, torch.bfloat16) is None
+    assert "for CUDA, not for cpu" in error_of(lambda: runtime.compile(network(NAME), backend="triton"))
+
+
+def test_other_structures_are_not_joined() -> None:
+    def made(*layers: Any) -> nn.Module:  # noqa: ANN401
+        return nn.Sequential(*layers, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)))
+
+    pointwise, deeper = made(nn.Conv2d(8, 8, 1)), made(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    assert "different kinds" in str(unsupported([pointwise, deeper]))
+    strided = [made(nn.Conv2d(8, 8, 3, stride, 1, groups=8)) for stride in (1, 2)]
+    assert "other strides or activations" in str(unsupported(strided))
+    assert unsupported([pointwise, pointwise]) is None
