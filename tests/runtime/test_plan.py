@@ -384,7 +384,7 @@ def test_autocast_around_a_plan_changes_nothing() -> None:
 def test_what_cannot_be_compiled_says_why() -> None:
     model = network("ds_mbnet_tiny")
     make = functools.partial(runtime.compile, backend="eager")
-    assert "possible: auto, eager, cudagraphs, inductor, onnxruntime, openvino" in error_of(
+    assert "possible: auto, eager, cudagraphs, inductor, triton, onnxruntime, openvino" in error_of(
         lambda: make(model, backend="x")
     )
     assert "possible: packed, shared" in error_of(lambda: make(model, memory="x"))
