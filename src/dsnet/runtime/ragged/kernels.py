@@ -1,10 +1,10 @@
-"""Layers of depthwise separable networks, every image at the width of its route.
+"""Layers of depthwise separable networks, every image at the widths and sizes of its route.
 
-Features of images lie in memory of the widest route, [images, positions, channels]; each image reads and
-writes as many channels as its route has. ``which`` [images] are routes by place, a negative one: the image
-is left out. Biases, activations, scales of channels and means over positions are part of the kernel that has
-the numbers at hand anyway. No sum is made in an order that depends on the batch: an image's numbers are the
-same, bit for bit, whatever it is run with.
+Features of images lie in memory of the largest route, [images, positions, channels]; each image reads and
+writes as many positions and channels as its route has. ``which`` [images] are routes by place, a negative
+one: the image is left out. Biases, activations, scales of channels and sums over positions are part of the
+kernel that has the numbers at hand anyway. No sum is made in an order that depends on the batch: an image's
+numbers are the same, bit for bit, whatever it is run with.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ def _activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def pointwise(
-    x,  # [images, positions, x_row]
+    x,  # [images, most, x_row]
     scale,  # [images, x_row], of channels
     w,  # [routes, w_rows, w_row]: output channels by input channels
     b,  # [routes, w_rows]
-    y,  # [images, positions, y_row]
+    y,  # [images, most, y_row]
     sums,  # [images, tiles, y_row]: over the positions of a tile
     which,
     ins,  # [routes]
     outs,  # [routes]
-    positions,
+    counts,  # [routes]: of positions
+    most,  # positions of any route
     tiles,
     columns,
     x_row,
@@ -68,10 +69,16 @@ def pointwise(
     n_end = tl.multiple_of(tl.load(outs + route), ALIGN)
     if column >= n_end:
         return
+    positions = tl.load(counts + route)
     m = tile * BM + tl.arange(0, BM)
     n = column + tl.arange(0, BN)
-    x += image.to(tl.int64) * positions * x_row
-    y += image.to(tl.int64) * positions * y_row
+    sums += (image * tiles + tile) * y_row
+    if tile * BM >= positions:
+        if SUM:
+            tl.store(sums + n, tl.zeros((BN,), dtype=tl.float32), mask=n < n_end)
+        return
+    x += image.to(tl.int64) * most * x_row
+    y += image.to(tl.int64) * most * y_row
     w += route.to(tl.int64) * w_rows * w_row
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, k_end, BK):
@@ -92,26 +99,41 @@ def pointwise(
         tl.store(y + m[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=valid)
     if SUM:
         summed = tl.sum(tl.where(valid, found, 0.0), 0)
-        tl.store(sums + (image * tiles + tile) * y_row + n, summed, mask=n < n_end)
+        tl.store(sums + n, summed, mask=n < n_end)
+
+
+@triton.jit
+def _taps(total, x, w, top, left, valid, c, inside, height, width, row, KERNEL: tl.constexpr):
+    for dy in tl.static_range(KERNEL):
+        for dx in tl.static_range(KERNEL):
+            i, j = top + dy, left + dx
+            there = valid & (i >= 0) & (i < height) & (j >= 0) & (j < width)
+            at = (i * width + j)[:, None] * row + c[None, :]
+            a = tl.load(x + at, mask=there[:, None] & inside[None, :], other=0.0)
+            by = tl.load(w + (dy * KERNEL + dx) * row + c, mask=inside, other=0.0)
+            total += a.to(tl.float32) * by[None, :].to(tl.float32)
+    return total
 
 
 @triton.jit
 def depthwise(
-    x,  # [images, height · width, row]
-    w,  # [routes, KERNEL · KERNEL, row]
+    x,  # [images, x_most, row]
+    w,  # [routes, taps, row]
     b,  # [routes, row]
-    y,  # [images, out_height · out_width, row]
+    y,  # [images, y_most, row]
     sums,  # [images, tiles, row]: over the positions of a tile
     which,
     widths,  # [routes]
-    height,
-    width,
-    out_height,
-    out_width,
+    geometry,  # [routes, 6]: height, width, height and width behind it, kernel, padding
+    x_most,
+    y_most,
+    taps,
     tiles,
     columns,
     row,
-    KERNEL: tl.constexpr,
+    K0: tl.constexpr,  # kernels that routes have; 0: none
+    K1: tl.constexpr,
+    K2: tl.constexpr,
     STRIDE: tl.constexpr,
     SUM: tl.constexpr,
     ACT: tl.constexpr,
@@ -131,27 +153,40 @@ def depthwise(
     c = column + tl.arange(0, BC)
     inside = c < end
     p = tile * BP + tl.arange(0, BP)
-    positions = out_height * out_width
-    top = (p // out_width) * STRIDE - KERNEL // 2
-    left = (p % out_width) * STRIDE - KERNEL // 2
-    x += image.to(tl.int64) * height * width * row
-    y += image.to(tl.int64) * positions * row
+    geometry += route * 6
+    height, width = tl.load(geometry), tl.load(geometry + 1)
+    out_width = tl.load(geometry + 3)
+    kernel, padding = tl.load(geometry + 4), tl.load(geometry + 5)
+    positions = tl.load(geometry + 2) * out_width
+    sums += (image * tiles + tile) * row
+    if tile * BP >= positions:
+        if SUM:
+            tl.store(sums + c, tl.zeros((BC,), dtype=tl.float32), mask=inside)
+        return
+    top = (p // out_width) * STRIDE - padding
+    left = (p % out_width) * STRIDE - padding
+    x += image.to(tl.int64) * x_most * row
+    y += image.to(tl.int64) * y_most * row
+    w += route * taps * row
+    valid = p < positions
     total = tl.zeros((BP, BC), dtype=tl.float32)
-    for dy in tl.static_range(KERNEL):
-        for dx in tl.static_range(KERNEL):
-            i, j = top + dy, left + dx
-            there = (p < positions) & (i >= 0) & (i < height) & (j >= 0) & (j < width)
-            at = (i * width + j)[:, None] * row + c[None, :]
-            a = tl.load(x + at, mask=there[:, None] & inside[None, :], other=0.0)
-            by = tl.load(w + (route * KERNEL * KERNEL + dy * KERNEL + dx) * row + c, mask=inside, other=0.0)
-            total += a.to(tl.float32) * by[None, :].to(tl.float32)
+    if K1 == 0:
+        total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K0)
+    else:
+        if kernel == K0:
+            total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K0)
+        elif kernel == K1:
+            total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K1)
+        else:
+            if K2 > 0:
+                total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K2)
     bias = tl.load(b + route * row + c, mask=inside, other=0.0)
     found = _activate(total + bias[None, :].to(tl.float32), ACT)
-    valid = (p < positions)[:, None] & inside[None, :]
+    valid = valid[:, None] & inside[None, :]
     tl.store(y + p[:, None] * row + c[None, :], found.to(y.dtype.element_ty), mask=valid)
     if SUM:
         summed = tl.sum(tl.where(valid, found, 0.0), 0)
-        tl.store(sums + (image * tiles + tile) * row + c, summed, mask=inside)
+        tl.store(sums + c, summed, mask=inside)
 
 
 @triton.jit
@@ -164,9 +199,9 @@ def linear(
     routes,  # [tiles], a negative one: none
     ins,
     outs,
+    counts,  # [routes]: what sums are divided by
     images,
     parts,
-    factor,
     x_row,
     y_row,
     w_row,
@@ -192,6 +227,7 @@ def linear(
         valid = image >= 0
     k_end = tl.multiple_of(tl.load(ins + route), ALIGN)
     n_end = tl.load(outs + route)
+    divisor = tl.load(counts + route).to(tl.float32)
     if tl.program_id(0) * BN >= n_end:
         return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -208,7 +244,7 @@ def linear(
             mask=(n < n_end)[:, None] & inside[None, :],
             other=0.0,
         )
-        total = tl.dot((a * factor).to(c.dtype), tl.trans(c), total, input_precision=PRECISION)
+        total = tl.dot((a / divisor).to(c.dtype), tl.trans(c), total, input_precision=PRECISION)
     bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
     found = _activate(total + bias[None, :].to(tl.float32), ACT)
     mask = valid[:, None] & (n < n_end)[None, :]
@@ -230,6 +266,7 @@ def stem(
     width,
     out_height,
     out_width,
+    padding,
     tiles,
     y_row,
     w_row,
@@ -251,8 +288,8 @@ def stem(
     n = tl.arange(0, BN)
     k = tl.arange(0, BK)
     channel = k // (KERNEL * KERNEL)
-    i = ((p // out_width) * STRIDE - KERNEL // 2)[:, None] + (k % (KERNEL * KERNEL) // KERNEL)[None, :]
-    j = ((p % out_width) * STRIDE - KERNEL // 2)[:, None] + (k % KERNEL)[None, :]
+    i = ((p // out_width) * STRIDE - padding)[:, None] + (k % (KERNEL * KERNEL) // KERNEL)[None, :]
+    j = ((p % out_width) * STRIDE - padding)[:, None] + (k % KERNEL)[None, :]
     there = (p < positions)[:, None] & (channel < CHANNELS)[None, :]
     there = there & (i >= 0) & (i < height) & (j >= 0) & (j < width)
     x += image.to(tl.int64) * x_image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -17,6 +18,7 @@ from dsnet.runtime.ragged import kernels
 __all__ = ["Ragged", "Which", "unsupported"]
 
 TILE = 16  # images of one route that a linear layer takes together
+KERNELS = 3  # sizes of depthwise kernels that routes may have
 MANY = 4  # parts of a sum that a linear layer adds up itself
 
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.SiLU: "silu", nn.ReLU: "relu", nn.Hardswish: "hard_swish"}
@@ -46,12 +48,14 @@ class Which(NamedTuple):
         return cls(routes, order, tiles)
 
 
+Sizes = tuple[tuple[int, int], ...]  # height and width of features, by route
+
+
 class State(NamedTuple):
     """Features between two layers."""
 
-    x: Tensor  # [images, height · width, channels of the widest route]; images themselves in front of a stem
-    height: int
-    width: int
+    x: Tensor  # [images, positions, channels], of the largest route; images themselves in front of a stem
+    sizes: Sizes
     scale: Tensor | None = None  # [images, channels], yet to be multiplied with
     sums: Tensor | None = None  # [images, parts, channels] over positions
 
@@ -79,7 +83,7 @@ class Ragged:
         images, channels, height, width = x.shape
         if not isinstance(self.layers[0], _Stem):
             x = x.permute(0, 2, 3, 1).contiguous().view(images, height * width, channels)
-        state = State(x, height, width)
+        state = State(x, ((height, width),) * self.count)
         for layer in self.layers[:-1]:
             state = cast("State", layer.run(state, which))
         return cast("tuple[Tensor, ...]", self.layers[-1].run(state, which, out))
@@ -139,15 +143,15 @@ def _leaves(module: nn.Module) -> list[nn.Module]:
 
 
 def _kind(conv: nn.Conv2d) -> str:
-    kernel, stride = conv.kernel_size, conv.stride
-    square = kernel[0] == kernel[1] and stride[0] == stride[1] and conv.dilation == (1, 1)
-    same = conv.padding == (kernel[0] // 2, kernel[0] // 2) and kernel[0] % 2 == 1
-    if square and same and conv.bias is not None and conv.padding_mode == "zeros":
-        if kernel == (1, 1) and stride == (1, 1) and conv.groups == 1:
+    (kernel, other), stride = conv.kernel_size, conv.stride
+    plain = kernel == other and stride[0] == stride[1] and conv.dilation == (1, 1)
+    plain &= conv.padding in [(around, around) for around in range(kernel)] and conv.padding_mode == "zeros"
+    if plain and conv.bias is not None:
+        if (kernel, stride, conv.groups) == (1, (1, 1), 1):
             return "pointwise"
         if conv.groups == conv.in_channels == conv.out_channels:
             return "depthwise"
-        if conv.groups == 1 and conv.in_channels * kernel[0] ** 2 <= 64 and conv.out_channels <= 128:
+        if conv.groups == 1 and conv.in_channels * kernel**2 <= 64 and conv.out_channels <= 128:
             return "stem"
     raise DsnetError(f"there is no kernel for {conv}")
 
@@ -162,6 +166,8 @@ def _mismatch(chains: Sequence[Sequence[Link]]) -> str | None:
         convs = [parts[0] for _, parts in links if isinstance(parts[0], nn.Conv2d)]
         if len({(conv.stride, type(parts[1])) for conv, (_, parts) in zip(convs, links, strict=False)}) > 1:
             return "routes have other strides or activations"
+        if len({conv.kernel_size for conv in convs}) > KERNELS:
+            return f"routes have more than {KERNELS} sizes of kernels"
     return None
 
 
@@ -251,6 +257,7 @@ class _Pointwise:
 
     def run(self, state: State, which: Which) -> State:
         images, positions, row = state.x.shape
+        counts = _counts(state.sizes, state.x.device)
         w = self.weights.w
         rows = w.shape[1]
         bm, bn, bk, warps = pointwise_blocks(positions, row, rows)
@@ -259,41 +266,45 @@ class _Pointwise:
         sums = y.new_empty(images, tiles if self.summed else 0, rows, dtype=torch.float32)
         kernels.pointwise[(images * tiles * columns,)](
             state.x, state.scale if state.scale is not None else state.x, w, self.weights.b, y, sums,
-            which.routes, self.weights.ins, self.weights.outs, positions, tiles, columns, row, rows,
+            which.routes, self.weights.ins, self.weights.outs, counts, positions, tiles, columns, row, rows,
             w.shape[2], rows, state.scale is not None, self.store, self.summed, self.act, _precision(w),
             self.weights.align, bm, bn, bk, num_warps=warps, num_stages=3,
         )  # fmt: skip
-        return State(y, state.height, state.width, None, sums if self.summed else None)
+        return State(y, state.sizes, None, sums if self.summed else None)
 
 
 class _Depthwise:
     def __init__(self, parts: Sequence[Sequence[nn.Module]], *, summed: bool) -> None:
         convs = [cast(nn.Conv2d, own[0]) for own in parts]
-        self.kernel, self.stride = max(conv.kernel_size[0] for conv in convs), convs[0].stride[0]
-        padded = []
-        for conv in convs:
-            around = (self.kernel - conv.kernel_size[0]) // 2
-            w = nn.functional.pad(conv.weight.detach()[:, 0], [around] * 4)
-            padded.append(w.flatten(1).T)
+        self.convs = [(conv.kernel_size[0], int(conv.padding[0])) for conv in convs]
+        self.kernels = [*sorted({kernel for kernel, _ in self.convs}), 0, 0][:KERNELS]
+        self.stride = convs[0].stride[0]
         channels = [conv.in_channels for conv in convs]
         biases = [cast(Tensor, conv.bias).detach() for conv in convs]
-        self.weights = _Weights.of(padded, biases, channels, channels)
+        self.weights = _Weights.of(
+            [conv.weight.detach().flatten(1).T for conv in convs], biases, channels, channels
+        )
         self.act, self.summed = _act(parts[0][1]), summed
 
     def run(self, state: State, which: Which) -> State:
-        images, _, row = state.x.shape
-        height, width = (-(-size // self.stride) for size in (state.height, state.width))
-        positions = height * width
+        images, before, row = state.x.shape
+        sizes = tuple(
+            _behind(size, kernel, self.stride, padding)
+            for size, (kernel, padding) in zip(state.sizes, self.convs, strict=True)
+        )
+        table = [(*a, *b, *c) for a, b, c in zip(state.sizes, sizes, self.convs, strict=True)]
+        geometry = _on_device(tuple(table), state.x.device)
+        positions = max(height * width for height, width in sizes)
         bp, bc, warps = depthwise_blocks(positions, row)
         tiles, columns = -(-positions // bp), -(-row // bc)
         y = state.x.new_empty(images, positions, row)
         sums = y.new_empty(images, tiles if self.summed else 0, row, dtype=torch.float32)
         kernels.depthwise[(images * tiles * columns,)](
-            state.x, self.weights.w, self.weights.b, y, sums, which.routes, self.weights.ins, state.height,
-            state.width, height, width, tiles, columns, row, self.kernel, self.stride, self.summed, self.act,
-            self.weights.align, bp, bc, num_warps=warps,
+            state.x, self.weights.w, self.weights.b, y, sums, which.routes, self.weights.ins, geometry,
+            before, positions, self.weights.w.shape[1], tiles, columns, row, *self.kernels, self.stride,
+            self.summed, self.act, self.weights.align, bp, bc, num_warps=warps,
         )  # fmt: skip
-        return State(y, height, width, None, sums if self.summed else None)
+        return State(y, sizes, None, sums if self.summed else None)
 
 
 class _Attention:
@@ -302,8 +313,10 @@ class _Attention:
         self.second = _Weights.linear([cast(nn.Linear, module.attention) for module in modules])
 
     def run(self, state: State, which: Which) -> State:
-        hidden = _linear(_sums(state), self.first, which, "relu", factor=1 / (state.height * state.width))
-        scale = _linear(hidden, self.second, which, "one_plus_tanh")
+        counts = _counts(state.sizes, state.x.device)
+        hidden = _linear(_sums(state), self.first, which, "relu", counts)
+        ones = _counts(((1, 1),) * len(state.sizes), state.x.device)
+        scale = _linear(hidden, self.second, which, "one_plus_tanh", ones)
         return state._replace(scale=scale[:, 0], sums=None)
 
 
@@ -312,8 +325,8 @@ class _Classifier:
         self.weights = _Weights.linear(layers)
 
     def run(self, state: State, which: Which, out: Tensor | None) -> tuple[Tensor]:
-        factor = 1 / (state.height * state.width)
-        return (_linear(_sums(state), self.weights, which, "none", factor=factor, out=out)[:, 0],)
+        counts = _counts(state.sizes, state.x.device)
+        return (_linear(_sums(state), self.weights, which, "none", counts, out)[:, 0],)
 
 
 class _Gate:
@@ -322,9 +335,10 @@ class _Gate:
 
     def run(self, state: State, which: Which, out: Tensor | None) -> tuple[Tensor, Tensor]:
         images, _, channels = state.x.shape
-        pooled = _sums(state).sum(1) / (state.height * state.width)
+        ((height, width),) = state.sizes
+        pooled = _sums(state).sum(1) / (height * width)
         scale, scores = self.module.decide(pooled.to(self.module.first.weight.dtype))
-        x = (state.x * scale.to(state.x.dtype)[:, None]).view(images, state.height, state.width, channels)
+        x = (state.x * scale.to(state.x.dtype)[:, None]).view(images, height, width, channels)
         return x.permute(0, 3, 1, 2), scores
 
 
@@ -336,27 +350,29 @@ class _Stem:
         self.w = w.new_zeros(_power(taps, 16), w.shape[1])
         self.w[:taps] = w
         self.b = cast(Tensor, conv.bias).detach()
-        self.channels, self.kernel, self.stride, self.act = channels, kernel, conv.stride[0], _act(act)
+        self.channels, self.kernel, self.stride = channels, kernel, conv.stride[0]
+        self.padding, self.act = int(conv.padding[0]), _act(act)
 
     def run(self, state: State, which: Which) -> State:
         x = state.x
-        height, width = (-(-size // self.stride) for size in (state.height, state.width))
+        (size,) = state.sizes
+        height, width = _behind(size, self.kernel, self.stride, self.padding)
         row = self.w.shape[1]
         bm = 128
         tiles = -(-height * width // bm)
         y = x.new_empty(len(x), height * width, row)
         kernels.stem[(len(x) * tiles,)](
-            x, self.w, self.b, y, which.routes, *x.stride(), state.height, state.width, height, width, tiles,
-            row, row, self.channels, self.kernel, self.stride, self.act, _precision(self.w), bm,
+            x, self.w, self.b, y, which.routes, *x.stride(), *size, height, width, self.padding, tiles, row,
+            row, self.channels, self.kernel, self.stride, self.act, _precision(self.w), bm,
             _power(row, 16), self.w.shape[0], num_warps=4,
         )  # fmt: skip
-        return State(y, height, width)
+        return State(y, ((height, width),))
 
 
 def _linear(
-    x: Tensor, weights: _Weights, which: Which, act: str, *, factor: float = 1.0, out: Tensor | None = None
+    x: Tensor, weights: _Weights, which: Which, act: str, counts: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """[images, parts, channels] → [images, 1, outputs]."""
+    """[images, parts, channels], to be divided by counts [routes] → [images, 1, outputs]."""
     images, parts, row = x.shape
     w = weights.w
     y = w.new_empty(images, w.shape[1]) if out is None else out
@@ -365,11 +381,28 @@ def _linear(
     nothing = which.routes
     kernels.linear[(-(-w.shape[1] // bn), tiles)](
         x, w, weights.b, y, nothing if which.order is None else which.order,
-        nothing if which.tiles is None else which.tiles, weights.ins, weights.outs, images, parts, factor,
+        nothing if which.tiles is None else which.tiles, weights.ins, weights.outs, counts, images, parts,
         row, y.stride(0), w.shape[2], w.shape[1], which.order is None, kernels.ACTIVATIONS[act],
         _precision(w), weights.align, TILE, bn, bk, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y[:, None]
+
+
+def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
+    height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
+    return height, width
+
+
+@functools.cache
+def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """Kept for good: graphs read it, and while one is recorded nothing can be copied there."""
+    with torch.inference_mode(False):
+        return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
+def _counts(sizes: Sizes, device: torch.device) -> Tensor:
+    """Positions by route."""
+    return _on_device(tuple((height * width,) for height, width in sizes), device)
 
 
 def _sums(state: State) -> Tensor:
