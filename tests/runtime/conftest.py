@@ -21,6 +21,7 @@ from dsnet.routes import Slice
 from dsnet.runtime.plan import Plan
 from tests.support import images, random_model, randomise, spread_gates
 
+NEAR = 1e-4  # scores closer than this may be decided either way in float32
 NEEDS = {"openvino": "openvino", "onnxruntime": "onnxscript"}
 
 
@@ -57,9 +58,27 @@ def pictures(model: dsnet.Supernet, count: int, seed: int = 1) -> Tensor:
     return images(model, count, size=model.geometry.image_size, seed=seed)
 
 
-@functools.cache
 def plan_of(name: str, backend: str, memory: runtime.Memory = "packed") -> Plan:
     """A plan in float32 with programs for batches of 1 and 4."""
+    return _plan_of(name, backend, memory)
+
+
+@functools.cache
+def _plan_of(name: str, backend: str, memory: runtime.Memory) -> Plan:
     if backend in NEEDS and importlib.util.find_spec(NEEDS[backend]) is None:
         pytest.skip(f"{NEEDS[backend]} is not installed")
     return runtime.compile(network(name), backend=backend, memory=memory, batch_buckets=(1, 4))
+
+
+def sure_rows(model: dsnet.Supernet, x: Tensor) -> Tensor:
+    """Images whose gates do not waver between backends."""
+    sure = torch.ones(len(x), dtype=torch.bool)
+    for i in range(len(x)):
+        state, taken = model.enter(x[i : i + 1]), ()
+        for gate in range(len(model.gates)):
+            if gate:
+                state = model.advance(state, taken)
+            best = model.score(state)[0].topk(2)
+            sure[i] &= bool(best[0][0] - best[0][1] > NEAR)
+            taken = (*taken, model.gate(gate).choices[int(best[1][0])])
+    return sure

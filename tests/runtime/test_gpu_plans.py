@@ -17,8 +17,7 @@ from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin
 from dsnet.runtime.graphed import prices_of
 from dsnet.runtime.plan import Plan
-from tests.runtime.conftest import network, pictures
-from tests.runtime.test_plan import sure_rows
+from tests.runtime.conftest import network, pictures, sure_rows
 
 pytestmark = pytest.mark.gpu
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
-import subprocess
-import sys
 import threading
-import weakref
 
 import pytest
 import torch
@@ -21,9 +17,7 @@ from dsnet.routing import CascadeRule, CostTable, GateRule, Routed
 from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin
 from dsnet.routing.session import Session
-from dsnet.runtime.backends import get_backend
-from dsnet.runtime.backends.inductor import AnyBatch
-from tests.runtime.conftest import NEEDS, network, pictures, plan_of
+from tests.runtime.conftest import network, pictures, plan_of, sure_rows
 from tests.support import TINY, assert_close, error_of, relative_error
 
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
@@ -41,21 +35,6 @@ MAKERS = [
     ("three_gates", "eager", "packed"),
     ("three_gates", "eager", "shared"),
 ]
-NEAR = 1e-4  # scores closer than this may be decided either way in float32
-
-
-def sure_rows(model: dsnet.Supernet, x: Tensor) -> Tensor:
-    """Images whose gates do not waver between backends."""
-    sure = torch.ones(len(x), dtype=torch.bool)
-    for i in range(len(x)):
-        state, taken = model.enter(x[i : i + 1]), ()
-        for gate in range(len(model.gates)):
-            if gate:
-                state = model.advance(state, taken)
-            best = model.score(state)[0].topk(2)
-            sure[i] &= bool(best[0][0] - best[0][1] > NEAR)
-            taken = (*taken, model.gate(gate).choices[int(best[1][0])])
-    return sure
 
 
 @pytest.mark.parametrize(("name", "backend", "memory"), MAKERS)
@@ -221,142 +200,6 @@ def test_threads_at_two_budgets_do_not_disturb_each_other(backend: str) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_signals_are_handled_after_plans_are_gone() -> None:
-    """In a process of its own: OpenVINO sets up a stack for signals, which must not go with a plan."""
-    pytest.importorskip("openvino")
-    code = """
-import gc, os, signal, torch, dsnet
-from dsnet import runtime
-model = dsnet.create_model("ds_mbnet_tiny").eval()
-for number in range(2):
-    plan = runtime.compile(model, backend="openvino", batch_buckets=(1,), routes=[number])
-    del plan
-gc.collect()
-signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
-os.kill(os.getpid(), signal.SIGTERM)
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout == "handled\n"
-
-
-def test_packed_weights_are_the_plans_own() -> None:
-    model = copy.deepcopy(network("ds_mbnet_tiny"))
-    plan = runtime.compile(model, backend="eager")
-    x = pictures(model, 4)
-    before = plan(x, 2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert torch.equal(plan(x, 2), before)
-    gone = weakref.ref(model)
-    del model, parameter
-    gc.collect()
-    assert gone() is None, "a packed plan keeps no supernet"
-
-
-def test_bytes_are_told_for_both_memories() -> None:
-    model = network("ds_mbnet_tiny")
-    own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    shared, packed = (plan_of("ds_mbnet_tiny", "eager", memory).engine for memory in ("shared", "packed"))
-    assert shared.resident == own
-    parts = [
-        runtime.compile(model, backend="eager", routes=[route.number]).engine.resident
-        for route in model.space
-    ]
-    fronts = 3 * runtime.parts.weight_bytes([runtime.parts.pack(model, [(0,)])[()].module])
-    assert packed.resident == sum(parts) - fronts
-    assert packed.resident > shared.resident
-
-
-@pytest.mark.parametrize(("bn_key", "parts"), [("prefix", 1 + 4 + 16), ("stage", 1 + 4 + 16)])
-def test_several_gates_have_a_part_for_every_pair_of_choices(bn_key: str, parts: int) -> None:
-    model = network("ds_resnet_tiny", torch.float64, bn_key)
-    plan = runtime.compile(model, backend="eager")
-    assert len(plan.engine.runners) == parts
-    x = pictures(model, 21)
-    assert_close(plan(x), run_gated(model, x).logits, 1e-9)
-
-
-@pytest.mark.parametrize("backend", ["eager", "openvino", "onnxruntime", "inductor"])
-def test_a_part_tells_histories_apart_on_every_backend(backend: str) -> None:
-    if backend in NEEDS:
-        pytest.importorskip(NEEDS[backend])
-    model = network("three_gates")
-    parts = runtime.parts.pack(model, [model.gate(g).choices for g in range(3)])
-    part = parts[0, 1, 2]
-    assert part.histories == 4
-    assert {h for h, p in parts.items() if p.histories > 1} == {h for h in parts if len(h) == 3}
-    x, _ = part.example(4, torch.Generator().manual_seed(0))
-    which = torch.tensor([3, 0, 2, 0])
-    made = get_backend(backend).convert(part.module, x, which)(x, which)
-    for order in (which, which.flip(0)):
-        (found,) = made(x, order)
-        for i, first in enumerate(order.tolist()):
-            assert_close(found[i : i + 1], model.run_segment(x[i : i + 1], (first, 1, 2)), 1e-4)
-
-
-def test_parts_of_four_gates_are_counted() -> None:
-    """4 + 3 × 16, whether norms are kept by stage or by all choices before."""
-    for bn_key, count in (("stage", 1 + 4 + 3 * 16), ("prefix", 1 + 4 + 3 * 16)):
-        model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
-        options = [model.gate(g).choices for g in range(4)]
-        assert len(runtime.parts.part_histories(model, options)) == count
-
-
-def test_only_some_routes() -> None:
-    model = network("ds_mbnet_tiny")
-    plan = runtime.compile(model, backend="eager", routes=[1, 3])
-    x = pictures(model, 3)
-    assert [route.number for route in plan.held()] == [1, 3]
-    assert_close(plan(x, 3), model(x, 3), 1e-5)
-    assert "does not hold route 0; it holds 1, 3" in error_of(lambda: plan(x, 0))
-
-
-def test_compiled_programs_stay_what_they_are() -> None:
-    from torch._dynamo.utils import counters
-
-    model = network("ds_mbnet_tiny")
-    if (reason := runtime.get_backend("inductor").missing(torch.device("cpu"), torch.float32)) is not None:
-        pytest.skip(reason)
-    plan = runtime.compile(model, backend="inductor", batch_buckets=(1, 2), routes=[0, 3])
-    assert plan.engine.programs == 3 * 2
-    made = counters["stats"]["unique_graphs"]
-    for count in (1, 2, 5):
-        x = pictures(model, count)
-        for route in (0, 3):
-            assert_close(plan(x, route), model(x, route), 1e-4)
-            with torch.inference_mode():
-                assert_close(plan(x + 0, route), model(x, route), 1e-4)
-                last = x.contiguous(memory_format=torch.channels_last).clone()
-                assert_close(plan(last, route), model(x, route), 1e-4)
-            with torch.autocast("cpu", torch.bfloat16):
-                plan(x, route)
-    many = pictures(model, 40)
-    for step in range(2, 13):
-        plan(many[::step][1:2], 0)
-    assert counters["stats"]["unique_graphs"] == made
-    assert "compiled for" in error_of(lambda: plan.engine.runners[()].executables[1](pictures(model, 2)))
-
-
-def test_one_program_takes_any_number_of_images() -> None:
-    """As on a GPU, where programs are then recorded for some numbers."""
-    model = network("three_gates")
-    part = runtime.parts.pack(model, [model.gate(g).choices for g in range(3)])[0, 1, 2]
-    x, which = part.example(7, torch.Generator().manual_seed(0))
-    torch._dynamo.reset()
-    program = AnyBatch(part.module, x[:2], which[:2])
-    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert program(x[:0], which[:0])[0].shape == (0, 10)
-    for count in (7, 1, 2, 3, 5):
-        (found,) = program(x[:count], which[:count])
-        assert_close(found, part.module(x[:count], which[:count]), 1e-4)
-    with torch.inference_mode():
-        assert_close(program(x.clone(), which.clone())[0], part.module(x, which), 1e-4)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made
-    assert "takes images" in error_of(lambda: program(x[:, :-1], which))
 
 
 def test_a_shared_plan_notices_that_its_network_has_changed() -> None:

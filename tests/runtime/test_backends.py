@@ -1,0 +1,79 @@
+"""Programs of backends: made once, and what becomes of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dsnet import runtime
+from dsnet.runtime.backends.inductor import AnyBatch
+from tests.runtime.conftest import network, pictures
+from tests.support import assert_close, error_of
+
+pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
+
+
+def test_signals_are_handled_after_plans_are_gone() -> None:
+    """In a process of its own: OpenVINO sets up a stack for signals, which must not go with a plan."""
+    pytest.importorskip("openvino")
+    code = """
+import gc, os, signal, torch, dsnet
+from dsnet import runtime
+model = dsnet.create_model("ds_mbnet_tiny").eval()
+for number in range(2):
+    plan = runtime.compile(model, backend="openvino", batch_buckets=(1,), routes=[number])
+    del plan
+gc.collect()
+signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout == "handled\n"
+
+
+def test_compiled_programs_stay_what_they_are() -> None:
+    from torch._dynamo.utils import counters
+
+    model = network("ds_mbnet_tiny")
+    if (reason := runtime.get_backend("inductor").missing(torch.device("cpu"), torch.float32)) is not None:
+        pytest.skip(reason)
+    plan = runtime.compile(model, backend="inductor", batch_buckets=(1, 2), routes=[0, 3])
+    assert plan.engine.programs == 3 * 2
+    made = counters["stats"]["unique_graphs"]
+    for count in (1, 2, 5):
+        x = pictures(model, count)
+        for route in (0, 3):
+            assert_close(plan(x, route), model(x, route), 1e-4)
+            with torch.inference_mode():
+                assert_close(plan(x + 0, route), model(x, route), 1e-4)
+                last = x.contiguous(memory_format=torch.channels_last).clone()
+                assert_close(plan(last, route), model(x, route), 1e-4)
+            with torch.autocast("cpu", torch.bfloat16):
+                plan(x, route)
+    many = pictures(model, 40)
+    for step in range(2, 13):
+        plan(many[::step][1:2], 0)
+    assert counters["stats"]["unique_graphs"] == made
+    assert "compiled for" in error_of(lambda: plan.engine.runners[()].executables[1](pictures(model, 2)))
+
+
+def test_one_program_takes_any_number_of_images() -> None:
+    """As on a GPU, where programs are then recorded for some numbers."""
+    model = network("three_gates")
+    part = runtime.parts.pack(model, [model.gate(g).choices for g in range(3)])[0, 1, 2]
+    x, which = part.example(7, torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    program = AnyBatch(part.module, x[:2], which[:2])
+    made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert program(x[:0], which[:0])[0].shape == (0, 10)
+    for count in (7, 1, 2, 3, 5):
+        (found,) = program(x[:count], which[:count])
+        assert_close(found, part.module(x[:count], which[:count]), 1e-4)
+    with torch.inference_mode():
+        assert_close(program(x.clone(), which.clone())[0], part.module(x, which), 1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made
+    assert "takes images" in error_of(lambda: program(x[:, :-1], which))
