@@ -215,3 +215,17 @@ def test_a_plan_runs_on_it() -> None:
             found = routed.at(budget).run(x)
             assert torch.equal(found.routes, expected.routes)
             assert_close(found.logits, expected.logits, 1e-10)
+
+
+@pytest.mark.parametrize(("name", "bn_key"), [("three_gates", "prefix"), ("ds_mbnet_tiny", None)])
+def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> None:
+    """As a session with a cap does, and a cascade over several gates."""
+    model = network(name, torch.float64, bn_key)
+    backend = get_backend("cudagraphs")
+    with mock.patch.object(type(backend), "missing", return_value=None):  # a GPU
+        plan = runtime.compile(model, backend="cudagraphs", batch_buckets=(1, 4))
+    x = pictures(model, 6)
+    expected, found = run_numbered(model, x), run_numbered(plan.engine, x)
+    assert torch.equal(found.routes, expected.routes)
+    assert_close(found.logits, expected.logits, 1e-10)
+    assert_close(plan.run(x).logits, expected.logits, 1e-10)

@@ -238,3 +238,11 @@ def test_other_structures_are_not_joined() -> None:
     strided = [made(nn.Conv2d(8, 8, 3, stride, 1, groups=8)) for stride in (1, 2)]
     assert "other strides or activations" in str(unsupported(strided))
     assert unsupported([pointwise, pointwise]) is None
+
+
+def test_bytes_are_those_of_the_joined_weights() -> None:
+    """Every route padded to the largest, once; nothing is kept of the parts that they were made from."""
+    largest = sum(p.numel() for p in parts()[3,].module.parameters())
+    front = sum(p.numel() for p in parts()[()].module.parameters())
+    held = plan().engine.resident / 4
+    assert 4 * largest + front <= held < 1.1 * (4 * largest + front)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import get_args
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
-from dsnet.runtime.backends import Backend, Joining, get_backend
+from dsnet.runtime.backends import Backend, Executable, Joining, get_backend
 from dsnet.runtime.choose import choose_backend
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
@@ -80,7 +81,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         if memory == "packed"
         else share(network, options, image_size=image_size)
     )
-    runners, graphed = _programs(network, made_by, parts, buckets, place, dtype, progress)
+    made = _programs(network, made_by, parts, buckets, place, dtype, progress)
     engine = Engine(
         spec=network.spec,
         space=network.space,
@@ -94,11 +95,17 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         precision=dtype,
         backend=backend,
         memory=memory,
-        runners=runners,
-        resident=weight_bytes(part.module for part in parts.values()),
-        graphed=graphed,
+        runners=made.runners,
+        resident=made.resident,
+        graphed=made.graphed,
     )
     return Plan(engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass)
+
+
+class _Made(NamedTuple):
+    runners: dict[History, Runner]
+    graphed: Recorded | None  # for mixed batches, where there are graphs
+    resident: int  # bytes of weights
 
 
 def _programs(
@@ -109,35 +116,20 @@ def _programs(
     device: torch.device,
     precision: torch.dtype,
     progress: Progress,
-) -> tuple[dict[History, Runner], Recorded | None]:
+) -> _Made:
     """Programs for one part after the other, and where there are graphs those for mixed batches."""
+    resident = weight_bytes(part.module for part in parts.values())
     if not backend.recorded(device):
         runners = make_runners(parts, backend, buckets, device=device, precision=precision, progress=progress)
-        return runners, None
-    keyed = {history for history, part in parts.items() if part.histories > 1}
-    calls = make_calls(parts, backend, device=device, precision=precision, progress=progress)
-    # Whoever asks part by part (a session with a cap) has all images run at once.
-    runners = {
-        h: Runner({buckets[-1]: call}, {buckets[-1]: 1.0}, any_batch=True) for h, call in calls.items()
-    }
+        return _Made(runners, None, resident)
     choices = [network.gate(g).choices for g in range(len(network.gates))]
-    behind = {history[-1]: part.module for history, part in parts.items() if history}
-    if len(choices) == 1 and isinstance(backend, Joining) and backend.joins(list(behind.values())):
-        from dsnet.runtime.ragged.mixed import Mixed  # needs Triton
-
-        mixed = Mixed(
-            calls[()],
-            behind,
-            image=torch.zeros(1, *parts[()].shape, device=device, dtype=precision),
-            space=network.space,
-            choices=choices[0],
-            sizes=buckets,
-            lanes=lanes_for(device, 1),
-            progress=progress,
-        )
-        return runners, mixed
-    lanes = lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table))))
     image = torch.zeros(1, *parts[()].shape, device=device, dtype=precision)
+    if len(choices) == 1 and isinstance(backend, Joining):
+        made = _joined(network, backend, parts, buckets, image, progress)
+        if made is not None:
+            return made
+    calls = make_calls(parts, backend, device=device, precision=precision, progress=progress)
+    keyed = {history for history, part in parts.items() if part.histories > 1}
     graphed = Graphed(
         calls,
         image=image,
@@ -145,10 +137,53 @@ def _programs(
         choices=choices,
         keyed=keyed,
         sizes=buckets,
-        lanes=lanes,
+        lanes=lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table)))),
         progress=progress,
     )
-    return runners, graphed
+    return _Made(_any_number(calls, buckets, keyed), graphed, resident)
+
+
+def _joined(
+    network: Supernet,
+    backend: Joining,
+    parts: Mapping[History, Part],
+    buckets: Sequence[int],
+    image: Tensor,
+    progress: Progress,
+) -> _Made | None:
+    """All parts behind the only gate as one, if the backend can."""
+    options = [history[0] for history in parts if history]
+    front = backend.join([parts[()].module])
+    rest = backend.join([parts[choice,].module for choice in options])
+    if front is None or rest is None:
+        return None
+    from dsnet.runtime.ragged.mixed import Mixed  # needs Triton
+
+    mixed = Mixed(
+        front,
+        rest,
+        options,
+        image=image,
+        space=network.space,
+        choices=network.gate(0).choices,
+        sizes=buckets,
+        lanes=lanes_for(image.device, 1),
+        progress=progress,
+    )
+    calls: dict[History, Executable] = {(): front.at(0)}
+    calls |= {(choice,): rest.at(place) for place, choice in enumerate(options)}
+    return _Made(_any_number(calls, buckets), mixed, front.resident + rest.resident)
+
+
+def _any_number(
+    calls: Mapping[History, Executable], buckets: Sequence[int], keyed: Collection[History] = ()
+) -> dict[History, Runner]:
+    """For whoever asks part by part (a session with a cap): all images at once."""
+    most = buckets[-1]
+    return {
+        history: Runner({most: call}, {most: 1.0}, any_batch=True, by_history=history in keyed)
+        for history, call in calls.items()
+    }
 
 
 def _network(model: object) -> Supernet:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
+
+if TYPE_CHECKING:
+    from dsnet.runtime.ragged.network import Ragged
 
 __all__ = ["Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]
 
@@ -63,8 +66,8 @@ class Backend(Protocol):
 class Joining(Backend, Protocol):
     """A backend that can run several modules as one, every image through its own."""
 
-    def joins(self, modules: Sequence[nn.Module]) -> bool:
-        """Whether it can with these."""
+    def join(self, modules: Sequence[nn.Module]) -> Ragged | None:
+        """These as one; none: it cannot."""
 
 
 def get_backend(name: str) -> Backend:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
+
+if TYPE_CHECKING:
+    from dsnet.runtime.ragged.network import Ragged
 
 __all__ = ["BACKEND"]
 
@@ -35,11 +39,9 @@ class _Triton:
             return f"it computes in float32 and bfloat16, not in {precision}"
         return None
 
-    def convert(
-        self, module: nn.Module, *examples: Tensor
-    ) -> Callable[..., Callable[..., tuple[Tensor, ...]]]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Ragged]:
         """The module's layers as kernels."""
-        from dsnet.runtime.ragged.network import Ragged
+        from dsnet.runtime.ragged.network import Ragged  # imports Triton
 
         try:
             made = Ragged([module])
@@ -47,11 +49,11 @@ class _Triton:
             raise DsnetError(f"backend triton: {error}; try inductor or cudagraphs") from None
         return lambda *examples: made
 
-    def joins(self, modules: Sequence[nn.Module]) -> bool:
-        """Whether these can be run as one, every image through its own."""
-        from dsnet.runtime.ragged.network import unsupported
+    def join(self, modules: Sequence[nn.Module]) -> Ragged | None:
+        """Modules as one, every image through its own; none: they differ in more than their sizes."""
+        from dsnet.runtime.ragged.network import Ragged, unsupported  # imports Triton
 
-        return unsupported(modules) is None
+        return Ragged(modules) if unsupported(modules) is None else None
 
 
 BACKEND = _Triton()

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput, margin
-from dsnet.runtime.backends import Executable
 from dsnet.runtime.graphed import Prices, in_batches, set_prices
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.places import GatePlaces
@@ -32,8 +31,9 @@ class Mixed:
 
     def __init__(
         self,
-        front: Executable,
-        parts: Mapping[int, nn.Module],  # by choice
+        front: Ragged,
+        rest: Ragged,
+        options: Sequence[int],  # the choices that ``rest`` has, in its order
         *,
         image: Tensor,  # [1, C, H, W], like those that will come
         space: RouteSpace,
@@ -43,19 +43,19 @@ class Mixed:
         progress: Progress = silent,
     ) -> None:
         self.front, self.space, self.lanes, self.lock = front, space, lanes, threading.Lock()
-        self.rest = Ragged(list(parts.values()))
+        self.rest = rest
         self.sizes = tuple(sorted(set(sizes)))
         self.most, device = self.sizes[-1], image.device
-        held = sorted({*parts, *choices})
+        held = sorted({*options, *choices})
         self.held = [held]
-        places = {choice: place for place, choice in enumerate(parts)}
+        places = {choice: place for place, choice in enumerate(options)}
         self.place = torch.tensor([places.get(choice, -1) for choice in held], device=device)
-        self.whole = all(choice in parts for choice in choices)  # else decisions are looked at
+        self.whole = all(choice in places for choice in choices)  # else decisions are looked at
         self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
         self.images = image.new_zeros(self.most, *image.shape[1:])
         with torch.no_grad():
             features, scores = front(image)
-            (logits,) = self.rest(features, self._which(torch.zeros(1, dtype=torch.long, device=device)))
+            (logits,) = rest.at(0)(features)
         self.gates = [GatePlaces(choices, held, 1, self.most, scores, lanes.on_host(len(held)))]
         self.features = torch.zeros_like(features.expand(self.most, *features.shape[1:]))
         self.logits = logits.new_zeros(self.most, logits.shape[1])
@@ -73,10 +73,6 @@ class Mixed:
                 self.programs[name, size] = lanes.record(functools.partial(steps[name], size), 0)
 
     # --- what programs do ----------------------------------------------------------------------------
-    def _which(self, taken: Tensor) -> Which:
-        """Routes by place among those held → as kernels count them."""
-        return Which.arranged(self.place[taken].to(torch.int32), self.rest.count)
-
     def _finish(self, features: Tensor, active: Tensor) -> None:
         images = len(features)
         taken = torch.where(active[:images], self.place[self.gates[0].taken[:images]], -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate, is_attention
-from dsnet.runtime.parts import ToGate, ToLogits
+from dsnet.runtime.parts import ToGate, ToLogits, weight_bytes
 from dsnet.runtime.ragged import kernels
 
 __all__ = ["Ragged", "Which", "unsupported"]
@@ -87,6 +87,30 @@ class Ragged:
         for layer in self.layers[:-1]:
             state = cast("State", layer.run(state, which))
         return cast("tuple[Tensor, ...]", self.layers[-1].run(state, which, out))
+
+    def at(self, place: int) -> Callable[..., tuple[Tensor, ...]]:
+        """All images at the route of that place."""
+        if self.count == 1:
+            return self
+
+        def run(x: Tensor) -> tuple[Tensor, ...]:
+            routes = torch.full((len(x),), place, dtype=torch.int32, device=x.device)
+            return self(x, Which.arranged(routes, self.count))
+
+        return run
+
+    @property
+    def resident(self) -> int:
+        """Bytes of weights."""
+        found = {
+            tensor.data_ptr(): tensor.nbytes
+            for layer in self.layers
+            for value in vars(layer).values()
+            for tensor in (value if isinstance(value, tuple) else (value,))
+            if isinstance(tensor, Tensor)
+        }
+        gates = [layer.module for layer in self.layers if isinstance(layer, _Gate)]
+        return sum(found.values()) + weight_bytes(gates)
 
 
 def unsupported(modules: Sequence[nn.Module]) -> str | None:
