@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -229,3 +230,20 @@ def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> Non
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-10)
     assert_close(plan.run(x).logits, expected.logits, 1e-10)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_parts_run_side_by_side_where_that_was_faster(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, graphed = made("ds_mbnet_tiny", None)
+    lanes: list[int] = []
+    used = graphed.lanes.on
+    monkeypatch.setattr(graphed.lanes, "on", lambda lane: lanes.append(lane) or used(lane))
+    monkeypatch.setattr(graphed, "side_by_side", dict(graphed.side_by_side))
+    times = iter(itertools.cycle((1.0, 2.0) if apart else (2.0, 1.0)))
+    monkeypatch.setattr("dsnet.runtime.graphed.timed", lambda call, device: (call(), next(times))[1])
+    graphed.side_by_side[8] = graphed._is_faster_side_by_side(8)
+    assert graphed.side_by_side[8] is apart
+    lanes.clear()
+    found = graphed.run(pictures(model, 8), given=torch.tensor([[0], [1], [2], [3]] * 2))
+    assert found.routes.tolist() == [0, 1, 2, 3] * 2
+    assert sorted(lanes) == ([1, 2, 3, 4] if apart else [0] * 4)

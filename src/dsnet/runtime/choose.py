@@ -24,7 +24,7 @@ from dsnet.runtime.timing import Progress, silent, timed
 
 __all__ = ["Choice", "choose_backend", "remembered_in"]
 
-BATCHES = (1, 8)
+BATCHES = {"cpu": (1, 8), "cuda": (1, 64)}
 TURNS, WARM_UP, ROUNDS = 3, 2, 5
 PACKAGES = ("torch", "triton", "openvino", "onnxruntime")
 
@@ -54,7 +54,7 @@ def choose_backend(
     candidates: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> Choice:
-    """Times the largest route on every backend that can be used here, at batches of 1 and 8."""
+    """Times the largest route on every backend that can be used here, at batches of 1 and 8 (CUDA: 64)."""
     asked = list_backends() if candidates is None else list(candidates)
     usable = [name for name in asked if get_backend(name).missing(device, precision) is None]
     if not usable:
@@ -88,6 +88,7 @@ def _measure(
     progress: Progress,
 ) -> dict[str, float]:
     options = [(choice,) for choice in model.space.largest.choices]
+    batches = BATCHES[device.type]
     parts = pack(model, options, image_size=image_size, precision=precision, device=device)
     calls: dict[tuple[str, int], Callable[[], object]] = {}
     failed: dict[str, str] = {}
@@ -96,7 +97,7 @@ def _measure(
         try:
             for part in parts.values():
                 backend = get_backend(name)
-                inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in BATCHES]
+                inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in batches]
                 make = backend.convert(part.module, inputs[0])
                 calls_of_part: list[Callable[[], object]] = [functools.partial(make(x), x) for x in inputs]
                 if backend.recorded(device):
@@ -105,7 +106,7 @@ def _measure(
         except Exception as error:  # one that does not work here is not the fastest
             failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             continue
-        for i, batch in enumerate(BATCHES):
+        for i, batch in enumerate(batches):
             calls[name, batch] = functools.partial(_run_all, [part[i] for part in ready])
     if not calls:
         raise DsnetError(
@@ -121,7 +122,7 @@ def _measure(
                 if number >= WARM_UP:
                     taken[job].append(took)
     return {
-        name: round(sum(statistics.median(taken[name, batch]) / batch for batch in BATCHES) / len(BATCHES), 4)
+        name: round(sum(statistics.median(taken[name, batch]) / batch for batch in batches) / len(batches), 4)
         for name in names
         if name not in failed
     }

@@ -82,6 +82,10 @@ class Graphed:
         with lanes.here():
             times = self._record(progress)
         self.divisions = {history: Division(times[history]) for history in calls}
+        self.side_by_side = dict.fromkeys(self.sizes, True)  # by batch size; else one part after the other
+        with lanes.here(), torch.no_grad():
+            for size in progress(self.sizes, len(self.sizes), "mixed batch"):
+                self.side_by_side[size] = self._is_faster_side_by_side(size)
 
     # --- making it -----------------------------------------------------------------------------------
     @torch.no_grad()
@@ -128,6 +132,21 @@ class Graphed:
             for name, step in steps.items():
                 self.programs[name, number, size] = self.lanes.record(step, 0)
         return times
+
+    def _is_faster_side_by_side(self, size: int) -> bool:
+        """For images that take all ways equally: kernels that fill the device only hinder each other."""
+        ways = list(itertools.product(*self.options))
+        given = torch.tensor([ways[i * len(ways) // size] for i in range(size)], device=self.device)
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        for number in range(1 + ROUNDS):
+            for apart, samples in taken.items():
+                self.side_by_side[size] = apart
+                took = timed(
+                    functools.partial(self._run, self.images[:size], None, given, promote=False), self.device
+                )
+                if number:
+                    samples.append(took)
+        return statistics.median(taken[True]) <= statistics.median(taken[False])
 
     def _lane(self, history: History) -> int:
         """Parts behind the same choice of a gate share a lane."""
@@ -231,7 +250,7 @@ class Graphed:
                 self.programs["decide" if number else "begin", number, size]()
             self.lanes.wait()
             counts = gate.told.tolist()
-            self._start(number, self._promote(number, counts) if promote else counts)
+            self._start(number, self._promote(number, counts) if promote else counts, size)
         code = self.gates[0].taken[:images]
         for gate in self.gates[1:]:
             code = code * len(gate.held) + gate.taken[:images]
@@ -279,7 +298,7 @@ class Graphed:
         self.lanes.leave()
         return found
 
-    def _start(self, number: int, counts: Sequence[int]) -> None:
+    def _start(self, number: int, counts: Sequence[int], size: int) -> None:
         """Starts a program for every part that images take, the longest first; the host has waited."""
         gate, jobs = self.gates[number], []
         for pair, count in enumerate(counts):
@@ -288,10 +307,11 @@ class Graphed:
                 previous = self.gates[number - 1].held[before] if number else 0
                 history = part_behind(number, previous, gate.held[own])
                 jobs.append((self.division(history).time(count), history, count))
+        lanes = {history: self._lane(history) if self.side_by_side[size] else 0 for _, history, _ in jobs}
         for _, history, count in sorted(jobs, reverse=True):
-            with self.lanes.on(self._lane(history)):
+            with self.lanes.on(lanes[history]):
                 self._run_part(history, count)
-        self.lanes.join({self._lane(history) for _, history, _ in jobs})
+        self.lanes.join(set(lanes.values()))
 
     def _promote(self, number: int, counts: list[int]) -> list[int]:
         """Groups that are faster with the next larger one join it; how many then take each pair."""
