@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 import dsnet
 from dsnet import runtime
 from dsnet.cli import main
+from dsnet.errors import DsnetError
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.bench import BatchResult, BenchResult, Spread, bench
@@ -282,6 +284,12 @@ def test_the_command(
     assert data["benchmark"] == "bench"
     assert [row["batch"] for row in data["results"]] == [1, 4]
     assert data["command"] == f"dsnet bench ds_mbnet_tiny --batch 1 4 --mix {mix} --repeats 2 --backend eager"
+
+
+def test_buckets_are_passed_on() -> None:
+    with mock.patch("dsnet.cli.bench.bench", side_effect=DsnetError("seen")) as measured:
+        assert main(["bench", "ds_mbnet_tiny", "--device", "cpu", "--buckets", "1", "16"]) == 2
+    assert measured.call_args.kwargs["batch_buckets"] == [1, 16]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help="default: the network's own")
     parser.add_argument("--memory", choices=["packed", "shared"], default="packed", help="default: packed")
+    parser.add_argument(
+        "--buckets",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="batch sizes that programs are made for (default: the backend's own)",
+    )
     parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="rounds (default: 20)")
     parser.add_argument("--image-size", type=image_size, metavar="N", help="height and width")
     parser.add_argument(
@@ -109,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         backend=args.backend,
         precision=args.precision,
         memory=args.memory,
+        batch_buckets=args.buckets,
         image_size=args.image_size or size,
         repeats=args.repeats,
         progress=progress,
