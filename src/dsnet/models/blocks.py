@@ -52,6 +52,9 @@ class Factory(TypedDict, total=False):
 class Block(nn.Module, ABC):
     """A link of the chain. Holds weights only; sizes are arguments."""
 
+    stride = 1  # what the resolution is divided by
+    makes_tokens = False  # whether it turns maps [B, C, H, W] into tokens [B, N, E]
+
     @abstractmethod
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Runs at this size."""
@@ -161,7 +164,7 @@ class ConvNormAct(Block):
     ) -> None:
         super().__init__()
         self.conv, self.norm, self.act, self.filters = conv, norm, act, filters
-        self.spatial, self.strided = conv.kernel > 1, conv.stride > 1
+        self.spatial, self.strided, self.stride = conv.kernel > 1, conv.stride > 1, conv.stride
 
     def _conv_sizes(self, size: Slice) -> tuple[int | None, int | None, int | None]:
         out = None if self.filters == "input" else cast(int, getattr(size, self.filters))
@@ -224,6 +227,8 @@ class ChannelAttention(Block):
 
 class MaxPool(Block):
     """3 × 3 max-pool of stride 2."""
+
+    stride = 2
 
     def __init__(self) -> None:
         super().__init__()

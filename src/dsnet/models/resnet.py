@@ -79,7 +79,7 @@ class Bottleneck(Block):
         factory: Factory,
     ) -> None:
         super().__init__()
-        self.share = share
+        self.share, self.stride = share, stride
         width, hidden = size.width, cast(int, size.hidden)
 
         def layer(conv: SlicedConv2d, *, filters: str, act: bool, init_weight: float = 1.0) -> ConvNormAct:

@@ -16,14 +16,16 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor, nn
 
+from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import Code, Gate, HeadForm
 from dsnet.models.blocks import Head, Step, run_steps
+from dsnet.models.features import Features, feature_shapes, features_of, routed_features
 from dsnet.models.gated import Decide, finish_along, greedy, run_gated
 from dsnet.models.geometry import Geometry
 from dsnet.routes import Route, RouteSpace, Slice
@@ -196,6 +198,33 @@ class Supernet(nn.Module, ABC):
                 state = self.stand_at(gates, y)
         return run_steps([self.head_step(choices)], y, mode), tuple(stages)
 
+    @overload
+    def features(self, x: Tensor, route: Route | int, *, mode: Mode | None = None) -> Features: ...
+    @overload
+    def features(self, x: Tensor, route: None = None, *, decide: Decide = greedy) -> list[Features]: ...
+    def features(
+        self,
+        x: Tensor,
+        route: Route | int | None = None,
+        *,
+        mode: Mode | None = None,
+        decide: Decide = greedy,
+    ) -> Features | list[Features]:
+        """Maps of images [B, C, H, W] by stride, at one route; without one gated, a list with one for each.
+
+        The routing heads and the classifier are not needed; see `feature_shapes` for what to expect.
+        """
+        self.check_images(x)
+        if route is None:
+            return routed_features(self, x, decide)
+        return features_of(self, x, self.space.resolve(route), mode)
+
+    def feature_shapes(
+        self, route: Route | int, image_size: int | tuple[int, int] | None = None
+    ) -> dict[int, Shape]:
+        """Channels, height and width of a route's maps, by stride."""
+        return feature_shapes(self, self.space.resolve(route), self.geometry.shape(image_size))
+
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
         """Decisions [B, gates]: the route's number (one gate) or each gate's choice (several)."""
         return run_gated(self, x, decide, answer=False).choices
@@ -203,7 +232,7 @@ class Supernet(nn.Module, ABC):
     def enter(self, x: Tensor, mode: Mode | None = None) -> State:
         """Prefix and first gate: all that runs before the first decision."""
         self.check_images(x)
-        self._check_statistics((), mode)
+        self.check_statistics((), mode)
         return self.stand_at(0, run_steps(self.chain(()), x, mode))
 
     def stand_at(self, gate: int, x: Tensor) -> State:
@@ -231,7 +260,7 @@ class Supernet(nn.Module, ABC):
         ``x`` are features that its attention has scaled; they may be wider than the previous choice, if what
         is beyond it is zero.
         """
-        self._check_statistics(choices, mode)
+        self.check_statistics(choices, mode)
         chain = self.chain(choices)
         return run_steps(
             (*chain, self.head_step(choices)) if len(choices) == len(self.gates) else chain, x, mode
@@ -322,9 +351,10 @@ class Supernet(nn.Module, ABC):
         if last is not None and last != (len(choices) == len(self.gates)):
             ahead = "a further gate: use advance" if last else "the logits: use finish"
             raise DsnetError(f"choices {choices} lead to {ahead}")
-        self._check_statistics(choices, mode)
+        self.check_statistics(choices, mode)
 
-    def _check_statistics(self, choices: tuple[int, ...], mode: Mode | None) -> None:
+    def check_statistics(self, choices: tuple[int, ...], mode: Mode | None) -> None:
+        """Raises where the blocks behind the last of ``choices`` lack norm statistics that they would use."""
         if not (
             self.training
             or torch.compiler.is_compiling()  # `bind` has checked

@@ -63,8 +63,11 @@ class ViTTable:
 class Embedding(Block):
     """Patch projection, class token and positions."""
 
+    makes_tokens = True
+
     def __init__(self, channels: int, width: int, patch: int, grid: int, factory: Factory) -> None:
         super().__init__()
+        self.stride = patch
         self.tokens = SlicedPatchEmbed(channels, width, patch=patch, grid=grid, **factory)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
