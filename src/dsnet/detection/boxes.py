@@ -1,0 +1,99 @@
+"""Boxes as corners [n, 4]: left, top, right, bottom; priors as centres and sizes [n, 4]: x, y, width, height.
+
+Coordinates are continuous: a box from 0 to 2 has a side of 2, and the first pixel of an image lies between 0
+and 1. In files that count pixels from 1 and include the last one, as Pascal VOC's do, left and top are one too
+high.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dsnet.errors import DsnetError
+
+__all__ = ["VARIANCES", "area", "centres", "corners", "decode", "encode", "iou", "match", "nms"]
+
+VARIANCES = (0.1, 0.2)  # of centres and of sizes: offsets are divided by them
+
+
+def area(boxes: Tensor) -> Tensor:
+    """[n], nothing where right is left of left or bottom above top."""
+    return (boxes[..., 2] - boxes[..., 0]).clamp(min=0) * (boxes[..., 3] - boxes[..., 1]).clamp(min=0)
+
+
+def iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of every box with every other: [n, 4], [m, 4] → [n, m]; 0 where it is 0 / 0."""
+    left_top = torch.maximum(a[:, None, :2], b[None, :, :2])
+    right_bottom = torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    common = (right_bottom - left_top).clamp(min=0).prod(2)
+    union = area(a)[:, None] + area(b) - common
+    return torch.where(union > 0, common / union, 0.0)
+
+
+def corners(boxes: Tensor) -> Tensor:
+    """From centres and sizes."""
+    half = boxes[..., 2:] / 2
+    return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], -1)
+
+
+def centres(boxes: Tensor) -> Tensor:
+    """Centres and sizes, from corners."""
+    return torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], -1)
+
+
+def encode(boxes: Tensor, priors: Tensor) -> Tensor:
+    """Offsets [n, 4] that lead from priors to boxes (corners), one by one."""
+    own = centres(boxes)
+    moved = (own[..., :2] - priors[..., :2]) / priors[..., 2:] / VARIANCES[0]
+    return torch.cat([moved, (own[..., 2:] / priors[..., 2:]).log() / VARIANCES[1]], -1)
+
+
+def decode(offsets: Tensor, priors: Tensor) -> Tensor:
+    """Boxes (corners) that offsets [..., n, 4] lead to from priors [n, 4]."""
+    centre = priors[..., :2] + offsets[..., :2] * VARIANCES[0] * priors[..., 2:]
+    size = priors[..., 2:] * (offsets[..., 2:] * VARIANCES[1]).exp()
+    return corners(torch.cat([centre, size], -1))
+
+
+def match(priors: Tensor, boxes: Tensor, threshold: float = 0.5) -> Tensor:
+    """Which box [m, 4] each prior stands for [p]; -1: none.
+
+    Every box gets a prior of its own, the one that it shares most with, the best pairs first. Every other
+    prior stands for the box that it shares most with, if that is at least ``threshold``.
+    """
+    if not len(boxes):
+        return torch.full((len(priors),), -1, dtype=torch.long, device=priors.device)
+    if len(boxes) > len(priors):
+        raise DsnetError(f"{len(boxes)} boxes cannot have a prior each of {len(priors)}")
+    shared = iou(corners(priors), boxes)
+    best, found = shared.max(1)
+    found = torch.where(best >= threshold, found, -1)
+    for _ in range(len(boxes)):
+        at = shared.argmax()
+        prior, box = at // len(boxes), at % len(boxes)
+        found[prior] = box
+        shared[prior] = -1
+        shared[:, box] = -1
+    return found
+
+
+def nms(boxes: Tensor, scores: Tensor, classes: Tensor | None = None, *, threshold: float = 0.45) -> Tensor:
+    """Places of the boxes that are kept, best first.
+
+    A box goes where a better one that is kept, of the same class, shares more than ``threshold`` with it. Of
+    equal scores the first counts as better.
+    """
+    order = scores.argsort(descending=True, stable=True)
+    over = iou(boxes[order], boxes[order]) > threshold
+    if classes is not None:
+        over &= classes[order][:, None] == classes[order]
+    over = over.triu(1)  # [better, worse]
+    keep = torch.ones(len(order), dtype=torch.bool, device=boxes.device)
+    # Whether a box is kept depends on better ones alone: each round settles at least the next one.
+    for _ in range(len(order)):
+        settled = ~(over & keep[:, None]).any(0)
+        if torch.equal(settled, keep):
+            break
+        keep = settled
+    return order[keep]
