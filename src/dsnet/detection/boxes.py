@@ -1,8 +1,8 @@
 """Boxes as corners [n, 4]: left, top, right, bottom; priors as centres and sizes [n, 4]: x, y, width, height.
 
-Coordinates are continuous: a box from 0 to 2 has a side of 2, and the first pixel of an image lies between 0
-and 1. In files that count pixels from 1 and include the last one, as Pascal VOC's do, left and top are one too
-high.
+Coordinates are continuous: a box from 0 to 2 has a side of 2, and the first pixel of an image lies between
+0 and 1. In files that count pixels from 1 and include the last one, as those of Pascal VOC, left and top are
+one too high.
 """
 
 from __future__ import annotations
