@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import dsnet
 
 ROOT = Path(dsnet.__file__).parent
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "dsnet.") if m.name != "dsnet.__main__")
+if importlib.util.find_spec("triton") is None:  # there is none for macOS and Windows
+    MODULES = [m for m in MODULES if not m.startswith("dsnet.runtime.ragged.")]
 
 # Lower layers first; a module may import from its own layer and from those before it.
 LAYERS = [
@@ -23,7 +26,7 @@ LAYERS = [
     ["dsnet.gate"],
     ["dsnet.models"],
     ["dsnet.cost", "dsnet.extract"],
-    ["dsnet.data", "dsnet.training", "dsnet.routing"],
+    ["dsnet.data", "dsnet.detection", "dsnet.training", "dsnet.routing"],
     ["dsnet.runtime"],
     ["dsnet.recipes", "dsnet.report"],
     ["dsnet.cli"],
