@@ -1,0 +1,72 @@
+"""The multibox loss: where boxes are, and what they hold, against the hardest of what holds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dsnet.detection.boxes import encode, match
+
+__all__ = ["MultiboxLoss", "Targets", "multibox_loss", "targets_of"]
+
+NEGATIVES = 3  # for every prior that stands for a box; for an image without boxes in all
+
+
+class Targets(NamedTuple):
+    """What priors stand for in B images."""
+
+    offsets: Tensor  # [B, p, 4]; of those that stand for nothing: zeros
+    classes: Tensor  # [B, p]: 0 is nothing, the others are one higher than their class
+
+
+class MultiboxLoss(NamedTuple):
+    """Sums of every image [B], and the number of its priors that stand for a box."""
+
+    place: Tensor
+    kind: Tensor
+    count: Tensor
+
+    def mean(self) -> Tensor:
+        """What is minimised: the loss of all images by all their matched priors."""
+        return (self.place + self.kind).sum() / self.count.sum().clamp(min=1)
+
+    def by_image(self) -> Tensor:
+        """[B]: every image by its own."""
+        return (self.place + self.kind) / self.count.clamp(min=1)
+
+
+def targets_of(priors: Tensor, boxes: Sequence[Tensor], classes: Sequence[Tensor]) -> Targets:
+    """Matches priors [p, 4] with the boxes [n, 4] of every image, both as shares of the image."""
+    offsets, kinds = [], []
+    for own, labels in zip(boxes, classes, strict=True):
+        which = match(priors, own)
+        some = which >= 0
+        offset = torch.zeros_like(priors)
+        kind = torch.zeros(len(priors), dtype=torch.long, device=priors.device)
+        offset[some] = encode(own[which[some]], priors[some])
+        kind[some] = labels[which[some]] + 1
+        offsets.append(offset)
+        kinds.append(kind)
+    return Targets(torch.stack(offsets), torch.stack(kinds))
+
+
+def multibox_loss(offsets: Tensor, logits: Tensor, targets: Targets) -> MultiboxLoss:
+    """Of answers [B, p, 4] and [B, p, 1 + classes].
+
+    Smooth L1 of the offsets where there is a box; cross-entropy there and at three times as many priors that
+    stand for nothing, those that a detector is most wrong about.
+    """
+    there = targets.classes > 0
+    distance = F.smooth_l1_loss(offsets.float(), targets.offsets.float(), reduction="none").sum(2)
+    surprise = F.cross_entropy(logits.float().transpose(1, 2), targets.classes, reduction="none")
+    count = there.sum(1)
+    wanted = NEGATIVES * count.clamp(min=1)
+    with torch.no_grad():
+        order = surprise.masked_fill(there, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        rank = order.argsort(1)
+        hard = (rank < wanted[:, None]) & ~there
+    return MultiboxLoss((distance * there).sum(1), (surprise * (there | hard)).sum(1), count)
