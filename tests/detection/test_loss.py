@@ -65,7 +65,7 @@ def test_the_loss_by_hand() -> None:
 
     assert found.place.item() == pytest.approx(1.625)
     assert found.kind.item() == pytest.approx(math.log(3) + sum(map(nothing, (-1.0, -2.0, -3.0))))
-    assert found.count.tolist() == [1]
+    assert found.matched.tolist() == [1]
     assert found.mean().item() == pytest.approx(found.by_image().item())
 
 
@@ -89,6 +89,6 @@ def test_mining_one_by_one(seed: int, images: int, count: int) -> None:
         others = sorted((paid[p] for p in range(count) if p not in there), reverse=True)
         expected = sum(paid[p] for p in there) + sum(others[: 3 * max(1, len(there))])
         assert found.kind[i].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
-        assert int(found.count[i]) == len(there)
-    total = (found.place + found.kind).sum() / max(1, int(found.count.sum()))
+        assert int(found.matched[i]) == len(there)
+    total = (found.place + found.kind).sum() / max(1, int(found.matched.sum()))
     assert found.mean().item() == pytest.approx(total.item())

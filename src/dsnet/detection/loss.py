@@ -28,15 +28,15 @@ class MultiboxLoss(NamedTuple):
 
     place: Tensor
     kind: Tensor
-    count: Tensor
+    matched: Tensor
 
     def mean(self) -> Tensor:
         """What is minimised: the loss of all images by all their matched priors."""
-        return (self.place + self.kind).sum() / self.count.sum().clamp(min=1)
+        return (self.place + self.kind).sum() / self.matched.sum().clamp(min=1)
 
     def by_image(self) -> Tensor:
         """[B]: every image by its own."""
-        return (self.place + self.kind) / self.count.clamp(min=1)
+        return (self.place + self.kind) / self.matched.clamp(min=1)
 
 
 def targets_of(priors: Tensor, boxes: Sequence[Tensor], classes: Sequence[Tensor]) -> Targets:
@@ -63,10 +63,10 @@ def multibox_loss(offsets: Tensor, logits: Tensor, targets: Targets) -> Multibox
     there = targets.classes > 0
     distance = F.smooth_l1_loss(offsets.float(), targets.offsets.float(), reduction="none").sum(2)
     surprise = F.cross_entropy(logits.float().transpose(1, 2), targets.classes, reduction="none")
-    count = there.sum(1)
-    wanted = NEGATIVES * count.clamp(min=1)
+    matched = there.sum(1)
+    wanted = NEGATIVES * matched.clamp(min=1)
     with torch.no_grad():
         order = surprise.masked_fill(there, -torch.inf).argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(1)
         hard = (rank < wanted[:, None]) & ~there
-    return MultiboxLoss((distance * there).sum(1), (surprise * (there | hard)).sum(1), count)
+    return MultiboxLoss((distance * there).sum(1), (surprise * (there | hard)).sum(1), matched)
