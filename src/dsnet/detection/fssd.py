@@ -1,0 +1,194 @@
+"""FSSD on a supernet: features of three strides, brought to one size and fused, then a pyramid of priors.
+
+Every source is projected to as many channels whatever the route, and resized to the finest map's nominal
+size, so that priors do not depend on the route. All norms of the detector are split by route, as those of the
+network behind its gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.detection.priors import prior_boxes, priors_at
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.models.blocks import ConvNormAct, Factory, count_steps, make_activation
+from dsnet.models.counting import prefix_cost
+from dsnet.models.features import Features
+from dsnet.models.twin import plain_cost
+from dsnet.routes import Route, Slice
+from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
+
+__all__ = ["Answers", "Detector", "FssdTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FssdTable:
+    """The detector behind a network, as data."""
+
+    strides: tuple[int, ...] = (8, 16, 32)  # of the features that are fused
+    project: int = 256  # channels of each of them
+    pyramid: tuple[int, ...] = (
+        128,
+        256,
+        256,
+        256,
+        256,
+        256,
+    )  # channels; each map has half the size of the last
+    ratios: tuple[tuple[float, ...], ...] = ((2.0,), (2.0, 3.0), (2.0, 3.0), (2.0, 3.0), (2.0,), (2.0,))
+
+    def __post_init__(self) -> None:
+        if len(self.pyramid) != len(self.ratios) or not self.pyramid:
+            raise DsnetError(f"{len(self.pyramid)} maps of the pyramid have ratios for {len(self.ratios)}")
+
+
+class Answers(NamedTuple):
+    """Of B images and p priors."""
+
+    offsets: Tensor  # [B, p, 4]
+    logits: Tensor  # [B, p, 1 + classes]
+
+
+class Detector(nn.Module):
+    """A supernet with one gate, and what finds boxes in its features. Its classifier is not used."""
+
+    def __init__(
+        self,
+        network: Supernet,
+        classes: int,
+        table: FssdTable = FssdTable(),  # noqa: B008  (a frozen value)
+        *,
+        activation: str = "silu",
+    ) -> None:
+        super().__init__()
+        if not isinstance(network, Supernet) or len(network.gates) != 1:
+            raise DsnetError("a detector is built on a supernet with one gate")
+        missing = [stride for stride in table.strides if stride not in network.feature_shapes(0)]
+        if missing:
+            there = ", ".join(map(str, network.feature_shapes(0)))
+            raise DsnetError(f"{network.name} has no features of stride {missing[0]}; possible: {there}")
+        self.network, self.table, self.classes = network, table, classes
+        keys, widest = len(network.space), network.feature_shapes(network.space.largest)
+        weight = network.head.classifier.weight
+        factory = Factory(device=weight.device, dtype=weight.dtype)
+
+        def layer(ins: int, outs: int, kernel: int, stride: int = 1) -> ConvNormAct:
+            conv = SlicedConv2d(ins, outs, kernel=kernel, stride=stride, **factory)
+            return ConvNormAct(
+                conv, SplitBatchNorm2d(outs, keys=keys, **factory), make_activation(activation)
+            )
+
+        self.projections = nn.ModuleList(
+            layer(widest[stride].channels, table.project, 1) for stride in table.strides
+        )
+        self.norm = SplitBatchNorm2d(table.project * len(table.strides), keys=keys, **factory)
+        channels = (table.project * len(table.strides), *table.pyramid[:-1])
+        self.pyramid = nn.ModuleList(
+            layer(ins, outs, 3, 1 if level == 0 else 2)
+            for level, (ins, outs) in enumerate(zip(channels, table.pyramid, strict=True))
+        )
+        self.places = nn.ModuleList(self._heads(4, factory))
+        self.kinds = nn.ModuleList(self._heads(1 + classes, factory))
+
+    def _heads(self, outs: int, factory: Factory) -> list[nn.Conv2d]:
+        found = []
+        for width, ratios in zip(self.table.pyramid, self.table.ratios, strict=True):
+            head = nn.Conv2d(width, outs * priors_at(ratios), 3, padding=1, **factory)
+            nn.init.normal_(head.weight, std=0.01)
+            nn.init.zeros_(cast(Tensor, head.bias))
+            found.append(head)
+        return found
+
+    # --- running -------------------------------------------------------------------------------------
+    def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Answers:
+        """Images [B, C, H, W] → answers for every prior, at one route or, without one, gated."""
+        size = (x.shape[2], x.shape[3])
+        if route is not None:
+            return self._answer(self.network.features(x, route, mode=mode), size, mode)
+        groups = self.network.features(x)
+        if not groups:  # no images, but their answers still have a shape
+            return self._answer(self.network.features(x, self.network.space.smallest), size, None)
+        found = [self._answer(group, size, None) for group in groups]
+        order = torch.cat([group.places for group in groups]).argsort()
+        return Answers(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
+
+    def route(self, x: Tensor) -> Tensor:
+        """The number [B] of the route that the gate takes for each image."""
+        (choices,) = self.network.route(x).unbind(1)
+        return choices
+
+    def _answer(self, features: Features, size: tuple[int, int], mode: Mode | None) -> Answers:
+        key, sources = features.route.number, []
+        height, width = (side // self.table.strides[0] for side in size)
+        for stride, projection in zip(self.table.strides, self.projections, strict=True):
+            y = projection(features.maps[stride], Slice(width=self.table.project), key, mode)
+            if y.shape[2:] != (height, width):
+                y = F.interpolate(y, size=(height, width), mode="bilinear", align_corners=False)
+            sources.append(y)
+        y = self.norm(torch.cat(sources, 1), key, mode)
+        offsets, logits = [], []
+        for block, place, kind in zip(self.pyramid, self.places, self.kinds, strict=True):
+            y = block(y, _slice(cast(ConvNormAct, block)), key, mode)
+            offsets.append(_rows(place(y), 4))
+            logits.append(_rows(kind(y), 1 + self.classes))
+        return Answers(torch.cat(offsets, 1), torch.cat(logits, 1))
+
+    # --- counting ------------------------------------------------------------------------------------
+    def sizes(self, image_size: int | tuple[int, int] | None = None) -> list[tuple[int, int]]:
+        """Heights and widths of the pyramid's maps, the same for all routes."""
+        shape = self._fused(image_size)
+        found = []
+        for block in self.pyramid:
+            _, shape = cast(ConvNormAct, block).cost(shape, _slice(cast(ConvNormAct, block)))
+            found.append((shape.height, shape.width))
+        return found
+
+    def priors(self, image_size: int | tuple[int, int] | None = None) -> Tensor:
+        """Prior boxes [p, 4] for images of this size, as centres and sizes, on the network's device."""
+        return prior_boxes(self.sizes(image_size), self.table.ratios).to(self.norm.weight.device)
+
+    def cost(self, route: Route | int, image_size: int | tuple[int, int] | None = None) -> Cost:
+        """The whole detector at a route: the network up to its features, projections, pyramid and heads."""
+        network = self.network
+        choices = network.space.resolve(route).choices
+        total, shape = prefix_cost(network, network.geometry.shape(image_size))
+        total += count_steps(network.chain(choices), shape)[0]
+        maps = network.feature_shapes(route, image_size)
+        for stride, projection in zip(self.table.strides, self.projections, strict=True):
+            block = cast(ConvNormAct, projection)
+            total += block.cost(maps[stride], Slice(width=self.table.project))[0]
+        shape = self._fused(image_size)
+        total += self.norm.cost(shape.channels)
+        for level, place, kind in zip(self.pyramid, self.places, self.kinds, strict=True):
+            block = cast(ConvNormAct, level)
+            cost, shape = block.cost(shape, _slice(block))
+            total += cost + plain_cost(place, shape)[0] + plain_cost(kind, shape)[0]
+        return total
+
+    def _fused(self, image_size: int | tuple[int, int] | None) -> Shape:
+        image, stride = self.network.geometry.shape(image_size), self.table.strides[0]
+        channels = self.table.project * len(self.table.strides)
+        return Shape(channels, image.height // stride, image.width // stride)
+
+    def norms(self) -> Sequence[SplitBatchNorm2d]:
+        """Those that are the detector's own; every one has a key for every route."""
+        mine = (self.projections, self.norm, self.pyramid)
+        return [m for part in mine for m in part.modules() if isinstance(m, SplitBatchNorm2d)]
+
+
+def _slice(block: ConvNormAct) -> Slice:
+    return Slice(width=block.conv.out_channels, kernel=3, padding=1)
+
+
+def _rows(y: Tensor, numbers: int) -> Tensor:
+    """[B, priors · numbers, H, W] → [B, H · W · priors, numbers]."""
+    images, channels, height, width = y.shape
+    return y.permute(0, 2, 3, 1).reshape(images, height * width * channels // numbers, numbers)
