@@ -7,7 +7,7 @@ network behind its gate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -21,7 +21,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.blocks import ConvNormAct, Factory, count_steps, make_activation
 from dsnet.models.counting import prefix_cost
-from dsnet.models.features import Features
+from dsnet.models.features import Features, features_at
 from dsnet.models.twin import plain_cost
 from dsnet.routes import Route, Slice
 from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
@@ -119,6 +119,12 @@ class Detector(nn.Module):
         found = [self._answer(group, size, None) for group in groups]
         order = torch.cat([group.places for group in groups]).argsort()
         return Answers(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
+
+    def answers(self, x: Tensor, routes: Iterable[Route], mode: Mode | None = None) -> Iterator[Answers]:
+        """One route after the other; what stands in front of the gate runs once."""
+        self.network.check_images(x)
+        for features in features_at(self.network, x, routes, mode):
+            yield self._answer(features, (x.shape[2], x.shape[3]), mode)
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that the gate takes for each image."""

@@ -7,8 +7,8 @@ maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from dsnet.slicing import Mode
 if TYPE_CHECKING:
     from dsnet.models.supernet import Supernet
 
-__all__ = ["Features", "feature_shapes", "features_of", "routed_features"]
+__all__ = ["Features", "feature_shapes", "features_at", "routed_features"]
 
 
 class Features(NamedTuple):
@@ -34,13 +34,18 @@ class Features(NamedTuple):
     maps: dict[int, Tensor]
 
 
-def features_of(model: Supernet, x: Tensor, route: Route, mode: Mode | None = None) -> Features:
-    """All images at one route."""
-    walk = _Walk((x.shape[2], x.shape[3]), mode)
-    y = walk.run(model, (), x)
-    for gates in range(1, len(route.choices) + 1):
-        y = walk.run(model, route.choices[:gates], model.stand_at(gates - 1, y).x)
-    return walk.end(y, route, torch.arange(len(x), device=x.device))
+def features_at(
+    model: Supernet, x: Tensor, routes: Iterable[Route], mode: Mode | None = None
+) -> Iterator[Features]:
+    """All images at one route after the other; the prefix runs once."""
+    walk, places = _Walk((x.shape[2], x.shape[3]), mode), torch.arange(len(x), device=x.device)
+    start = model.stand_at(0, walk.run(model, (), x)).x
+    for route in routes:
+        own = replace(walk, maps=dict(walk.maps))
+        y = own.run(model, route.choices[:1], start)
+        for gates in range(2, len(route.choices) + 1):
+            y = own.run(model, route.choices[:gates], model.stand_at(gates - 1, y).x)
+        yield own.end(y, route, places)
 
 
 def routed_features(model: Supernet, x: Tensor, decide: Decide) -> list[Features]:
@@ -93,8 +98,7 @@ class _Walk:
 
     def take(self, at: Tensor) -> _Walk:
         """For some of the images."""
-        maps = {stride: x[at] for stride, x in self.maps.items()}
-        return _Walk(self.size, self.mode, self.stride, self.begun, maps)
+        return replace(self, maps={stride: x[at] for stride, x in self.maps.items()})
 
     def end(self, x: Tensor, route: Route, places: Tensor) -> Features:
         """With what stands in front of the head."""

@@ -18,16 +18,17 @@ from dsnet.models.supernet import State
 from dsnet.routes import Route
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
 
-__all__ = ["recalibrate"]
+__all__ = ["Sums", "recalibrate"]
 
 
-class _Sums:
+class Sums:
     """Count, Σx and Σx² of what every (norm, key) got; a `Statistics` of the pass."""
 
     def __init__(self) -> None:
         self.sums: dict[tuple[SplitBatchNorm2d, int], tuple[int, Tensor, Tensor]] = {}
 
     def __call__(self, norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """Adds what a norm gets, and gives the mean and variance of this batch."""
         wide = x.double()
         new = (x.numel() // x.shape[1], wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3)))
         old = self.sums.get((norm, key))
@@ -66,7 +67,7 @@ def recalibrate(
     reach = sorted(wanted if wanted is not None else (route.choices for route in model.space))
     training = model.training
     model.eval()
-    sums, seen = _Sums(), 0
+    sums, seen = Sums(), 0
     mode = Mode(statistics=sums)
     try:
         for images in batches:
