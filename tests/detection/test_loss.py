@@ -46,6 +46,34 @@ def test_targets_by_hand() -> None:
     assert found.offsets[0, 1:].abs().sum() == found.offsets[1].abs().sum() == 0
 
 
+def test_targets_of_any_numbers() -> None:
+    """Files give float64 and whatever integers; crops leave boxes without a side."""
+    priors = torch.tensor([[0.25, 0.5, 0.5, 1.0], [0.3, 0.5, 0.5, 1.0], [0.5, 0.5, 0.1, 0.1]])
+    boxes = torch.tensor([[0.0, 0.0, 0.5, 1.0], [0.3, 0.3, 0.3, 0.5]], dtype=torch.float64)
+    found = targets_of(priors, [boxes], [torch.tensor([0, 1], dtype=torch.int32)])
+    assert sorted(found.classes[0].tolist())[-1] == 2
+    assert found.classes[0, 0] == 1
+    assert bool(found.offsets.isfinite().all())
+    assert targets_of(priors, [], []).offsets.shape == (0, 3, 4)
+
+
+def test_what_does_not_count_may_be_infinite() -> None:
+    priors = torch.tensor([[0.5, 0.5, 1.0, 1.0], *[[0.1, 0.1, 0.05, 0.05]] * 9])
+    targets = targets_of(priors, [torch.tensor([[0.0, 0.0, 1.0, 1.0]])], [torch.tensor([0])])
+    offsets, logits = torch.zeros(1, 10, 4), torch.zeros(1, 10, 2)
+    offsets[0, 5] = torch.inf
+    logits[0, 9, 0] = 1e30  # sure that there is nothing
+    offsets.requires_grad_()
+    logits.requires_grad_()
+    loss = multibox_loss(offsets, logits, targets).mean()
+    loss.backward()
+    assert bool(loss.isfinite())
+    assert offsets.grad is not None
+    assert logits.grad is not None
+    assert bool(offsets.grad.isfinite().all())
+    assert bool(logits.grad.isfinite().all())
+
+
 def test_the_loss_by_hand() -> None:
     """One box, five priors: one stands for it; of the four others the three worst count."""
     targets = targets_of(

@@ -100,6 +100,24 @@ def test_what_is_wrong_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert np.concatenate([item.truth.boxes for item in found.items]).shape == (3, 4)
 
 
+def test_files_of_other_tools(tmp_path: Path) -> None:
+    path = write(tmp_path, "a", ("cat", (1, 1, 5, 5)))
+    (tmp_path / "JPEGImages/a.jpg").rename(tmp_path / "JPEGImages/a.JPG")
+    path.write_text(path.read_text(encoding="utf-8").replace(">0<", ">False<"), encoding="utf-8")
+    strange = write(tmp_path, "b")
+    strange.write_text('<?xml version="1.0" encoding="foo"?><annotation/>', encoding="utf-8")
+    listed = tmp_path / "ImageSets/Main/train.txt"
+    listed.write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    found = read_voc(tmp_path, "train")
+    assert [item.image.name for item in found.items] == ["a.JPG"]
+    assert found.items[0].truth.ignored().tolist() == [False]
+    assert [(problem.file, "cannot be read" in problem.what) for problem in found.problems] == [
+        (strange, True)
+    ]
+    listed.write_bytes(b"\xff\xfe")
+    assert f"{listed} is no text" in error_of(lambda: read_voc(tmp_path, "train"))
+
+
 def test_what_cannot_be_used_at_all(tmp_path: Path) -> None:
     assert "no folder in VOC's layout: it needs Annotations" in error_of(lambda: read_voc(tmp_path))
     path = write(tmp_path, "a", ("cat", (1, 1, 5, 5)))

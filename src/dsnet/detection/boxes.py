@@ -14,6 +14,7 @@ from dsnet.errors import DsnetError
 
 __all__ = ["VARIANCES", "area", "centres", "corners", "decode", "encode", "iou", "match", "nms"]
 
+TINY = 1e-6  # the least side of a box that is encoded: of none the logarithm is infinite
 VARIANCES = (0.1, 0.2)  # of centres and of sizes: offsets are divided by them
 
 
@@ -46,7 +47,7 @@ def encode(boxes: Tensor, priors: Tensor) -> Tensor:
     """Offsets [n, 4] that lead from priors to boxes (corners), one by one."""
     own = centres(boxes)
     moved = (own[..., :2] - priors[..., :2]) / priors[..., 2:] / VARIANCES[0]
-    return torch.cat([moved, (own[..., 2:] / priors[..., 2:]).log() / VARIANCES[1]], -1)
+    return torch.cat([moved, (own[..., 2:].clamp(min=TINY) / priors[..., 2:]).log() / VARIANCES[1]], -1)
 
 
 def decode(offsets: Tensor, priors: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ def targets_of(priors: Tensor, boxes: Sequence[Tensor], classes: Sequence[Tensor
     """Matches priors [p, 4] with the boxes [n, 4] of every image, both as shares of the image."""
     offsets, kinds = [], []
     for own, labels in zip(boxes, classes, strict=True):
+        own, labels = own.to(priors), labels.to(priors.device, torch.long)
         which = match(priors, own)
         some = which >= 0
         offset = torch.zeros_like(priors)
@@ -51,6 +52,8 @@ def targets_of(priors: Tensor, boxes: Sequence[Tensor], classes: Sequence[Tensor
         kind[some] = labels[which[some]] + 1
         offsets.append(offset)
         kinds.append(kind)
+    if not offsets:
+        return Targets(priors.new_zeros(0, *priors.shape), priors.new_zeros(0, len(priors), dtype=torch.long))
     return Targets(torch.stack(offsets), torch.stack(kinds))
 
 
@@ -61,12 +64,16 @@ def multibox_loss(offsets: Tensor, logits: Tensor, targets: Targets) -> Multibox
     stand for nothing, those that a detector is most wrong about.
     """
     there = targets.classes > 0
-    distance = F.smooth_l1_loss(offsets.float(), targets.offsets.float(), reduction="none").sum(2)
-    surprise = F.cross_entropy(logits.float().transpose(1, 2), targets.classes, reduction="none")
     matched = there.sum(1)
     wanted = NEGATIVES * matched.clamp(min=1)
     with torch.no_grad():
+        surprise = F.cross_entropy(logits.float().transpose(1, 2), targets.classes, reduction="none")
         order = surprise.masked_fill(there, -torch.inf).argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(1)
-        hard = (rank < wanted[:, None]) & ~there
-    return MultiboxLoss((distance * there).sum(1), (surprise * (there | hard)).sum(1), matched)
+        seen = there | (rank < wanted[:, None])
+    # What does not count is cut off before, not after: infinite answers there have no gradient.
+    near = torch.where(there[..., None], offsets.float(), targets.offsets.float())
+    distance = F.smooth_l1_loss(near, targets.offsets.float(), reduction="none").sum((1, 2))
+    kinds = torch.where(seen[..., None], logits.float(), 0.0).transpose(1, 2)
+    paid = F.cross_entropy(kinds, targets.classes, reduction="none")
+    return MultiboxLoss(distance, torch.where(seen, paid, 0.0).sum(1), matched)

@@ -8,7 +8,7 @@ voc2007    at 0.5; mean of the best precision at 11 recalls. A detection is held
            most with: where that is taken already, it is wrong.
 voc2010    the same, with the area under the precision that is still reached at a recall or above.
 coco       mean over 0.5, 0.55, …, 0.95; precision at 101 recalls. A detection takes the best box that is
-           still free; the best 100 of an image count.
+           still free; the best 100 of an image and class count.
 =========  =============================================================================================
 
 Boxes marked as difficult need not be found; detections of them count neither way. By COCO's rule they are

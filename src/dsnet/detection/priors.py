@@ -47,4 +47,4 @@ def prior_boxes(
             shapes += [(long, short), (short, long)]
         for i, j in itertools.product(range(height), range(width)):
             boxes += [((j + 0.5) / width, (i + 0.5) / height, *shape) for shape in shapes]
-    return torch.tensor(boxes, dtype=torch.float32)
+    return torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)

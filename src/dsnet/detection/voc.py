@@ -136,7 +136,11 @@ def _names(root: Path, split: str | None) -> list[str]:
     if not listed.is_file():
         there = sorted(path.stem for path in listed.parent.glob("*.txt"))
         raise DsnetError(f"{root} has no split {split!r}; possible: {', '.join(there) or 'none'}")
-    return [line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        text = listed.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DsnetError(f"{listed} is no text: {error}") from error
+    return [line.split()[0] for line in text.splitlines() if line.strip()]
 
 
 class _File(NamedTuple):
@@ -155,11 +159,12 @@ def _read(root: Path, name: str, problems: list[Problem]) -> _File | None:
         tree = ET.parse(path).getroot()
         width, height = (int(_text(tree, f"size/{side}")) for side in ("width", "height"))
         found = [_object(entry) for entry in tree.iter("object")]
-    except (OSError, ET.ParseError, ValueError) as error:
+    except (OSError, ET.ParseError, ValueError, LookupError) as error:
         why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         problems.append(Problem(path, f"{why}; the image is left out"))
         return None
-    image = next((p for s in SUFFIXES if (p := root / "JPEGImages" / f"{name}{s}").is_file()), None)
+    suffixes = (*SUFFIXES, *map(str.upper, SUFFIXES))
+    image = next((p for s in suffixes if (p := root / "JPEGImages" / f"{name}{s}").is_file()), None)
     if image is None or width < 1 or height < 1:
         what = "has no image in JPEGImages" if image is None else f"says that the image is {width} × {height}"
         problems.append(Problem(path, f"{what}; it is left out"))
@@ -186,7 +191,7 @@ def _object(entry: ET.Element) -> tuple[str, NDArray[np.float64], bool]:
     corners = np.array([left - 1, top - 1, right, bottom])
     if not np.isfinite(corners).all():
         raise ValueError(f"a box from {left}, {top} to {right}, {bottom}")
-    hard = entry.findtext("difficult", "0").strip() not in ("", "0")
+    hard = entry.findtext("difficult", "0").strip().lower() not in ("", "0", "false", "no")
     return _text(entry, "name"), corners, hard
 
 

@@ -67,11 +67,11 @@ def expected_costs(draws: Sequence[Tensor], table: CostTable, options: Sequence[
     return total
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache
 def _segments(
     table: CostTable, options: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """Costs [before, own] of every gate, kept on the device."""
+    """Costs [before, own] of every gate, kept on the device for good: graphs read them."""
     with torch.inference_mode(False):
         return tuple(
             torch.tensor([[table.segment(gate, b, choice) for choice in own] for b in before]).to(

@@ -368,6 +368,8 @@ def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice], RoutedOutp
         found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
     if len(found) == 1:
         return found[0]
+    if not found:
+        raise DsnetError("there are no images to run")
     return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dsnet.errors import DsnetError
 from dsnet.extract import extract
 from dsnet.models import Supernet, run_gated
 from dsnet.models.gated import greedy
@@ -100,6 +101,9 @@ def mixed(
     engine: Engine, routes: Sequence[Route], *, promote: bool = False
 ) -> Callable[[Tensor], RoutedOutput]:
     """The plan for a batch of so many images, each at its route or, promoted, at a larger one."""
+    for route in routes:
+        if not engine.holds(route):
+            raise DsnetError(f"this plan does not hold route {route.number}")
     graphed = engine.graphed
     if graphed is not None:
         given = torch.tensor([route.choices for route in routes], device=engine.device)

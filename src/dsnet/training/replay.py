@@ -13,6 +13,7 @@ __all__ = ["Replay"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Form = tuple[TreeSpec, list[tuple[object, ...]]]
 
 
 class Replay(Generic[P, T]):
@@ -26,6 +27,7 @@ class Replay(Generic[P, T]):
     def __init__(self, function: Callable[P, T], *, generators: Sequence[torch.Generator] = ()) -> None:
         self.function, self.generators = function, generators
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._form: Form | None = None
         self._inputs: list[Tensor] = []
         self._outputs: list[Tensor] = []
         self._shape: TreeSpec | None = None
@@ -37,7 +39,7 @@ class Replay(Generic[P, T]):
             return self.function(*args, **kwargs)
         if self._graph is None:
             self._record(inputs, shape)
-        elif _form(inputs) != _form(self._inputs):
+        elif _form(inputs, shape) != self._form:
             return self.function(*args, **kwargs)
         assert self._graph is not None
         assert self._shape is not None
@@ -46,25 +48,28 @@ class Replay(Generic[P, T]):
         return cast(T, tree_unflatten([output.clone() for output in self._outputs], self._shape))
 
     def _record(self, inputs: Sequence[Tensor], shape: TreeSpec) -> None:
+        self._form = _form(inputs, shape)
         self._inputs = [x.clone() for x in inputs]
         args, kwargs = cast("tuple[Any, Any]", tree_unflatten(self._inputs, shape))
         device = inputs[0].device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         states = [generator.get_state() for generator in self.generators]
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            self.function(*args, **kwargs)  # libraries choose their kernels and take their memory
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        for generator in self.generators:
-            graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            found = self.function(*args, **kwargs)
+        try:
+            with torch.cuda.stream(stream):
+                self.function(*args, **kwargs)  # libraries choose their kernels and take their memory
+            torch.cuda.synchronize(device)
+            graph = torch.cuda.CUDAGraph()
+            for generator in self.generators:
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                found = self.function(*args, **kwargs)
+        finally:
+            for generator, state in zip(self.generators, states, strict=True):
+                generator.set_state(state)
         self._outputs, self._shape = tree_flatten(found)
         self._graph = graph
-        for generator, state in zip(self.generators, states, strict=True):
-            generator.set_state(state)
 
 
-def _form(tensors: Sequence[Tensor]) -> list[tuple[object, ...]]:
-    return [(x.shape, x.stride(), x.dtype, x.device) for x in tensors]
+def _form(tensors: Sequence[Tensor], shape: TreeSpec) -> Form:
+    return shape, [(x.shape, x.stride(), x.dtype, x.device) for x in tensors]

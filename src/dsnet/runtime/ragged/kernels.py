@@ -20,11 +20,11 @@ ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "hard_swish": 3, "one_plus_tanh"
 @triton.jit
 def _activate(x, KIND: tl.constexpr):
     if KIND == 1:
-        x = tl.maximum(x, 0.0)
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if KIND == 2:
         x = x * tl.sigmoid(x)
     if KIND == 3:
-        x = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0
+        x = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0  # NaN by the first factor
     if KIND == 4:
         x = 2.0 * tl.sigmoid(2.0 * x)
     return x
@@ -249,6 +249,19 @@ def linear(
     found = _activate(total + bias[None, :].to(tl.float32), ACT)
     mask = valid[:, None] & (n < n_end)[None, :]
     tl.store(y + image[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_up(x, y, parts, row, BP: tl.constexpr, BC: tl.constexpr):
+    """Sums over parts: [images, parts, row] → [images, row], each in the same order in every batch."""
+    image = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    total = tl.zeros((BC,), dtype=tl.float32)
+    for start in range(0, parts, BP):
+        p = start + tl.arange(0, BP)
+        at = (image * parts + p)[:, None] * row + c[None, :]
+        total += tl.sum(tl.load(x + at, mask=(p < parts)[:, None] & (c < row)[None, :], other=0.0), 0)
+    tl.store(y + image * row + c, total, mask=c < row)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """Mixed batches as one program: front, decision, and the rest with every image at its own widths.
 
-There are no groups, so nothing is sorted, gathered or padded, and the host waits for nothing.
+There are no groups, so nothing is sorted, gathered or padded, and the host waits for nothing; only where a
+gate may take what a plan does not hold, it looks.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Mixed:
         held = sorted({*options, *choices})
         self.held = [held]
         places = {choice: place for place, choice in enumerate(options)}
+        self.options = frozenset(options)
         self.place = torch.tensor([places.get(choice, -1) for choice in held], device=device)
         self.whole = all(choice in places for choice in choices)  # else decisions are looked at
         self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
@@ -136,10 +138,11 @@ class Mixed:
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
         """All images at one route."""
+        place = self._place(route)
 
         def some(at: slice) -> RoutedOutput:
             images, size = self._load(x[at])
-            self.gates[0].taken.fill_(self._place(route))
+            self.gates[0].taken.fill_(place)
             self.programs["given", size]()
             return self._found(images)
 
@@ -163,7 +166,7 @@ class Mixed:
 
     def _place(self, route: Route) -> int:
         (choice,) = route.choices
-        if choice not in self.held[0] or int(self.place[self.held[0].index(choice)]) < 0:
+        if choice not in self.options:
             raise DsnetError(f"this plan does not hold the choices {list(route.choices)}")
         return self.held[0].index(choice)
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate, is_attention
-from dsnet.runtime.parts import ToGate, ToLogits, weight_bytes
+from dsnet.gate import DecidingGate, is_attention, scalar_scores
+from dsnet.runtime.parts import ToGate, ToLogits
 from dsnet.runtime.ragged import kernels
 
 __all__ = ["Ragged", "Which", "unsupported"]
 
 TILE = 16  # images of one route that a linear layer takes together
+STAGES = 3  # of a pipeline of loads
+SHARED = 96 * 1024  # bytes of a program's fast memory that every GPU of the last years has
 KERNELS = 3  # sizes of depthwise kernels that routes may have
 MANY = 4  # parts of a sum that a linear layer adds up itself
 
@@ -43,8 +47,8 @@ class Which(NamedTuple):
         most = -(-images // TILE) + count
         order = torch.full((most, TILE), -1, dtype=torch.int32, device=routes.device)
         tiles = torch.full((most,), -1, dtype=torch.int32, device=routes.device)
-        block, room = _power(images), _power(most)
-        kernels.arrange[(1,)](routes, order, tiles, images, count, TILE, block, room)
+        with _on(routes.device):
+            kernels.arrange[(1,)](routes, order, tiles, images, count, TILE, _power(images), _power(most))
         return cls(routes, order, tiles)
 
 
@@ -84,9 +88,10 @@ class Ragged:
         if not isinstance(self.layers[0], _Stem):
             x = x.permute(0, 2, 3, 1).contiguous().view(images, height * width, channels)
         state = State(x, ((height, width),) * self.count)
-        for layer in self.layers[:-1]:
-            state = cast("State", layer.run(state, which))
-        return cast("tuple[Tensor, ...]", self.layers[-1].run(state, which, out))
+        with _on(x.device):
+            for layer in self.layers[:-1]:
+                state = cast("State", layer.run(state, which))
+            return cast("tuple[Tensor, ...]", self.layers[-1].run(state, which, out))
 
     def at(self, place: int) -> Callable[..., tuple[Tensor, ...]]:
         """All images at the route of that place."""
@@ -109,8 +114,7 @@ class Ragged:
             for tensor in (value if isinstance(value, tuple) else (value,))
             if isinstance(tensor, Tensor)
         }
-        gates = [layer.module for layer in self.layers if isinstance(layer, _Gate)]
-        return sum(found.values()) + weight_bytes(gates)
+        return sum(found.values())
 
 
 def unsupported(modules: Sequence[nn.Module]) -> str | None:
@@ -137,7 +141,7 @@ def _chain(module: nn.Module) -> list[Link]:
             chain.append(("attention", (head,)))
         elif isinstance(head, DecidingGate) and not leaves:
             chain.append(("gate", (head,)))
-        elif isinstance(head, nn.AdaptiveAvgPool2d) and [type(m) for m in leaves] == [nn.Flatten, nn.Linear]:
+        elif _classifies([head, *leaves]):
             chain.append(("classifier", (leaves.pop(),)))
             leaves.clear()
         else:
@@ -154,6 +158,14 @@ def _chain(module: nn.Module) -> list[Link]:
     if not chain or chain[-1][0] not in ("gate", "classifier"):
         raise DsnetError("a network ends at a gate or at a classifier")
     return chain
+
+
+def _classifies(leaves: Sequence[nn.Module]) -> bool:
+    """Whether they are a mean over all positions and a linear layer."""
+    if [type(leaf) for leaf in leaves] != [nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]:
+        return False
+    pool, _, linear = leaves
+    return cast(nn.AdaptiveAvgPool2d, pool).output_size in (1, (1, 1)) and linear.bias is not None
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:
@@ -186,6 +198,9 @@ def _mismatch(chains: Sequence[Sequence[Link]]) -> str | None:
         return "routes have layers of different kinds"
     if len(chains) > 1 and {"stem", "gate"} & {kind for kind, _ in chains[0]}:
         return "a stem or a gate is one of all routes"
+    first = {conv.in_channels for chain in chains if isinstance(conv := chain[0][1][0], nn.Conv2d)}
+    if len(first) > 1:
+        return "routes begin with other numbers of channels"
     for links in zip(*chains, strict=True):
         convs = [parts[0] for _, parts in links if isinstance(parts[0], nn.Conv2d)]
         if len({(conv.stride, type(parts[1])) for conv, (_, parts) in zip(convs, links, strict=False)}) > 1:
@@ -285,6 +300,8 @@ class _Pointwise:
         w = self.weights.w
         rows = w.shape[1]
         bm, bn, bk, warps = pointwise_blocks(positions, row, rows)
+        while bk > 16 and STAGES * (bm + bn) * bk * w.element_size() > SHARED:
+            bk //= 2
         tiles, columns = -(-positions // bm), -(-rows // bn)
         y = state.x.new_empty(images, positions if self.store else 0, rows)
         sums = y.new_empty(images, tiles if self.summed else 0, rows, dtype=torch.float32)
@@ -292,7 +309,7 @@ class _Pointwise:
             state.x, state.scale if state.scale is not None else state.x, w, self.weights.b, y, sums,
             which.routes, self.weights.ins, self.weights.outs, counts, positions, tiles, columns, row, rows,
             w.shape[2], rows, state.scale is not None, self.store, self.summed, self.act, _precision(w),
-            self.weights.align, bm, bn, bk, num_warps=warps, num_stages=3,
+            self.weights.align, bm, bn, bk, num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
         return State(y, state.sizes, None, sums if self.summed else None)
 
@@ -354,15 +371,25 @@ class _Classifier:
 
 
 class _Gate:
+    """In float32, by the same kernels: an image is decided alike in any batch."""
+
     def __init__(self, module: DecidingGate) -> None:
-        self.module = module
+        self.first, self.attention = _Weights.linear([module.first]), _Weights.linear([module.attention])
+        self.last, self.routes = _Weights.linear([module.last]), module.routes
+        self.separate = None if module.separate is None else _Weights.linear([module.separate])
 
     def run(self, state: State, which: Which, out: Tensor | None) -> tuple[Tensor, Tensor]:
         images, _, channels = state.x.shape
         ((height, width),) = state.sizes
-        pooled = _sums(state).sum(1) / (height * width)
-        scale, scores = self.module.decide(pooled.to(self.module.first.weight.dtype))
-        x = (state.x * scale.to(state.x.dtype)[:, None]).view(images, height, width, channels)
+        sums, counts = _sums(state), _counts(state.sizes, state.x.device)
+        one = _counts(((1, 1),), state.x.device)
+        hidden = _linear(sums, self.first, which, "relu", counts)
+        scale = _linear(hidden, self.attention, which, "one_plus_tanh", one)
+        code = hidden if self.separate is None else _linear(sums, self.separate, which, "relu", counts)
+        scores = _linear(code, self.last, which, "none", one)[:, 0]
+        if self.routes is not None:
+            scores = scalar_scores(scores.sigmoid(), self.routes)
+        x = (state.x * scale.to(state.x.dtype)).view(images, height, width, channels)
         return x.permute(0, 3, 1, 2), scores
 
 
@@ -412,8 +439,15 @@ def _linear(
     return y[:, None]
 
 
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels are launched on the current device, whatever tensors they are given."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
     height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
+    if min(height, width) < 1:
+        raise DsnetError(f"a kernel of {kernel} with padding {padding} does not fit a map of {size}")
     return height, width
 
 
@@ -430,8 +464,14 @@ def _counts(sizes: Sizes, device: torch.device) -> Tensor:
 
 
 def _sums(state: State) -> Tensor:
-    assert state.sums is not None
-    return state.sums if state.sums.shape[1] <= MANY else state.sums.sum(1, keepdim=True)
+    sums = state.sums
+    assert sums is not None
+    images, parts, row = sums.shape
+    if parts <= MANY:
+        return sums
+    total = sums.new_empty(images, 1, row)
+    kernels.add_up[(images, -(-row // 32))](sums, total, parts, row, 32, 32)
+    return total
 
 
 def _act(module: nn.Module) -> int:
