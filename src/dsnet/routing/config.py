@@ -48,6 +48,7 @@ class GateConfig:
     decay: float = _setting(0.9, "of the learning rate, an epoch")
     epochs: int = _setting(10, "over the images")
     batch: int | None = _setting(None, "none: 512, or what makes 20 steps of a small set")
+    start: str | None = _setting(None, "the folder of a run: its routing heads to begin with (gate transfer)")
     latency: str | None = _setting(None, "a table of `dsnet profile`: the penalty counts its milliseconds")
     seed: int = _setting(0, "of heads, order, views and noise")
 

@@ -35,6 +35,7 @@ from dsnet.training.run import load_data, pick_device, split_data
 from dsnet.training.seeds import seeded
 from dsnet.training.settings import from_plain, to_plain
 from dsnet.training.teacher import Channels
+from dsnet.training.transfer import routing_from
 from dsnet.training.views import Views
 
 __all__ = [
@@ -164,6 +165,8 @@ def train_gate(
         model, generator = run.model, seeded(config.seed, "routing heads")
         place = model.head.classifier.weight.device
         model.cpu().reset_routing(config.routes(model), form=config.form, generator=generator)
+        if config.start is not None:
+            routing_from(model, config.start)
         model.to(place)
         source, judged = _images(run, config)
         task = _task(run, config, ranks.rank)

@@ -156,6 +156,7 @@ class TrainConfig:
 
     model: str = "ds_mbnet_tiny"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the model; num_classes follows the data
+    start: str | None = None  # the folder of a run: its weights to begin with, and its normalisation
     data: DataConfig = field(default_factory=DataConfig)
     augment: Augment = field(default_factory=Augment)
     mix: MixConfig = field(default_factory=MixConfig)
@@ -168,6 +169,8 @@ class TrainConfig:
         wrong = reserved or [key for key in self.options if not isinstance(key, str)]
         if wrong:
             raise DsnetError(f"options.{wrong[0]} is no option of a model; `dsnet models --json` lists them")
+        if self.start is not None and self.scheme.route is not None:
+            raise DsnetError("start is for all routes together; scheme.route trains one alone")
 
     @property
     def average(self) -> bool:

@@ -21,7 +21,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
-from dsnet.training.checkpoint import save_checkpoint
+from dsnet.training.checkpoint import Checkpoint, save_checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import GatedResult, RouteResult, evaluate_gated
 from dsnet.training.folder import begin, locked, read_config, write_config
@@ -34,6 +34,7 @@ from dsnet.training.seeds import seeded
 from dsnet.training.settings import to_plain
 from dsnet.training.stage1 import Stage1Task, initialise_alone
 from dsnet.training.teacher import load_teacher
+from dsnet.training.transfer import channels_of, start_from
 from dsnet.training.views import Views
 
 __all__ = ["Outcome", "build_model", "load_data", "pick_device", "read_config", "split_data", "train"]
@@ -63,7 +64,7 @@ def train(
         watch = watch if ranks.first else Watch()
         saved = begin(folder, config, resume=resume, told=watch.told)
         ranks.wait()
-        loop, test = _prepare(config, folder, device, ranks, watch)
+        loop, test = _prepare(config, folder, device, ranks, watch, saved)
         if saved is not None:
             loop.restore(saved)
         elif ranks.first:
@@ -89,13 +90,22 @@ def pick_device(name: str) -> torch.device:
 
 
 def _prepare(
-    config: TrainConfig, folder: Path, device: torch.device, ranks: Ranks, watch: Watch
+    config: TrainConfig,
+    folder: Path,
+    device: torch.device,
+    ranks: Ranks,
+    watch: Watch,
+    saved: Checkpoint | None,
 ) -> tuple[Loop, Source]:
     meta: Supernet = create_model(config.model, device="meta", **config.options)
     everything, test = load_data(config, meta)
     train, held_out = split_data(config, everything, watch)
-    channels = train.statistics()
-    model = build_model(config, len(everything.classes)).to(device)
+    model = build_model(config, len(everything.classes))
+    if config.start is None:
+        channels = train.statistics()
+    else:  # what has begun already is in its own checkpoint
+        channels = channels_of(saved or start_from(model, config.start), config.start, test.size)
+    model = model.to(device)
     if config.run.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     augment = config.augment

@@ -1,0 +1,62 @@
+"""Beginning with what another run has learnt: its weights, and what its images were normalised by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet
+from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+from dsnet.training.teacher import Channels
+
+__all__ = ["channels_of", "routing_from", "start_from"]
+
+ROUTING = ".routing."  # in the names of routing heads
+CLASSIFIER = "head.classifier."
+
+
+def start_from(model: Supernet, run: str | Path) -> Checkpoint:
+    """Gives a network all weights of a run's but its classifier and routing heads; the run's checkpoint."""
+    saved = load_checkpoint(Path(run))
+    _check_network(model, saved, run)
+    own, theirs = model.state_dict(), saved.tensors["model"]
+    wanted = [name for name in own if ROUTING not in name and not name.startswith(CLASSIFIER)]
+    for name in wanted:
+        if name not in theirs or theirs[name].shape != own[name].shape:
+            raise DsnetError(f"{run} does not fit {model.name} with these options: {name} has another shape")
+    model.load_state_dict({**own, **{name: theirs[name] for name in wanted}})
+    return saved
+
+
+def routing_from(model: Supernet, run: str | Path) -> None:
+    """Gives a network the routing heads of a run's (gate transfer); they decide between the same choices."""
+    saved = load_checkpoint(Path(run))
+    _check_network(model, saved, run)
+    for number, theirs in enumerate(saved.data["network"]["gates"]):
+        own = list(model.gate(number).choices)
+        if own != theirs:
+            raise DsnetError(f"{run} has heads for the choices {theirs}, not {own}: give the same space")
+    mine, heads = model.state_dict(), saved.tensors["model"]
+    wanted = [name for name in mine if ROUTING in name]
+    if any(name not in heads or heads[name].shape != mine[name].shape for name in wanted):
+        raise DsnetError(f"{run} has heads of another form: give the same head, first_layer and width")
+    model.load_state_dict({**mine, **{name: heads[name] for name in wanted}})
+
+
+def channels_of(saved: Checkpoint, run: str | Path, size: int) -> Channels:
+    """Means and deviations that a run's images were normalised by; they had ``size`` pixels a side, too."""
+    known = saved.data.get("input")
+    if not isinstance(known, dict):
+        raise DsnetError(f"{run} does not say what it was trained on: `dsnet train` did not make it")
+    if known["size"] != size:
+        raise DsnetError(
+            f"{run} was trained on images of {known['size']} pixels, these have {size}; for a folder of "
+            f"images give data.size={known['size']}"
+        )
+    return tuple(known["mean"]), tuple(known["std"])
+
+
+def _check_network(model: Supernet, saved: Checkpoint, run: str | Path) -> None:
+    theirs = saved.data["network"]
+    if theirs["name"] != model.name:
+        raise DsnetError(f"{run} holds {theirs['name']}, not {model.name}: give model={theirs['name']}")

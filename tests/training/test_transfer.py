@@ -1,0 +1,131 @@
+"""Training that begins with another run: its weights, its normalisation, its routing heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import dsnet
+from dsnet.data import load
+from dsnet.routing import GateConfig
+from dsnet.routing.run import train_gate
+from dsnet.slicing import KeyState
+from dsnet.training import train
+from dsnet.training.checkpoint import load_checkpoint, load_model
+from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
+from dsnet.training.transfer import routing_from, start_from
+from tests.support import error_of
+
+BASE = TrainConfig(
+    model="ds_mbnet_tiny",
+    data=DataConfig(name="digits", hold_out=0.1),
+    scheme=SchemeConfig(name="label"),
+    optim=OptimConfig(epochs=2, batch=128, lr=0.5, warmup=0),
+    run=RunConfig(device="cpu"),
+)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on all digits, with a gate."""
+    folder = tmp_path_factory.mktemp("first") / "run"
+    train(BASE, folder)
+    train_gate(folder, GateConfig(epochs=1, passes=1, space="0,3"), device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of digits as a folder of files."""
+    root = tmp_path_factory.mktemp("data")
+    for split in ("train", "test"):
+        digits = load("digits", split)
+        for number in range(len(digits)):
+            label = int(digits.labels[number])
+            if label > 2:
+                continue
+            path = root / split / f"digit{label}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(digits.images[number].permute(1, 2, 0).numpy()).save(path)
+    return root
+
+
+def moved(config: TrainConfig, first: Path, folder: Path) -> TrainConfig:
+    data = DataConfig(name=str(folder), hold_out=0.1, size=16, workers=0)
+    return replace(config, start=str(first), data=data, optim=replace(config.optim, epochs=1, batch=64))
+
+
+def test_a_run_begins_with_another(first: Path, folder: Path, tmp_path: Path) -> None:
+    outcome = train(moved(BASE, first, folder), tmp_path / "run")
+    before, after = load_model(first, "final"), load_model(tmp_path / "run", "final")
+    assert after.head.classifier.weight.shape[0] == 3
+    assert before.head.classifier.weight.shape[0] == 10
+    known = [load_checkpoint(run, "final").data["input"] for run in (first, tmp_path / "run")]
+    assert known[0] == known[1]  # normalised as the weights know it, not by the new images
+    assert outcome.test[-1].accuracy > 0.9  # one epoch: from scratch it is far below
+    for route in after.space:
+        assert after.key_states(route) == {KeyState.CALIBRATED}
+    name = "blocks.4.pointwise.conv.weight"
+    assert not torch.equal(before.state_dict()[name], after.state_dict()[name])
+    scratch = train(replace(moved(BASE, first, folder), start=None), tmp_path / "scratch")
+    assert scratch.test[-1].accuracy < outcome.test[-1].accuracy
+
+
+def test_the_weights_are_those_of_the_run(first: Path) -> None:
+    model = dsnet.create_model("ds_mbnet_tiny", num_classes=3)
+    fresh = {name: value.clone() for name, value in model.state_dict().items()}
+    start_from(model, first)
+    theirs = load_model(first).state_dict()
+    for name, value in model.state_dict().items():
+        if ".routing." in name or name.startswith("head.classifier."):
+            assert torch.equal(value, fresh[name])
+        else:
+            assert torch.equal(value, theirs[name]), name
+
+
+def test_gates_begin_with_those_of_the_run(first: Path, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(moved(BASE, first, folder), run)
+    config = GateConfig(epochs=1, passes=1, space="0,3", lr=1e-12, start=str(first))
+    train_gate(run, config, device="cpu")
+    old, new = (load_model(path).gate(0) for path in (first, run))
+    assert old.choices == new.choices == (0, 3)
+    for mine, theirs in zip(new.routing.parameters(), old.routing.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-9)
+    train_gate(run, replace(config, start=None), device="cpu", save_as="anew")
+    anew = load_model(run, "anew").gate(0).routing
+    assert not torch.allclose(anew.last.weight, new.routing.last.weight, atol=1e-4)
+
+
+def test_going_on_needs_the_first_run_no_more(first: Path, folder: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "first"
+    first.rename(copied)
+    try:
+        config = replace(moved(BASE, copied, folder), run=replace(BASE.run, save_steps=1))
+        train(config, tmp_path / "run")
+    finally:
+        copied.rename(first)
+    again = train(config, tmp_path / "run", resume=True)
+    assert again.ending.done
+
+
+def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
+    config = moved(BASE, first, folder)
+    other = error_of(lambda: train(replace(config, model="ds_mbnet_plus_tiny"), tmp_path / "a"))
+    assert f"{first} holds ds_mbnet_tiny, not ds_mbnet_plus_tiny: give model=ds_mbnet_tiny" in other
+    size = error_of(lambda: train(replace(config, data=replace(config.data, size=32)), tmp_path / "b"))
+    assert "was trained on images of 16 pixels, these have 32" in size
+    assert "data.size=16" in size
+    nowhere = error_of(lambda: train(replace(config, start=str(tmp_path / "no")), tmp_path / "c"))
+    assert "has no checkpoint" in nowhere
+    assert "one alone" in error_of(lambda: replace(config, scheme=replace(config.scheme, route=0)))
+    model = dsnet.create_model("ds_mbnet_tiny")
+    assert "heads for the choices [0, 3], not [0, 1, 2, 3]" in error_of(lambda: routing_from(model, first))
+    model.reset_routing(GateConfig(space="0,3").routes(model), form=GateConfig(head="scalar").form)
+    assert "another form" in error_of(lambda: routing_from(model, first))
+    wide = dsnet.create_model("ds_mbnet_tiny", in_channels=1)
+    assert "with these options: stem.conv.weight" in error_of(lambda: start_from(wide, first))
