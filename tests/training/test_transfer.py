@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import dsnet
+from dsnet.cli import main
 from dsnet.data import load
 from dsnet.routing import GateConfig
 from dsnet.routing.run import train_gate
@@ -129,3 +130,44 @@ def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
     assert "another form" in error_of(lambda: routing_from(model, first))
     wide = dsnet.create_model("ds_mbnet_tiny", in_channels=1)
     assert "with these options: stem.conv.weight" in error_of(lambda: start_from(wide, first))
+
+
+def test_the_command(first: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "moved"
+    words = ["transfer", str(first), "--data", str(folder), "--out", str(out), "--set", "optim.epochs=1"]
+    words += [
+        "--set",
+        "optim.warmup=0",
+        "--set",
+        "batch=64",
+        "--gate-set",
+        "epochs=1",
+        "--gate-set",
+        "passes=1",
+    ]
+    assert main([*words, "--gate-transfer"]) == 0
+    shown = capsys.readouterr().out
+    assert f"ds_mbnet_tiny on {folder}" in shown
+    assert f"Next: dsnet calibrate {out}" in shown
+    saved = load_checkpoint(out, "gated").data
+    assert saved["network"]["gates"] == [[0, 3]]
+    assert saved["gate"]["start"] == str(first)
+    assert saved["recipe"]["start"] == str(first)
+    assert saved["recipe"]["optim"]["lr"] == pytest.approx(0.7 * 64 / 1024)
+    assert main([*words, "--no-gate", "--resume"]) == 0
+    assert main([*words, "--resume"]) == 0  # the network is there: its gate alone
+    assert load_checkpoint(out, "gated").data["gate"]["start"] is None
+
+
+def test_what_the_command_cannot_do(
+    first: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["transfer", "--data", str(folder)]
+    assert main([*words, str(tmp_path)]) == 2
+    assert "has no checkpoint" in capsys.readouterr().err
+    bare = tmp_path / "bare"
+    train(replace(BASE, optim=replace(BASE.optim, epochs=1)), bare)
+    assert main([*words, str(bare), "--gate-transfer"]) == 2
+    assert "has no trained gate to begin with" in capsys.readouterr().err
+    assert main([*words, str(first), "--set", "batch=x", "--out", str(tmp_path / "x")]) == 2
+    assert "whole number" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from dsnet.cli import (
     recalibrate,
     recipes,
     train,
+    transfer,
 )
 from dsnet.errors import DsnetError
 
@@ -53,6 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         describe,
         recipes,
         train,
+        transfer,
         recalibrate,
         gate,
         calibrate,

@@ -15,7 +15,7 @@ from dsnet.routing.config import GateConfig
 from dsnet.routing.run import GateOutcome, train_gate
 from dsnet.training.settings import override, parse_assignments, to_plain
 
-__all__ = ["add_command"]
+__all__ = ["add_command", "tell"]
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,6 +76,11 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         watch=LiveWatch(quiet=args.json),
     )
+    return tell(outcome, as_json=args.json)
+
+
+def tell(outcome: GateOutcome, *, as_json: bool) -> int:
+    """Prints what gate training came to; the exit status."""
     if not outcome.done:
         ending = outcome.ending
         print(
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         return 128 + (ending.signal or signal.SIGINT)
     if not outcome.first:
         return 0
-    print(json.dumps([r.to_dict() for r in outcome.reports], indent=2) if args.json else _shown(outcome))
+    print(json.dumps([r.to_dict() for r in outcome.reports], indent=2) if as_json else _shown(outcome))
     return 0
 
 

@@ -20,7 +20,7 @@ from dsnet.training.folder import read_recipe
 from dsnet.training.run import Outcome, train
 from dsnet.training.settings import keys_of, override, parse_assignments, to_plain
 
-__all__ = ["add_command", "resolve_recipe"]
+__all__ = ["add_command", "resolve_recipe", "tell"]
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -87,18 +87,23 @@ def run(args: argparse.Namespace) -> int:
         stem = Path(stem).resolve().parent.name if Path(stem).name == "recipe.json" else Path(stem).stem
     folder = args.out or Path("runs") / stem
     outcome = train(config, folder, resume=args.resume, watch=LiveWatch(quiet=args.json))
+    return tell(outcome, config, as_json=args.json)
+
+
+def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
+    """Prints what a run came to; the exit status."""
     if not outcome.first:
         return 0
     if not outcome.ending.done:
         ending = outcome.ending
         print(
-            f"Stopped after step {ending.step} of {ending.steps}; saved in {folder}. "
+            f"Stopped after step {ending.step} of {ending.steps}; saved in {outcome.folder}. "
             "Go on with the same command and --resume.",
             file=sys.stderr,
         )
         return 128 + (ending.signal or signal.SIGINT)
-    if args.json:
-        print((folder / "results.json").read_text(encoding="utf-8"), end="")
+    if as_json:
+        print((outcome.folder / "results.json").read_text(encoding="utf-8"), end="")
     else:
         print(_results(outcome, config))
     return 0

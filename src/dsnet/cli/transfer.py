@@ -1,0 +1,121 @@
+"""``dsnet transfer``: a trained supernet for other data, routers included."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsnet.cli import gate as gate_command
+from dsnet.cli import train as train_command
+from dsnet.cli.live import LiveWatch
+from dsnet.errors import DsnetError
+from dsnet.routing.config import GateConfig
+from dsnet.routing.run import train_gate
+from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+from dsnet.training.config import TrainConfig
+from dsnet.training.folder import read_config
+from dsnet.training.run import train
+from dsnet.training.settings import override, parse_assignments
+
+__all__ = ["add_command"]
+
+PAPER = {"optim.epochs": 70, "optim.warmup": 15}
+RATE = 0.7 / 1024  # of learning, for every image of a batch
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "transfer",
+        help="fine-tune a trained supernet on other data",
+        description="Takes all weights of a run but its classifier, fine-tunes all routes together on other\n"
+        "data by the run's own scheme, makes their batch-norm statistics, and trains a gate like the run's,\n"
+        "if it has one: anew, or from the run's routing heads (--gate-transfer). Image size and\n"
+        "normalisation are those of the run. Settings are the run's but for the paper's schedule: 70\n"
+        "epochs, 15 of warm-up, learning rate 0.7 for a batch of 1024; --set changes them.",
+        epilog="Examples:\n"
+        "  dsnet transfer runs/imagenet --data /data/flowers --out runs/flowers\n"
+        "  dsnet transfer runs/digits_mbnet --data my-digits --set optim.epochs=10 --set optim.warmup=1\n"
+        "  dsnet transfer runs/imagenet --data /data/flowers --gate-transfer --gate-set epochs=5",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("--data", required=True, metavar="NAME|DIR", help="a data set, or a folder of images")
+    parser.add_argument("--out", type=Path, help="folder of the new run (default: RUN-DATA)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; may be repeated"
+    )
+    gates = parser.add_mutually_exclusive_group()
+    gates.add_argument("--gate-transfer", action="store_true", help="begin with the run's routing heads")
+    gates.add_argument("--no-gate", action="store_true", help="train no gate")
+    parser.add_argument(
+        "--gate-set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of the gate"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains the network, then its gate."""
+    saved = load_checkpoint(args.run)
+    gated = saved.data.get("gate") is not None
+    if args.gate_transfer and not gated:
+        raise DsnetError(f"{args.run} has no trained gate to begin with: `dsnet gate {args.run}` trains one")
+    config = _config(args, saved)
+    folder = args.out or args.run.with_name(f"{args.run.name}-{Path(args.data).name}")
+    finished = args.resume and (folder / "final").is_file()
+    if not finished:
+        outcome = train(config, folder, resume=args.resume, watch=LiveWatch())
+        status = train_command.tell(outcome, config, as_json=False)
+        if status or not outcome.first:
+            return status
+    if args.no_gate or not (gated or args.gate_set):
+        return 0
+    changes = {**_gate_like(saved), **parse_assignments(args.gate_set)}
+    if args.gate_transfer:
+        changes["start"] = str(args.run)
+    found = train_gate(
+        folder, override(GateConfig(), changes), device=config.run.device, resume=finished, watch=LiveWatch()
+    )
+    return gate_command.tell(found, as_json=False)
+
+
+def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:
+    """The run's own settings on other data."""
+    old, known = read_config(args.run), saved.data.get("input")
+    if not isinstance(known, dict):
+        raise DsnetError(f"{args.run} does not say what it was trained on: `dsnet train` did not make it")
+    given = parse_assignments(args.set)
+    batch = given.get("optim.batch", given.get("batch", old.optim.batch))
+    if type(batch) is not int:
+        raise DsnetError(f"optim.batch must be a whole number, not {batch!r}")
+    changes: dict[str, Any] = {
+        "start": str(args.run),
+        "data.name": args.data,
+        "optim.lr": RATE * batch,
+        **PAPER,
+    }
+    if Path(args.data).is_dir():
+        changes["data.size"] = known["size"]
+    options = {key: value for key, value in old.options.items() if key != "num_classes"}
+    return override(replace(old, options=options), {**changes, **given})
+
+
+def _gate_like(saved: Checkpoint) -> dict[str, object]:
+    """The same choices and form of head as the run's gate."""
+    plain = saved.data.get("gate")
+    kept = (
+        "space",
+        "goal",
+        "head",
+        "first_layer",
+        "width",
+        "strategy",
+        "target",
+        "complexity",
+        "sgs",
+        "even",
+    )
+    return {key: plain[key] for key in kept if key in plain} if isinstance(plain, dict) else {}
