@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import statistics
 from collections.abc import Callable
@@ -48,14 +50,17 @@ def test_the_parts_together_take_about_what_the_plan_takes(
     if importlib.util.find_spec("openvino" if backend == "openvino" else "torch") is None:
         pytest.skip("openvino is not installed")
     plans, model = watched_plans(monkeypatch), dsnet.create_model("ds_mbnet_tiny", activation="relu")
-    table = profile_plan(model, backend=backend, batches=(8, 1), repeats=15)
-    (plan,) = plans
-    for batch in (1, 8):
-        x = images(model, batch, size=16)
-        for number in (0, 3):
-            taken = statistics.median(timed(lambda x=x, n=number: plan(x, n), CPU) for _ in range(15))
-            parts = table.at(batch).of((number,)).p50
-            assert taken / 3 < parts < taken * 3
+    for _ in range(3):  # others work on these cores, too
+        table = profile_plan(model, backend=backend, batches=(8, 1), repeats=15)
+        ratios = []
+        for batch, number in itertools.product((1, 8), (0, 3)):
+            call = functools.partial(plans[-1], images(model, batch, size=16), number)
+            taken = statistics.median(timed(call, CPU) for _ in range(15))
+            ratios.append(table.at(batch).of((number,)).p50 / taken)
+        if all(1 / 3 < ratio < 3 for ratio in ratios):
+            break
+    else:
+        pytest.fail(f"parts take {ratios} of the plan's time")
     table.save(tmp_path / "t.json")
     assert LatencyTable.load(tmp_path / "t.json") == table
     facts = (table.model, table.image_size, table.kind, table.backend, table.memory, table.dtype)
