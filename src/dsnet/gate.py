@@ -241,17 +241,13 @@ class DecidingGate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, C, H, W] → the same scaled, and scores [B, choices]."""
-        scale, scores = self.decide(x.to(self.first.weight.dtype).mean((2, 3)))
-        return x * scale.to(x.dtype)[:, :, None, None], scores
-
-    def decide(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of channels [B, C] → what they are scaled with, and scores."""
+        pooled = x.to(self.first.weight.dtype).mean((2, 3))
         hidden = F.relu(self.first(pooled))
         scale = 1 + torch.tanh(self.attention(hidden))
         scores = self.last(hidden if self.separate is None else F.relu(self.separate(pooled)))
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
-        return scale, scores
+        return x * scale.to(x.dtype)[:, :, None, None], scores
 
 
 def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:

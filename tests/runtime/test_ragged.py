@@ -29,7 +29,8 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
-from dsnet.runtime.ragged.network import Ragged, State, Which, _sums, unsupported
+from dsnet.runtime.ragged.network import Ragged, State, Which, _sums
+from dsnet.runtime.ragged.structure import unsupported
 
 NAME = "ds_mbnet_tiny"
 

@@ -51,7 +51,8 @@ class _Triton:
 
     def join(self, modules: Sequence[nn.Module]) -> Ragged | None:
         """Modules as one, every image through its own; none: they differ in more than their sizes."""
-        from dsnet.runtime.ragged.network import Ragged, unsupported  # imports Triton
+        from dsnet.runtime.ragged.network import Ragged  # imports Triton
+        from dsnet.runtime.ragged.structure import unsupported
 
         return Ragged(modules) if unsupported(modules) is None else None
 

@@ -13,19 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate, is_attention, scalar_scores
-from dsnet.runtime.parts import ToGate, ToLogits
+from dsnet.gate import DecidingGate, scalar_scores
 from dsnet.runtime.ragged import kernels
+from dsnet.runtime.ragged.structure import ACTIVATIONS, KERNELS, Link, chain_of, mismatch
 
-__all__ = ["Ragged", "Which", "unsupported"]
+__all__ = ["Ragged", "State", "Which"]
 
 TILE = 16  # images of one route that a linear layer takes together
 STAGES = 3  # of a pipeline of loads
 SHARED = 96 * 1024  # bytes of a program's fast memory that every GPU of the last years has
-KERNELS = 3  # sizes of depthwise kernels that routes may have
 MANY = 4  # parts of a sum that a linear layer adds up itself
-
-ACTIVATIONS: dict[type[nn.Module], str] = {nn.SiLU: "silu", nn.ReLU: "relu", nn.Hardswish: "hard_swish"}
 
 
 class Which(NamedTuple):
@@ -72,8 +69,8 @@ class Ragged:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        chains = [_chain(module) for module in modules]
-        reason = _mismatch(chains)
+        chains = [chain_of(module) for module in modules]
+        reason = mismatch(chains)
         if reason is not None:
             raise DsnetError(reason)
         self.layers = _layers(chains)
@@ -115,99 +112,6 @@ class Ragged:
             if isinstance(tensor, Tensor)
         }
         return sum(found.values())
-
-
-def unsupported(modules: Sequence[nn.Module]) -> str | None:
-    """Why these cannot be run as one, if they cannot."""
-    try:
-        return _mismatch([_chain(module) for module in modules])
-    except DsnetError as error:
-        return str(error)
-
-
-# --- what there is ---------------------------------------------------------------------------------------
-Link = tuple[str, tuple[nn.Module, ...]]  # what it is, and of what it is made
-
-
-def _chain(module: nn.Module) -> list[Link]:
-    """A module as a list of layers that there are kernels for."""
-    leaves, chain = list(_leaves(module)), list[Link]()
-    while leaves:
-        head = leaves.pop(0)
-        if isinstance(head, nn.Conv2d):
-            act = leaves.pop(0) if leaves and type(leaves[0]) in ACTIVATIONS else nn.Identity()
-            chain.append((_kind(head), (head, act)))
-        elif is_attention(head):
-            chain.append(("attention", (head,)))
-        elif isinstance(head, DecidingGate) and not leaves:
-            chain.append(("gate", (head,)))
-        elif _classifies([head, *leaves]):
-            chain.append(("classifier", (leaves.pop(),)))
-            leaves.clear()
-        else:
-            raise DsnetError(f"there is no kernel for {type(head).__name__} there")
-    for (before, _), (kind, _) in zip([("", ()), *chain], chain, strict=False):
-        wanted = {
-            "attention": ("depthwise", "pointwise"),
-            "gate": ("depthwise", "pointwise"),
-            "classifier": ("depthwise", "pointwise"),
-            "depthwise": ("stem", "pointwise", "depthwise", ""),
-        }.get(kind)
-        if (wanted and before not in wanted) or (kind == "stem") != (before == "" and kind == "stem"):
-            raise DsnetError(f"there is no kernel for {kind} behind {before or 'nothing'}")
-    if not chain or chain[-1][0] not in ("gate", "classifier"):
-        raise DsnetError("a network ends at a gate or at a classifier")
-    return chain
-
-
-def _classifies(leaves: Sequence[nn.Module]) -> bool:
-    """Whether they are a mean over all positions and a linear layer."""
-    if [type(leaf) for leaf in leaves] != [nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]:
-        return False
-    pool, _, linear = leaves
-    return cast(nn.AdaptiveAvgPool2d, pool).output_size in (1, (1, 1)) and linear.bias is not None
-
-
-def _leaves(module: nn.Module) -> list[nn.Module]:
-    if isinstance(module, nn.Sequential):
-        return [leaf for child in module for leaf in _leaves(child)]
-    if isinstance(module, ToGate):
-        return [*_leaves(module.body), module.gate]
-    if isinstance(module, ToLogits):
-        return [*_leaves(module.body), *_leaves(module.head)]
-    return [module]
-
-
-def _kind(conv: nn.Conv2d) -> str:
-    (kernel, other), stride = conv.kernel_size, conv.stride
-    plain = kernel == other and stride[0] == stride[1] and conv.dilation == (1, 1)
-    plain &= conv.padding in [(around, around) for around in range(kernel)] and conv.padding_mode == "zeros"
-    if plain and conv.bias is not None:
-        if (kernel, stride, conv.groups) == (1, (1, 1), 1):
-            return "pointwise"
-        if conv.groups == conv.in_channels == conv.out_channels:
-            return "depthwise"
-        if conv.groups == 1 and conv.in_channels * kernel**2 <= 64 and conv.out_channels <= 128:
-            return "stem"
-    raise DsnetError(f"there is no kernel for {conv}")
-
-
-def _mismatch(chains: Sequence[Sequence[Link]]) -> str | None:
-    kinds = {tuple(kind for kind, _ in chain) for chain in chains}
-    if len(kinds) > 1:
-        return "routes have layers of different kinds"
-    if len(chains) > 1 and {"stem", "gate"} & {kind for kind, _ in chains[0]}:
-        return "a stem or a gate is one of all routes"
-    first = {conv.in_channels for chain in chains if isinstance(conv := chain[0][1][0], nn.Conv2d)}
-    if len(first) > 1:
-        return "routes begin with other numbers of channels"
-    for links in zip(*chains, strict=True):
-        convs = [parts[0] for _, parts in links if isinstance(parts[0], nn.Conv2d)]
-        if len({(conv.stride, type(parts[1])) for conv, (_, parts) in zip(convs, links, strict=False)}) > 1:
-            return "routes have other strides or activations"
-        if len({conv.kernel_size for conv in convs}) > KERNELS:
-            return f"routes have more than {KERNELS} sizes of kernels"
-    return None
 
 
 # --- how they are run ------------------------------------------------------------------------------------
