@@ -146,3 +146,15 @@ def test_bfloat16_is_near_and_memory_stays_what_it_is(backend: str) -> None:
         plan(x[:count])
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_image_alone_equals_itself_in_a_large_batch_bit_for_bit(precision: str) -> None:
+    model = copy.deepcopy(network("ds_mbnet_tiny")).cuda()
+    plan = runtime.compile(model, backend="triton", precision=precision, batch_buckets=(1, 8, 256))
+    x = pictures(model, 200).cuda()
+    together = plan.run(x)
+    for some in (slice(0, 1), slice(77, 78), slice(30, 37)):
+        found = plan.run(x[some])
+        assert torch.equal(found.logits, together.logits[some])
+        assert torch.equal(found.routes, together.routes[some])

@@ -29,6 +29,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
+from dsnet.runtime.ragged import network as ragged
 from dsnet.runtime.ragged.network import Ragged, State, Which, _sums
 from dsnet.runtime.ragged.structure import unsupported
 
@@ -72,12 +73,13 @@ def test_a_front_gives_features_and_scores(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [NAME, "ds_mbnet_plus_tiny"])
-@given(routes=st.lists(st.integers(-1, 3), min_size=1, max_size=6))
-@settings(max_examples=5, deadline=None)
-def test_every_image_runs_at_its_route(name: str, routes: list[int]) -> None:
+@given(routes=st.lists(st.integers(-1, 3), min_size=1, max_size=6), few=st.sampled_from([0, 128]))
+@settings(max_examples=8, deadline=None)
+def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -> None:
     """In DS-MBNet++ kernels, padding and with it the sizes of maps are those of the route, too."""
     x, out = features(len(routes), name), torch.full((len(routes), 10), 7.0)
-    rest(name)(x, Which.arranged(torch.tensor(routes, dtype=torch.int32), 4), out)
+    with mock.patch.object(ragged, "FEW", few):  # programs for few images, or for many
+        rest(name)(x, Which.arranged(torch.tensor(routes, dtype=torch.int32), 4), out)
     for i, route in enumerate(routes):
         if route < 0:
             assert bool((out[i] == 7).all())

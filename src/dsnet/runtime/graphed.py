@@ -365,9 +365,9 @@ class _Recorded(Protocol):
 def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice], RoutedOutput]) -> RoutedOutput:
     """So many images at a time as there is room for; one thread at a time."""
     with recorded.lock, recorded.lanes.here():
+        if 0 < len(x) <= recorded.most:
+            return run(slice(None))
         found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
-    if len(found) == 1:
-        return found[0]
     if not found:
         raise DsnetError("there are no images to run")
     return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))

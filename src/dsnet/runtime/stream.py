@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -128,7 +128,8 @@ def _run(run: Run, batches: list[_Batch]) -> Iterator[Answer]:
         return _told(batches, None)
     x = found[0] if len(found) == 1 else torch.cat(found)
     try:
-        return _told(batches, run(x))
+        output = run(x)
+        return _told(batches, output, _on_host(output.routes))
     except (DsnetError, RuntimeError, TypeError) as error:
         if len(x) == 1:
             (batch,) = (b for b in batches if b.images is not None and b.count)
@@ -145,8 +146,25 @@ def _run(run: Run, batches: list[_Batch]) -> Iterator[Answer]:
     return iter(sorted(answers, key=lambda answer: answer.place))
 
 
-def _told(batches: list[_Batch], output: RoutedOutput | None) -> Iterator[Answer]:
-    routes = iter(() if output is None else output.routes.tolist())
+def _on_host(numbers: Tensor) -> Callable[[], list[int]]:
+    """Starts to copy them; asked for, they do not wait for what is launched behind them."""
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    copied = numbers.to("cpu", non_blocking=True)
+    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record(torch.cuda.current_stream(numbers.device))
+
+    def wait() -> list[int]:
+        there.synchronize()
+        return cast("list[int]", copied.tolist())
+
+    return wait
+
+
+def _told(
+    batches: list[_Batch], output: RoutedOutput | None, taken: Callable[[], list[int]] = list
+) -> Iterator[Answer]:
+    routes = iter(taken())
     logits = iter(() if output is None else output.logits.unbind(0))
     for batch in batches:
         for place in range(batch.place, batch.place + batch.count):

@@ -1,10 +1,10 @@
 """Layers of depthwise separable networks, every image at the widths and sizes of its route.
 
-Features of images lie in memory of the largest route, [images, positions, channels]; each image reads and
-writes as many positions and channels as its route has. ``which`` [images] are routes by place, a negative
-one: the image is left out. Biases, activations, scales of channels and sums over positions are part of the
-kernel that has the numbers at hand anyway. No sum is made in an order that depends on the batch: an image's
-numbers are the same, bit for bit, whatever it is run with.
+Features lie in memory of the largest route for every image, [images, positions, channels]; each image uses
+the beginning of its own, [positions, channels] of its route, without gaps. ``which`` [images] are routes by
+place, a negative one: the image is left out. Biases, activations, scales of channels and sums over positions
+are part of the kernel that has the numbers at hand anyway. No sum is made in an order that depends on the
+batch: an image's numbers are the same, bit for bit, whatever it is run with.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def pointwise(
     for start in range(0, k_end, BK):
         k = start + tl.arange(0, BK)
         inside = k < k_end
-        at = m[:, None] * x_row + k[None, :]
+        at = m[:, None] * k_end + k[None, :]
         a = tl.load(x + at, mask=(m < positions)[:, None] & inside[None, :], other=0.0)
         if SCALED:
             by = tl.load(scale + image * x_row + k, mask=inside, other=0.0)
@@ -96,21 +96,21 @@ def pointwise(
     found = _activate(total + bias[None, :].to(tl.float32), ACT)
     valid = (m < positions)[:, None] & (n < n_end)[None, :]
     if STORE:
-        tl.store(y + m[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=valid)
+        tl.store(y + m[:, None] * n_end + n[None, :], found.to(y.dtype.element_ty), mask=valid)
     if SUM:
         summed = tl.sum(tl.where(valid, found, 0.0), 0)
         tl.store(sums + n, summed, mask=n < n_end)
 
 
 @triton.jit
-def _taps(total, x, w, top, left, valid, c, inside, height, width, row, KERNEL: tl.constexpr):
+def _taps(total, x, w, top, left, valid, c, end, height, width, row, KERNEL: tl.constexpr):
     for dy in tl.static_range(KERNEL):
         for dx in tl.static_range(KERNEL):
             i, j = top + dy, left + dx
             there = valid & (i >= 0) & (i < height) & (j >= 0) & (j < width)
-            at = (i * width + j)[:, None] * row + c[None, :]
-            a = tl.load(x + at, mask=there[:, None] & inside[None, :], other=0.0)
-            by = tl.load(w + (dy * KERNEL + dx) * row + c, mask=inside, other=0.0)
+            at = (i * width + j)[:, None] * end + c[None, :]
+            a = tl.load(x + at, mask=there[:, None] & (c < end)[None, :], other=0.0)
+            by = tl.load(w + (dy * KERNEL + dx) * row + c, mask=c < end, other=0.0)
             total += a.to(tl.float32) * by[None, :].to(tl.float32)
     return total
 
@@ -171,19 +171,19 @@ def depthwise(
     valid = p < positions
     total = tl.zeros((BP, BC), dtype=tl.float32)
     if K1 == 0:
-        total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K0)
+        total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K0)
     else:
         if kernel == K0:
-            total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K0)
+            total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K0)
         elif kernel == K1:
-            total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K1)
+            total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K1)
         else:
             if K2 > 0:
-                total = _taps(total, x, w, top, left, valid, c, inside, height, width, row, K2)
+                total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K2)
     bias = tl.load(b + route * row + c, mask=inside, other=0.0)
     found = _activate(total + bias[None, :].to(tl.float32), ACT)
     valid = valid[:, None] & inside[None, :]
-    tl.store(y + p[:, None] * row + c[None, :], found.to(y.dtype.element_ty), mask=valid)
+    tl.store(y + p[:, None] * end + c[None, :], found.to(y.dtype.element_ty), mask=valid)
     if SUM:
         summed = tl.sum(tl.where(valid, found, 0.0), 0)
         tl.store(sums + c, summed, mask=inside)
@@ -195,7 +195,7 @@ def linear(
     w,  # [routes, w_rows, w_row]
     b,  # [routes, w_rows]
     y,  # [images, y_row]
-    order,  # [tiles, BI]: images of one route each, a negative one: none
+    order,  # [tiles, BI]: images of one route each, a negative one: none; if there is one route: which
     routes,  # [tiles], a negative one: none
     ins,
     outs,
@@ -218,7 +218,7 @@ def linear(
     if SINGLE:
         route = 0
         image = tile * BI + tl.arange(0, BI)
-        valid = image < images
+        valid = tl.load(order + image, mask=image < images, other=-1) >= 0
     else:
         route = tl.load(routes + tile)
         if route < 0:
@@ -266,15 +266,11 @@ def add_up(x, y, parts, row, BP: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def stem(
-    x,  # images [images, CHANNELS, height, width], by its strides
+    begin,  # [1]: the address of images [images, CHANNELS, height, width], of the type of ``y``
     w,  # [BK, w_row]: taps (channel, row, column) by output channels
     b,  # [w_row]
     y,  # [images, out_height · out_width, y_row]
     which,
-    x_image,
-    x_channel,
-    x_line,
-    x_column,
     height,
     width,
     out_height,
@@ -305,9 +301,10 @@ def stem(
     j = ((p % out_width) * STRIDE - padding)[:, None] + (k % KERNEL)[None, :]
     there = (p < positions)[:, None] & (channel < CHANNELS)[None, :]
     there = there & (i >= 0) & (i < height) & (j >= 0) & (j < width)
-    x += image.to(tl.int64) * x_image
+    x = tl.load(begin).to(tl.pointer_type(y.dtype.element_ty))
+    x += image.to(tl.int64) * CHANNELS * height * width
     y += image.to(tl.int64) * positions * y_row
-    at = channel[None, :] * x_channel + i * x_line + j * x_column
+    at = channel[None, :] * height * width + i * width + j
     a = tl.load(x + at, mask=there, other=0.0)
     c = tl.load(w + k[:, None] * w_row + n[None, :], mask=(n < w_row)[None, :], other=0.0)
     bias = tl.load(b + n, mask=n < w_row, other=0.0)
@@ -318,27 +315,72 @@ def stem(
 
 
 @triton.jit
-def arrange(
-    which,  # [images]
-    order,  # [tiles, BI], filled with -1
-    routes,  # [tiles], filled with -1
+def admit(valid, which, images, BLOCK: tl.constexpr):
+    """Of so many images there are ``valid`` [1]: the only route is theirs."""
+    image = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = image < tl.load(valid)
+    tl.store(which + image, tl.where(there, 0, -1), mask=image < images)
+
+
+@triton.jit
+def decide(
+    scores,  # [images, choices]
+    prices,  # [choices], float64
+    places,  # [choices]: of what they are scores for, among all that is held
+    taken,  # [images]: by place among all that is held
     images,
+    row,
+    CHOICES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The best score less its price, the first of equals."""
+    image = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = image < images
+    best = tl.load(scores + image * row, mask=there, other=0.0).to(tl.float64) - tl.load(prices)
+    found = tl.full((BLOCK,), 0, tl.int64) + tl.load(places)
+    for choice in range(1, CHOICES):
+        score = tl.load(scores + image * row + choice, mask=there, other=0.0).to(tl.float64)
+        score -= tl.load(prices + choice)
+        found = tl.where(score > best, tl.load(places + choice), found)
+        best = tl.maximum(best, score)
+    tl.store(taken + image, found, mask=there)
+
+
+@triton.jit
+def arrange(
+    taken,  # [images]: by place among all that is held
+    asked,  # [images]: whether it is to be run
+    valid,  # [1]: how many images there are
+    route_of,  # by place: a route, a negative one: it is not there
+    which,  # [images]: routes
+    order,  # [tiles, BI]: images of one route each, a negative one: none
+    routes,  # [tiles], a negative one: none
+    images,
+    ASKED: tl.constexpr,
     ROUTES: tl.constexpr,
     BI: tl.constexpr,
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
+    MOST: tl.constexpr,  # tiles that there is room for
 ):
-    """Images by route, in tiles of one route each."""
+    """Images by route, in tiles of one route each; one program."""
     image = tl.arange(0, BLOCK)
-    route = tl.load(which + image, mask=image < images, other=-1)
+    there = image < tl.minimum(tl.load(valid), images)
+    route = tl.load(route_of + tl.load(taken + image, mask=there, other=0), mask=there, other=-1)
+    if ASKED:
+        route = tl.where(tl.load(asked + image, mask=there, other=0) != 0, route, -1)
+    tl.store(which + image, route, mask=image < images)
     tile = tl.arange(0, TILES)
+    for column in range(BI):
+        tl.store(order + tile * BI + column, tl.full((TILES,), -1, tl.int32), mask=tile < MOST)
+    tl.debug_barrier()  # other threads write to the same places
+    of_tile = tl.full((TILES,), -1, tl.int32)
     first = 0
-    for number in tl.static_range(ROUTES):
+    for number in range(ROUTES):
         own = (route == number).to(tl.int32)
         place = tl.cumsum(own, 0) - 1
         tl.store(order + first * BI + place, image, mask=own > 0)
         needed = (tl.sum(own, 0) + BI - 1) // BI
-        tl.store(
-            routes + tile, tl.full((TILES,), number, tl.int32), mask=(tile >= first) & (tile < first + needed)
-        )
+        of_tile = tl.where((tile >= first) & (tile < first + needed), number, of_tile)
         first += needed
+    tl.store(routes + tile, of_tile, mask=tile < MOST)

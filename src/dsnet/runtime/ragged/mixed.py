@@ -1,7 +1,7 @@
 """Mixed batches as one program: front, decision, and the rest with every image at its own widths.
 
 There are no groups, so nothing is sorted, gathered or padded, and the host waits for nothing; only where a
-gate may take what a plan does not hold, it looks.
+gate may take what a plan does not hold, it looks. Images are read where they lie.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dsnet.routing.rules import RoutedOutput, margin
 from dsnet.runtime.graphed import Prices, in_batches, set_prices
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.places import GatePlaces
-from dsnet.runtime.ragged.network import Ragged, Which
+from dsnet.runtime.ragged.network import Gated, Ragged, State, Which, decide
 from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["Mixed"]
@@ -51,18 +51,25 @@ class Mixed:
         self.held = [held]
         places = {choice: place for place, choice in enumerate(options)}
         self.options = frozenset(options)
-        self.place = torch.tensor([places.get(choice, -1) for choice in held], device=device)
+        self.route_of = torch.tensor(
+            [places.get(choice, -1) for choice in held], dtype=torch.int32, device=device
+        )
+        places_held = [held.index(choice) if choice in held else 0 for choice in range(held[-1] + 1)]
+        self.place_of = torch.tensor(places_held, device=device)  # by choice
         self.whole = all(choice in places for choice in choices)  # else decisions are looked at
         self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
-        self.images = image.new_zeros(self.most, *image.shape[1:])
+        self.dtype, self.image_size = image.dtype, (image.shape[2], image.shape[3])
+        self.begin = torch.zeros(1, dtype=torch.long, device=device)  # the address of images
         with torch.no_grad():
             features, scores = front(image)
             (logits,) = rest.at(0)(features)
         self.gates = [GatePlaces(choices, held, 1, self.most, scores, lanes.on_host(len(held)))]
-        self.features = torch.zeros_like(features.expand(self.most, *features.shape[1:]))
+        _, channels, *self.map_size = features.shape
+        self.features = features.new_zeros(self.most, features[0, 0].numel(), channels)
+        self.scales = torch.zeros(self.most, channels, device=device)
         self.logits = logits.new_zeros(self.most, logits.shape[1])
-        self.row = torch.arange(self.most, device=device)
         self.valid = torch.zeros(1, dtype=torch.long, device=device)
+        self.images = 0  # what ``valid`` holds
         self.asked = torch.zeros(self.most, dtype=torch.bool, device=device)  # by a cascade's last route
         self.threshold = torch.zeros(1, dtype=torch.float64, device=device)
         self.following = torch.zeros(1, dtype=torch.long, device=device)  # a cascade's next route, by place
@@ -75,36 +82,44 @@ class Mixed:
                 self.programs[name, size] = lanes.record(functools.partial(steps[name], size), 0)
 
     # --- what programs do ----------------------------------------------------------------------------
-    def _finish(self, features: Tensor, active: Tensor) -> None:
-        images = len(features)
-        taken = torch.where(active[:images], self.place[self.gates[0].taken[:images]], -1)
-        which = Which.arranged(taken.to(torch.int32), self.rest.count)
-        self.rest(features, which, self.logits[:images])
+    def _gate(self, images: int) -> Gated:
+        state = State(self.begin, (self.image_size,))
+        found = self.front.run(state, Which.admitted(images, self.valid))
+        assert isinstance(found, Gated)
+        return found
+
+    def _finish(self, state: State, asked: Tensor | None = None) -> None:
+        """What was taken, for all images or those that are asked for."""
+        images = len(state.x)
+        which = Which.taken(self.gates[0].taken[:images], self.valid, self.route_of, self.rest.count, asked)
+        state = state._replace(sizes=state.sizes[:1] * self.rest.count)
+        self.rest.run(state, which, self.logits[:images])
 
     def _gated(self, images: int) -> None:
-        features, scores = self.front(self.images[:images])
-        gate = self.gates[0]
-        gate.scores[:images].copy_(scores)
-        gate.decide(images, None)
-        self._finish(features, self.row < self.valid)
+        found, gate = self._gate(images), self.gates[0]
+        decide(found.scores, gate.prices, gate.places, gate.taken[:images])
+        self._finish(found.state)
 
     def _given(self, images: int) -> None:
-        features, _ = self.front(self.images[:images])
-        self._finish(features, self.row < self.valid)
+        self._finish(self._gate(images).state)
 
     def _first(self, images: int) -> None:
         """Of a cascade: its further routes find the features."""
-        features, _ = self.front(self.images[:images])
-        self.features[:images].copy_(features)
-        self.asked.copy_(self.row < self.valid)
-        self._finish(features, self.asked)
+        state = self._gate(images).state
+        assert state.scale is not None
+        self.features[:images].copy_(state.x)
+        self.scales[:images].copy_(state.scale)
+        self.asked.fill_(True)
+        self._finish(state)
 
     def _next(self, images: int) -> None:
         """Those whose answer is not sure, of those that the last route was asked about."""
         asked, taken = self.asked[:images], self.gates[0].taken[:images]
         asked.logical_and_(margin(self.logits[:images]) < self.threshold)
         taken.copy_(torch.where(asked, self.following, taken))
-        self._finish(self.features[:images], self.asked)
+        height, width = self.map_size
+        state = State(self.features[:images], ((height, width),), self.scales[:images])
+        self._finish(state, asked)
 
     # --- running it ----------------------------------------------------------------------------------
     def run(
@@ -121,14 +136,14 @@ class Mixed:
         """
 
         def some(at: slice) -> RoutedOutput:
-            images, size = self._load(x[at])
+            own = self._readable(x[at])
+            images, size = self._point_at(own)
             if given is None:
                 set_prices(self.gates, self.prices, prices)
                 self.prices = prices
                 self.programs["gated", size]()
             else:
-                choices = self.gates[0].choices
-                self._take(torch.searchsorted(choices, given[at, 0].contiguous()), images)
+                torch.take(self.place_of, given[at].view(-1), out=self.gates[0].taken[:images])
                 self.programs["given", size]()
             if not self.whole:
                 self._check(images)
@@ -141,7 +156,8 @@ class Mixed:
         place = self._place(route)
 
         def some(at: slice) -> RoutedOutput:
-            images, size = self._load(x[at])
+            own = self._readable(x[at])
+            images, size = self._point_at(own)
             self.gates[0].taken.fill_(place)
             self.programs["given", size]()
             return self._found(images)
@@ -153,7 +169,8 @@ class Mixed:
         places = [self._place(self.space.resolve(number)) for number in routes]
 
         def some(at: slice) -> RoutedOutput:
-            images, size = self._load(x[at])
+            own = self._readable(x[at])
+            images, size = self._point_at(own)
             self.gates[0].taken.fill_(places[0])
             self.programs["first", size]()
             for place, threshold in zip(places[1:], thresholds, strict=True):
@@ -172,22 +189,25 @@ class Mixed:
 
     def _check(self, images: int) -> None:
         """What the gate took may not be there: then nothing was run."""
-        missing = self.place[self.gates[0].taken[:images]] < 0
+        missing = self.route_of[self.gates[0].taken[:images]] < 0
         if bool(missing.any()):
             choice = self.held[0][int(self.gates[0].taken[:images][missing][0])]
             self.lanes.leave()
             raise DsnetError(f"this plan does not hold the choices [{choice}]")
 
-    def _take(self, places: Tensor, images: int) -> None:
-        self.gates[0].taken[:images].copy_(places)
+    def _readable(self, x: Tensor) -> Tensor:
+        """Images as programs read them; held until they are started, since they are read where they lie."""
+        return x.to(self.dtype).contiguous()
 
-    def _load(self, x: Tensor) -> tuple[int, int]:
-        """Puts images into their place: how many, and the size of programs that hold them all."""
+    def _point_at(self, x: Tensor) -> tuple[int, int]:
+        """Tells programs where images are: how many, and the size of programs that hold them all."""
         images = len(x)
         size = next(size for size in self.sizes if size >= images)
         self.lanes.enter()
-        self.images[:images].copy_(x)
-        self.valid.fill_(images)
+        self.begin.fill_(x.data_ptr())
+        if images != self.images:
+            self.valid.fill_(images)
+            self.images = images
         return images, size
 
     def _found(self, images: int) -> RoutedOutput:

@@ -17,7 +17,7 @@ from dsnet.gate import DecidingGate, scalar_scores
 from dsnet.runtime.ragged import kernels
 from dsnet.runtime.ragged.structure import ACTIVATIONS, KERNELS, Link, chain_of, mismatch
 
-__all__ = ["Ragged", "State", "Which"]
+__all__ = ["Gated", "Ragged", "State", "Which", "decide"]
 
 TILE = 16  # images of one route that a linear layer takes together
 STAGES = 3  # of a pipeline of loads
@@ -38,15 +38,47 @@ class Which(NamedTuple):
         return cls(torch.zeros(images, dtype=torch.int32, device=device))
 
     @classmethod
+    def admitted(cls, images: int, valid: Tensor) -> Which:
+        """The first of them, ``valid`` [1], at the only route, the others left out."""
+        routes = torch.empty(images, dtype=torch.int32, device=valid.device)
+        with _on(valid.device):
+            kernels.admit[(-(-images // 128),)](valid, routes, images, 128)
+        return cls(routes)
+
+    @classmethod
     def arranged(cls, routes: Tensor, count: int) -> Which:
-        """Every image at its own, one of so many."""
-        images = len(routes)
+        """Every image at its own [images], one of so many; a negative one: the image is left out."""
+        held = _on_device(tuple((route,) for route in (*range(count), -1)), routes.device)
+        valid = torch.full((1,), len(routes), dtype=torch.long, device=routes.device)
+        return cls.taken(torch.where(routes < 0, count, routes).long(), valid, held, count)
+
+    @classmethod
+    def taken(
+        cls, taken: Tensor, valid: Tensor, route_of: Tensor, count: int, asked: Tensor | None = None
+    ) -> Which:
+        """What images [images] take, by place in ``route_of``; no more than ``valid`` [1], none not asked."""
+        images, device = len(taken), taken.device
         most = -(-images // TILE) + count
-        order = torch.full((most, TILE), -1, dtype=torch.int32, device=routes.device)
-        tiles = torch.full((most,), -1, dtype=torch.int32, device=routes.device)
-        with _on(routes.device):
-            kernels.arrange[(1,)](routes, order, tiles, images, count, TILE, _power(images), _power(most))
+        routes = torch.empty(images, dtype=torch.int32, device=device)
+        order = torch.empty(most, TILE, dtype=torch.int32, device=device)
+        tiles = torch.empty(most, dtype=torch.int32, device=device)
+        block = _power(images)
+        with _on(device):
+            kernels.arrange[(1,)](
+                taken, taken if asked is None else asked, valid, route_of, routes, order, tiles, images,
+                asked is not None, count, TILE, block, _power(most), most,
+                num_warps=8 if block >= 1024 else 4,
+            )  # fmt: skip
         return cls(routes, order, tiles)
+
+
+def decide(scores: Tensor, prices: Tensor, places: Tensor, taken: Tensor) -> None:
+    """Into ``taken`` [images] what has the best score [images, choices] less its price, by its place."""
+    images, choices = scores.shape
+    with _on(scores.device):
+        kernels.decide[(-(-images // 128),)](
+            scores, prices, places, taken, images, scores.stride(0), choices, 128
+        )
 
 
 Sizes = tuple[tuple[int, int], ...]  # height and width of features, by route
@@ -55,10 +87,30 @@ Sizes = tuple[tuple[int, int], ...]  # height and width of features, by route
 class State(NamedTuple):
     """Features between two layers."""
 
-    x: Tensor  # [images, positions, channels], of the largest route; images themselves in front of a stem
+    x: Tensor  # [images, positions, channels] of the largest route, of others in the beginning of an image's
+    # memory; in front of a stem [1], the address of images [images, C, H, W]
     sizes: Sizes
     scale: Tensor | None = None  # [images, channels], yet to be multiplied with
     sums: Tensor | None = None  # [images, parts, channels] over positions
+
+    @property
+    def scaled(self) -> Tensor:
+        """Features multiplied with what they are yet to be."""
+        return self.x if self.scale is None else self.x * self.scale.to(self.x.dtype)[:, None]
+
+
+class Gated(NamedTuple):
+    """What a gate gives: features yet to be scaled, and scores [images, choices]."""
+
+    state: State
+    scores: Tensor
+
+    @property
+    def features(self) -> Tensor:
+        """Scaled, [images, channels, height, width]."""
+        ((height, width),) = self.state.sizes
+        x = self.state.scaled
+        return x.view(len(x), height, width, x.shape[2]).permute(0, 3, 1, 2)
 
 
 class Ragged:
@@ -82,13 +134,24 @@ class Ragged:
         """Images, or features, [B, C, H, W] → features and scores, or logits."""
         which = Which.single(len(x), x.device) if which is None else which
         images, channels, height, width = x.shape
-        if not isinstance(self.layers[0], _Stem):
-            x = x.permute(0, 2, 3, 1).contiguous().view(images, height * width, channels)
-        state = State(x, ((height, width),) * self.count)
-        with _on(x.device):
+        if isinstance(self.layers[0], _Stem):
+            x = x.to(self.layers[0].w.dtype).contiguous()
+            begin = torch.full((1,), x.data_ptr(), device=x.device)
+        else:
+            begin = x.permute(0, 2, 3, 1).contiguous().view(images, height * width, channels)
+        found = self.run(State(begin, ((height, width),) * self.count), which, out)
+        if isinstance(found, Gated):
+            return found.features, found.scores
+        return (found,)
+
+    def run(self, state: State, which: Which, out: Tensor | None = None) -> Gated | Tensor:
+        """Features between two layers → those at the gate, or logits."""
+        if state.scale is not None and not isinstance(self.layers[0], _Pointwise):
+            state = State(state.scaled, state.sizes)
+        with _on(state.x.device):
             for layer in self.layers[:-1]:
                 state = cast("State", layer.run(state, which))
-            return cast("tuple[Tensor, ...]", self.layers[-1].run(state, which, out))
+            return cast("Gated | Tensor", self.layers[-1].run(state, which, out))
 
     def at(self, place: int) -> Callable[..., tuple[Tensor, ...]]:
         """All images at the route of that place."""
@@ -136,7 +199,8 @@ class _Weights(NamedTuple):
             w[route, : weight.shape[0], : weight.shape[1]] = weight
             b[route, : len(bias)] = bias
         sizes = [torch.tensor(n, dtype=torch.int32, device=device) for n in (ins, outs)]
-        return cls(w, b, sizes[0], sizes[1], min(16, math.gcd(*(n & -n for n in (*ins, *outs)))))
+        align = min(16, math.gcd(*(n & -n for n in (*ins, *outs))))
+        return cls(w, b, sizes[0], sizes[1], align)
 
     @classmethod
     def linear(cls, layers: Sequence[nn.Linear]) -> _Weights:
@@ -171,20 +235,31 @@ def _layers(chains: Sequence[Sequence[Link]]) -> list[Any]:
     return layers
 
 
-def pointwise_blocks(positions: int, ins: int, outs: int) -> tuple[int, int, int, int]:
-    """Positions, outputs and inputs that a program takes together, and its warps; measured on an H200."""
+FEW = 128  # images: smaller programs, so that all of the GPU has some
+
+
+def pointwise_blocks(
+    positions: int, ins: int, outs: int, images: int, *, summed: bool
+) -> tuple[int, int, int, int]:
+    """Positions, outputs and inputs that a program takes together, and its warps; measured on an H200.
+
+    What is summed over positions is taken together alike in every batch.
+    """
     bn, bk = min(128, _power(outs, 16)), min(64, _power(ins, 16))
+    few = images <= FEW and not summed
     if positions <= 64:
         return 64, bn, bk, 4
-    if positions <= 256:  # one program for all of them
-        return 256, min(64, bn), min(32, bk), 8
-    return (256, bn, bk, 4) if bn <= 32 else (128, bn, bk, 8 if bn == 128 else 4)
+    if positions <= 256:  # if there are many images, one program for all of them
+        return (64, min(64, bn), bk, 4) if few else (256, min(64, bn), min(32, bk), 8)
+    if bn <= 32:
+        return 256, bn, bk, 4
+    return (64, bn, bk, 4) if bn == 128 and not few else (128, min(64, bn), min(32, bk), 4)
 
 
 def depthwise_blocks(positions: int, channels: int) -> tuple[int, int, int]:
     """Positions and channels that a program takes together, and its warps; measured on an H200."""
     bc = 32 if channels % 32 == 0 else min(16, _power(channels, 8))
-    return min(256 if bc == 32 else 128, _power(positions, 16)), bc, 4
+    return min(256 if bc == 32 and positions <= 256 else 128, _power(positions, 16)), bc, 4
 
 
 class _Pointwise:
@@ -203,7 +278,7 @@ class _Pointwise:
         counts = _counts(state.sizes, state.x.device)
         w = self.weights.w
         rows = w.shape[1]
-        bm, bn, bk, warps = pointwise_blocks(positions, row, rows)
+        bm, bn, bk, warps = pointwise_blocks(positions, row, rows, images, summed=self.summed)
         while bk > 16 and STAGES * (bm + bn) * bk * w.element_size() > SHARED:
             bk //= 2
         tiles, columns = -(-positions // bm), -(-rows // bn)
@@ -269,9 +344,9 @@ class _Classifier:
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.weights = _Weights.linear(layers)
 
-    def run(self, state: State, which: Which, out: Tensor | None) -> tuple[Tensor]:
+    def run(self, state: State, which: Which, out: Tensor | None) -> Tensor:
         counts = _counts(state.sizes, state.x.device)
-        return (_linear(_sums(state), self.weights, which, "none", counts, out)[:, 0],)
+        return _linear(_sums(state), self.weights, which, "none", counts, out)[:, 0]
 
 
 class _Gate:
@@ -282,9 +357,7 @@ class _Gate:
         self.last, self.routes = _Weights.linear([module.last]), module.routes
         self.separate = None if module.separate is None else _Weights.linear([module.separate])
 
-    def run(self, state: State, which: Which, out: Tensor | None) -> tuple[Tensor, Tensor]:
-        images, _, channels = state.x.shape
-        ((height, width),) = state.sizes
+    def run(self, state: State, which: Which, out: Tensor | None) -> Gated:
         sums, counts = _sums(state), _counts(state.sizes, state.x.device)
         one = _counts(((1, 1),), state.x.device)
         hidden = _linear(sums, self.first, which, "relu", counts)
@@ -293,8 +366,7 @@ class _Gate:
         scores = _linear(code, self.last, which, "none", one)[:, 0]
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
-        x = (state.x * scale.to(state.x.dtype)).view(images, height, width, channels)
-        return x.permute(0, 3, 1, 2), scores
+        return Gated(State(state.x, state.sizes, scale[:, 0]), scores)
 
 
 class _Stem:
@@ -309,15 +381,15 @@ class _Stem:
         self.padding, self.act = int(conv.padding[0]), _act(act)
 
     def run(self, state: State, which: Which) -> State:
-        x = state.x
+        begin = state.x
         (size,) = state.sizes
         height, width = _behind(size, self.kernel, self.stride, self.padding)
-        row = self.w.shape[1]
+        images, row = len(which.routes), self.w.shape[1]
         bm = 128
         tiles = -(-height * width // bm)
-        y = x.new_empty(len(x), height * width, row)
-        kernels.stem[(len(x) * tiles,)](
-            x, self.w, self.b, y, which.routes, *x.stride(), *size, height, width, self.padding, tiles, row,
+        y = self.w.new_empty(images, height * width, row)
+        kernels.stem[(images * tiles,)](
+            begin, self.w, self.b, y, which.routes, *size, height, width, self.padding, tiles, row,
             row, self.channels, self.kernel, self.stride, self.act, _precision(self.w), bm,
             _power(row, 16), self.w.shape[0], num_warps=4,
         )  # fmt: skip
