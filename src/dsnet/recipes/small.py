@@ -94,8 +94,8 @@ def cifar10_guideline1() -> Recipe:
     """
     return Recipe(
         config=replace(CIFAR, model="mbnet_depth_cifar", scheme=SchemeConfig(name="label", random=0)),
-        duration="not measured yet",
-        expect="not measured yet",
+        duration="5 minutes on an H200 that trains six more at the same time",
+        expect="91.5 / 92.8 % with 1 / 6 layers (2 seeds; naive 91.7 / 92.7 %, stand-alone 91.5 / 92.7 %)",
     )
 
 
