@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsnet.detection import area, decode, encode, iou, match, nms
-from dsnet.detection.boxes import centres, corners
+from dsnet.detection.boxes import centres, corners, kept_of, match_all
 from tests.support import error_of
 
 
@@ -108,3 +108,42 @@ def test_suppression(count: int, kinds: int, seed: int, grid: int | None, one: b
         if all(iou_by_hand(boxes[i].tolist(), boxes[j].tolist()) <= 0.45 for j in rivals):
             expected.append(i)
     assert nms(boxes, scores, None if one else classes).tolist() == expected
+
+
+@given(seed=st.integers(0, 10**6), most=st.integers(0, 5), count=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_many_images_are_matched_as_each_alone(seed: int, most: int, count: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    priors = torch.rand(12, 4, generator=draw) * 0.5 + 0.2
+    low = torch.rand(count, most, 2, generator=draw) * 0.6
+    boxes = torch.cat([low, low + 0.05 + 0.35 * torch.rand(count, most, 2, generator=draw)], 2)
+    there = torch.rand(count, most, generator=draw) < 0.7
+    found = match_all(priors, boxes, there, 0.4)
+    for image in range(count):
+        own = there[image].nonzero()[:, 0]
+        alone = match(priors, boxes[image][own], 0.4)
+        expected = [int(own[box]) if box >= 0 else -1 for box in alone.tolist()]
+        assert found[image].tolist() == expected
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_many_images_keep_the_boxes_that_each_keeps_alone(seed: int, count: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    low = torch.rand(count, 15, 2, generator=draw) * 0.4
+    boxes = torch.cat([low, low + 0.2 + 0.3 * torch.rand(count, 15, 2, generator=draw)], 2)
+    classes = torch.randint(0, 2, (count, 15), generator=draw)
+    there = torch.rand(count, 15, generator=draw) < 0.8
+    found = kept_of(boxes, classes, there, threshold=0.3)
+    for image in range(count):
+        keep: list[int] = []
+        for i in there[image].nonzero()[:, 0].tolist():  # best first
+            over = [
+                j
+                for j in keep
+                if classes[image, j] == classes[image, i]
+                and float(iou(boxes[image, j : j + 1], boxes[image, i : i + 1])) > 0.3
+            ]
+            if not over:
+                keep.append(i)
+        assert found[image].nonzero()[:, 0].tolist() == keep

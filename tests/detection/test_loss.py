@@ -16,22 +16,23 @@ from tests.support import error_of
 
 
 def test_priors_by_hand() -> None:
-    found = prior_boxes([(2, 1), (1, 1)], [(2.0,), ()], (0.2, 0.8))
-    assert len(found) == 2 * priors_at((2.0,)) + priors_at(())
-    between, root = math.sqrt(0.2 * 0.8), math.sqrt(2)
+    found = prior_boxes([(2, 1), (1, 1), (1, 1)], [(2.0,), (), ()], (0.2, 0.8))
+    assert len(found) == 2 * priors_at((2.0,)) + 2 * priors_at(())
+    between, root = math.sqrt(0.1 * 0.2), math.sqrt(2)
     expected = [
-        [0.5, 0.25, 0.2, 0.2],
+        [0.5, 0.25, 0.1, 0.1],
         [0.5, 0.25, between, between],
-        [0.5, 0.25, 0.2 * root, 0.2 / root],
-        [0.5, 0.25, 0.2 / root, 0.2 * root],
+        [0.5, 0.25, 0.1 * root, 0.1 / root],
+        [0.5, 0.25, 0.1 / root, 0.1 * root],
     ]
     assert found[:4].tolist() == [pytest.approx(row) for row in expected]
     assert found[4:8, 1].tolist() == [0.75] * 4
-    last = math.sqrt(0.8 * 1.4)
-    assert found[8:].tolist() == [pytest.approx([0.5, 0.5, 0.8, 0.8]), pytest.approx([0.5, 0.5, last, last])]
+    second, last = math.sqrt(0.2 * 0.8), math.sqrt(0.8 * 1.4)
+    sides = [0.2, second, 0.8, last]
+    assert found[8:].tolist() == [pytest.approx([0.5, 0.5, side, side]) for side in sides]
     one = prior_boxes([(3, 2)], [(2.0, 3.0)])
     assert one.shape == (3 * 2 * 6, 4)
-    assert one[:, 2:].prod(1)[2:6].tolist() == pytest.approx([0.04] * 4)
+    assert one[:, 2:].prod(1)[2:6].tolist() == pytest.approx([0.01] * 4)
     assert one[6, :2].tolist() == pytest.approx([0.75, 1 / 6])  # the next column comes first
     assert "2 maps and ratios for 1" in error_of(lambda: prior_boxes([(1, 1), (1, 1)], [()]))
     assert "above 0" in error_of(lambda: prior_boxes([(1, 1)], [(0.0,)]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
@@ -65,3 +66,19 @@ def test_every_key_can_be_set_to_what_it_is() -> None:
         for part in key.split("."):
             value = value[part]
         assert override(config, {key: value}) == config
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lists:
+    some: tuple[int, ...] = ()
+    nested: tuple[tuple[float, ...], ...] = ((2.0,),)
+
+
+def test_lists_of_any_length() -> None:
+    found = from_plain(_Lists, {"some": [1, 2, 3], "nested": [[2, 3.5], []]})
+    assert found == _Lists(some=(1, 2, 3), nested=((2, 3.5), ()))
+    assert from_plain(_Lists, json.loads(json.dumps(to_plain(found)))) == found
+    assert override(found, {"some": []}).some == ()
+    message = error_of(lambda: from_plain(_Lists, {"some": [1, "two"]}))
+    assert "some must be (a whole number, …), not [1, 'two']" in message
+    assert "some must be" in error_of(lambda: override(found, {"some": 3}))

@@ -16,7 +16,17 @@ from torch import Tensor
 from dsnet.data.source import Crops
 from dsnet.errors import DsnetError
 
-__all__ = ["Damage", "DamagedError", "Items", "crop_box", "decode", "decode_all", "pillow", "processors"]
+__all__ = [
+    "Damage",
+    "DamagedError",
+    "Items",
+    "crop_box",
+    "decode",
+    "decode_all",
+    "open_image",
+    "pillow",
+    "processors",
+]
 
 THREADS = 8
 ASPECT = (3 / 4, 4 / 3)
@@ -78,7 +88,7 @@ def decode(
     Without crops one view: the shorter side resized to ``size / ratio``, the centre kept. With crops as many
     as they say; ``position`` is the image's number, on which their draws depend.
     """
-    image = _open(source)
+    image = open_image(source)
     if crops is None:
         views = [_centre(image, size, ratio)]
     else:
@@ -90,7 +100,8 @@ def decode(
     return torch.from_numpy(np.stack([np.asarray(view) for view in views])).permute(0, 3, 1, 2)
 
 
-def _open(source: str | bytes) -> Any:  # noqa: ANN401  (an image of Pillow, which is optional)
+def open_image(source: str | bytes) -> Any:  # noqa: ANN401  (an image of Pillow, which is optional)
+    """An image in RGB, upright; raises `DamagedError` for what cannot be read."""
     images = pillow()
     if not source:
         raise DamagedError("it is empty")

@@ -12,7 +12,19 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError
 
-__all__ = ["VARIANCES", "area", "centres", "corners", "decode", "encode", "iou", "match", "nms"]
+__all__ = [
+    "VARIANCES",
+    "area",
+    "centres",
+    "corners",
+    "decode",
+    "encode",
+    "iou",
+    "kept_of",
+    "match",
+    "match_all",
+    "nms",
+]
 
 TINY = 1e-6  # the least side of a box that is encoded: of none the logarithm is infinite
 VARIANCES = (0.1, 0.2)  # of centres and of sizes: offsets are divided by them
@@ -79,6 +91,51 @@ def match(priors: Tensor, boxes: Tensor, threshold: float = 0.5) -> Tensor:
     return found
 
 
+def match_all(priors: Tensor, boxes: Tensor, there: Tensor, threshold: float = 0.5) -> Tensor:
+    """`match` for many images: boxes [B, n, 4], of which some are ``there`` [B, n] → [B, p]."""
+    count, most = there.shape
+    if most > len(priors):
+        raise DsnetError(f"{most} boxes cannot have a prior each of {len(priors)}")
+    own = corners(priors)
+    low = torch.maximum(own[None, :, None, :2], boxes[:, None, :, :2])
+    high = torch.minimum(own[None, :, None, 2:], boxes[:, None, :, 2:])
+    common = (high - low).clamp(min=0).prod(3)
+    union = area(own)[None, :, None] + area(boxes)[:, None] - common
+    shared = torch.where(union > 0, common / union, 0.0).masked_fill(~there[:, None], -1.0)
+    if not most:
+        return torch.full((count, len(priors)), -1, dtype=torch.long, device=priors.device)
+    best, found = shared.max(2)
+    found = torch.where(best >= threshold, found, -1)
+    for _ in range(most):
+        value, at = shared.flatten(1).max(1, keepdim=True)
+        prior, box = at // most, at % most
+        found.scatter_(1, prior, torch.where(value >= 0, box, found.gather(1, prior)))
+        shared.scatter_(1, prior[:, :, None].expand(-1, 1, most), -1.0)
+        shared.scatter_(2, box[:, None].expand(-1, len(priors), 1), -1.0)
+    return found
+
+
+def kept_of(boxes: Tensor, classes: Tensor, there: Tensor, *, threshold: float = 0.45) -> Tensor:
+    """`nms` for many images whose boxes [B, n, 4] stand best first: which of those ``there`` [B, n] are kept.
+
+    Images settle side by side: as many rounds as the slowest needs.
+    """
+    low = torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
+    high = torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
+    common = (high - low).clamp(min=0).prod(3)
+    union = area(boxes)[:, :, None] + area(boxes)[:, None] - common
+    over = (torch.where(union > 0, common / union, 0.0) > threshold) & there[:, :, None]
+    over &= classes[:, :, None] == classes[:, None]
+    over = over.triu(1)  # [better, worse]
+    keep = there
+    for _ in range(boxes.shape[1]):
+        settled = there & ~(over & keep[:, :, None]).any(1)
+        if torch.equal(settled, keep):
+            break
+        keep = settled
+    return keep
+
+
 def nms(boxes: Tensor, scores: Tensor, classes: Tensor | None = None, *, threshold: float = 0.45) -> Tensor:
     """Places of the boxes that are kept, best first.
 
@@ -86,15 +143,6 @@ def nms(boxes: Tensor, scores: Tensor, classes: Tensor | None = None, *, thresho
     equal scores the first counts as better.
     """
     order = scores.argsort(descending=True, stable=True)
-    over = iou(boxes[order], boxes[order]) > threshold
-    if classes is not None:
-        over &= classes[order][:, None] == classes[order]
-    over = over.triu(1)  # [better, worse]
-    keep = torch.ones(len(order), dtype=torch.bool, device=boxes.device)
-    # Whether a box is kept depends on better ones alone: each round settles at least the next one.
-    for _ in range(len(order)):
-        settled = ~(over & keep[:, None]).any(0)
-        if torch.equal(settled, keep):
-            break
-        keep = settled
-    return order[keep]
+    kinds = torch.zeros_like(order) if classes is None else classes[order]
+    everyone = torch.ones(1, len(order), dtype=torch.bool, device=boxes.device)
+    return order[kept_of(boxes[order][None], kinds[None], everyone, threshold=threshold)[0]]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.detection.boxes import decode, nms
+from dsnet.detection.boxes import decode, kept_of
 from dsnet.detection.metrics import Detections
 
 __all__ = ["detections_of"]
@@ -30,17 +30,16 @@ def detections_of(
     """
     boxes = decode(offsets.float(), priors.float()).clamp(0, 1)
     likely = logits.float().softmax(2)[:, :, 1:]
+    kinds = likely.shape[2]
     best, at = likely.flatten(1).topk(min(CANDIDATES, likely[0].numel()) if len(likely) else 0, dim=1)
-    found = []
-    for image in range(len(boxes)):
-        good = best[image] > score
-        places, scores = at[image][good], best[image][good]
-        own, kinds = boxes[image][places // likely.shape[2]], places % likely.shape[2]
-        kept = nms(own, scores, kinds, threshold=overlap)[:most]
-        numbers = (own[kept].cpu().numpy(), scores[kept].cpu().numpy(), kinds[kept].cpu().numpy())
-        found.append(
-            Detections(
-                numbers[0].astype(np.float64), numbers[1].astype(np.float64), numbers[2].astype(np.int64)
-            )
+    own = boxes.gather(1, (at // kinds)[..., None].expand(-1, -1, 4))
+    kept = kept_of(own, at % kinds, best > score, threshold=overlap)
+    numbers = [part.cpu().numpy() for part in (own, best, at % kinds, kept)]
+    return [
+        Detections(
+            boxes[keep][:most].astype(np.float64),
+            scores[keep][:most].astype(np.float64),
+            classes[keep][:most].astype(np.int64),
         )
-    return found
+        for boxes, scores, classes, keep in zip(*numbers, strict=True)
+    ]

@@ -26,7 +26,7 @@ from dsnet.models.twin import plain_cost
 from dsnet.routes import Route, Slice
 from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
 
-__all__ = ["Answers", "Detector", "FssdTable"]
+__all__ = ["Answers", "Detector", "FssdTable", "rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ class Detector(nn.Module):
         table: FssdTable = FssdTable(),  # noqa: B008  (a frozen value)
         *,
         activation: str = "silu",
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(network, Supernet) or len(network.gates) != 1:
@@ -97,15 +98,23 @@ class Detector(nn.Module):
         )
         self.places = nn.ModuleList(self._heads(4, factory))
         self.kinds = nn.ModuleList(self._heads(1 + classes, factory))
+        self._reset_parameters(generator)
 
     def _heads(self, outs: int, factory: Factory) -> list[nn.Conv2d]:
         found = []
         for width, ratios in zip(self.table.pyramid, self.table.ratios, strict=True):
-            head = nn.Conv2d(width, outs * priors_at(ratios), 3, padding=1, **factory)
-            nn.init.normal_(head.weight, std=0.01)
-            nn.init.zeros_(cast(Tensor, head.bias))
-            found.append(head)
+            found.append(nn.Conv2d(width, outs * priors_at(ratios), 3, padding=1, **factory))
         return found
+
+    def _reset_parameters(self, generator: torch.Generator | None) -> None:
+        for part in (self.projections, self.pyramid):
+            for module in part.modules():
+                if isinstance(module, SlicedConv2d):
+                    module.reset_parameters(generator)
+        for head in (*self.places, *self.kinds):
+            conv = cast(nn.Conv2d, head)
+            nn.init.normal_(conv.weight, std=0.01, generator=generator)
+            nn.init.zeros_(cast(Tensor, conv.bias))
 
     # --- running -------------------------------------------------------------------------------------
     def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Answers:
@@ -143,14 +152,14 @@ class Detector(nn.Module):
         offsets, logits = [], []
         for block, place, kind in zip(self.pyramid, self.places, self.kinds, strict=True):
             y = block(y, _slice(cast(ConvNormAct, block)), key, mode)
-            offsets.append(_rows(place(y), 4))
-            logits.append(_rows(kind(y), 1 + self.classes))
+            offsets.append(rows(place(y), 4))
+            logits.append(rows(kind(y), 1 + self.classes))
         return Answers(torch.cat(offsets, 1), torch.cat(logits, 1))
 
     # --- counting ------------------------------------------------------------------------------------
     def sizes(self, image_size: int | tuple[int, int] | None = None) -> list[tuple[int, int]]:
         """Heights and widths of the pyramid's maps, the same for all routes."""
-        shape = self._fused(image_size)
+        shape = self.fused_shape(image_size)
         found = []
         for block in self.pyramid:
             _, shape = cast(ConvNormAct, block).cost(shape, _slice(cast(ConvNormAct, block)))
@@ -171,7 +180,7 @@ class Detector(nn.Module):
         for stride, projection in zip(self.table.strides, self.projections, strict=True):
             block = cast(ConvNormAct, projection)
             total += block.cost(maps[stride], Slice(width=self.table.project))[0]
-        shape = self._fused(image_size)
+        shape = self.fused_shape(image_size)
         total += self.norm.cost(shape.channels)
         for level, place, kind in zip(self.pyramid, self.places, self.kinds, strict=True):
             block = cast(ConvNormAct, level)
@@ -179,7 +188,8 @@ class Detector(nn.Module):
             total += cost + plain_cost(place, shape)[0] + plain_cost(kind, shape)[0]
         return total
 
-    def _fused(self, image_size: int | tuple[int, int] | None) -> Shape:
+    def fused_shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
+        """Of what the pyramid stands on, the same for all routes."""
         image, stride = self.network.geometry.shape(image_size), self.table.strides[0]
         channels = self.table.project * len(self.table.strides)
         return Shape(channels, image.height // stride, image.width // stride)
@@ -194,7 +204,7 @@ def _slice(block: ConvNormAct) -> Slice:
     return Slice(width=block.conv.out_channels, kernel=3, padding=1)
 
 
-def _rows(y: Tensor, numbers: int) -> Tensor:
+def rows(y: Tensor, numbers: int) -> Tensor:
     """[B, priors · numbers, H, W] → [B, H · W · priors, numbers]."""
     images, channels, height, width = y.shape
     return y.permute(0, 2, 3, 1).reshape(images, height * width * channels // numbers, numbers)

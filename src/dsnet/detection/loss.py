@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.detection.boxes import encode, match
+from dsnet.detection.boxes import encode, match, match_all
+from dsnet.detection.pictures import Boxes
 
-__all__ = ["MultiboxLoss", "Targets", "multibox_loss", "targets_of"]
+__all__ = ["MultiboxLoss", "Targets", "multibox_loss", "targets_in", "targets_of"]
 
 NEGATIVES = 3  # for every prior that stands for a box; for an image without boxes in all
 
@@ -55,6 +56,16 @@ def targets_of(priors: Tensor, boxes: Sequence[Tensor], classes: Sequence[Tensor
     if not offsets:
         return Targets(priors.new_zeros(0, *priors.shape), priors.new_zeros(0, len(priors), dtype=torch.long))
     return Targets(torch.stack(offsets), torch.stack(kinds))
+
+
+def targets_in(priors: Tensor, boxes: Boxes) -> Targets:
+    """`targets_of` for boxes that are padded to one number."""
+    which = match_all(priors, boxes.corners, boxes.classes >= 0)
+    some = which >= 0
+    at = which.clamp(min=0)
+    own = boxes.corners.gather(1, at[..., None].expand(-1, -1, 4))
+    offsets = torch.where(some[..., None], encode(own, priors), 0.0)
+    return Targets(offsets, torch.where(some, boxes.classes.gather(1, at) + 1, 0))
 
 
 def multibox_loss(offsets: Tensor, logits: Tensor, targets: Targets) -> MultiboxLoss:

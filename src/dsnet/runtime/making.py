@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor
 
+from dsnet.detection.fssd import Detector
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
 from dsnet.runtime.backends import Backend, Executable, Joining, get_backend
 from dsnet.runtime.choose import choose_backend
+from dsnet.runtime.detecting import DetectorPlan, answers_of, pack_detector
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
 from dsnet.runtime.lanes import lanes_for
@@ -30,8 +32,38 @@ RECORDED_SEVERAL = (1, 4, 8, 16, 32, 64, 128, 256)  # several gates: every size 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
-def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
+@overload
+def compile(  # noqa: A001
+    model: Detector,
+    *,
+    device: torch.device | str | None = ...,
+    backend: str = ...,
+    precision: str | None = ...,
+    memory: Memory = ...,
+    batch_buckets: Sequence[int] | None = ...,
+    image_size: int | tuple[int, int] | None = ...,
+    routes: Sequence[int] | None = ...,
+    allow_promotion: bool = ...,
+    allow_bypass: bool = ...,
+    progress: Progress = ...,
+) -> DetectorPlan: ...
+@overload
+def compile(  # noqa: A001
     model: Supernet | Routed,
+    *,
+    device: torch.device | str | None = ...,
+    backend: str = ...,
+    precision: str | None = ...,
+    memory: Memory = ...,
+    batch_buckets: Sequence[int] | None = ...,
+    image_size: int | tuple[int, int] | None = ...,
+    routes: Sequence[int] | None = ...,
+    allow_promotion: bool = ...,
+    allow_bypass: bool = ...,
+    progress: Progress = ...,
+) -> Plan: ...
+def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
+    model: Supernet | Routed | Detector,
     *,
     device: torch.device | str | None = None,
     backend: str = "auto",
@@ -43,8 +75,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     allow_promotion: bool = False,
     allow_bypass: bool = False,
     progress: Progress = silent,
-) -> Plan:
-    """Makes a network ready for a device.
+) -> Plan | DetectorPlan:
+    """Makes a network, or a detector, ready for a device.
 
     A `Routed` brings its router and budget along; a network alone is routed by its gates' own decision.
     ``memory="packed"`` gives every route its own weights, contiguous, batch norms folded; ``"shared"`` runs
@@ -76,11 +108,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     buckets = _buckets(batch_buckets, _sizes(made_by, place, len(network.gates)))
     options = _options(network, router, routes)
     size = network.geometry.shape(image_size)
-    parts = (
-        pack(network, options, image_size=image_size, precision=dtype, device=place)
-        if memory == "packed"
-        else share(network, options, image_size=image_size)
-    )
+    parts = _parts(model, network, options, memory, image_size, dtype, place)
     made = _programs(network, made_by, parts, buckets, place, dtype, progress)
     engine = Engine(
         spec=network.spec,
@@ -90,7 +118,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         options=tuple(options),
         geometry=network.geometry,
         image_size=(size.height, size.width),
-        classes=network.head.classifier.out_features,
+        classes=answers_of(model, image_size) if isinstance(model, Detector) else _classes(network),
         device=place,
         precision=dtype,
         backend=backend,
@@ -99,7 +127,26 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         resident=made.resident,
         graphed=made.graphed,
     )
-    return Plan(engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass)
+    plan = Plan(engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass)
+    return DetectorPlan.of(plan, model, image_size) if isinstance(model, Detector) else plan
+
+
+def _parts(
+    model: Supernet | Routed | Detector,
+    network: Supernet,
+    options: Sequence[Sequence[int]],
+    memory: Memory,
+    image_size: int | tuple[int, int] | None,
+    precision: torch.dtype,
+    device: torch.device,
+) -> dict[History, Part]:
+    if isinstance(model, Detector):
+        if memory == "shared":
+            raise DsnetError("memory='shared' is for networks alone; a detector's parts are packed")
+        return pack_detector(model, options[0], image_size=image_size, precision=precision, device=device)
+    if memory == "shared":
+        return share(network, options, image_size=image_size)
+    return pack(network, options, image_size=image_size, precision=precision, device=device)
 
 
 class _Made(NamedTuple):
@@ -186,8 +233,14 @@ def _any_number(
     }
 
 
+def _classes(network: Supernet) -> int:
+    return network.head.classifier.out_features
+
+
 def _network(model: object) -> Supernet:
     network = model.model if isinstance(model, Routed) else model
+    if isinstance(network, Detector):
+        network = network.network
     if not isinstance(network, Supernet):
         raise DsnetError(f"a plan is made from a supernet or a Routed one, not a {type(network).__name__}")
     if network.training:

@@ -25,7 +25,17 @@ from dsnet.models.blocks import Step, run_steps
 from dsnet.runtime.norms import by_history
 from dsnet.slicing import ImageStatistics, Mode
 
-__all__ = ["History", "Part", "canonical", "pack", "part_behind", "part_histories", "share", "weight_bytes"]
+__all__ = [
+    "History",
+    "Part",
+    "canonical",
+    "in_precision",
+    "pack",
+    "part_behind",
+    "part_histories",
+    "share",
+    "weight_bytes",
+]
 
 History = tuple[int, ...]  # the choices that lead through a part; none: the front
 
@@ -125,7 +135,7 @@ def pack(
     for history, own in part_histories(model, options).items():
         made = [_packed(model, h, shapes[history], fold=len(own) == 1) for h in own]
         module = made[0] if len(own) == 1 else by_history(made)
-        parts[history] = Part(_in_precision(module.to(device), precision), shapes[history], len(own))
+        parts[history] = Part(in_precision(module.to(device), precision), shapes[history], len(own))
     return parts
 
 
@@ -174,7 +184,8 @@ def _chain(steps: Iterable[Step], shape: Shape, *, fold: bool) -> tuple[nn.Seque
     return nn.Sequential(made), shape
 
 
-def _in_precision(module: nn.Module, precision: torch.dtype | None) -> nn.Module:
+def in_precision(module: nn.Module, precision: torch.dtype | None) -> nn.Module:
+    """The module for inference; gates stay in float32 or better."""
     module.requires_grad_(False)
     if precision is None:
         return module

@@ -137,10 +137,15 @@ def _convert(kind: Any, value: Any, path: str) -> Any:  # noqa: ANN401  (types a
     if isinstance(value, float) and not math.isfinite(value):
         raise DsnetError(f"{path} must be a finite number, not {value}")
     if _fits(kind, value):
-        return tuple(value) if isinstance(value, list) else value
+        return _tuples(value)
     if _fits_float(kind, value):
         return float(value)
     raise DsnetError(f"{path} must be {_describe(kind)}, not {value!r}")
+
+
+def _tuples(value: Any) -> Any:  # noqa: ANN401
+    """Lists, as JSON has them, and lists in them as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _members(kind: Any) -> tuple[Any, ...]:  # noqa: ANN401  (a type)
@@ -154,8 +159,12 @@ def _fits(kind: Any, value: Any) -> bool:  # noqa: ANN401
             if value in get_args(member) and not isinstance(value, bool):
                 return True
         elif origin is tuple:
+            if not isinstance(value, list | tuple):
+                continue
             inner = get_args(member)
-            fits = isinstance(value, list | tuple) and len(value) == len(inner)
+            if inner[-1] is Ellipsis:
+                inner = inner[:1] * len(value)
+            fits = len(value) == len(inner)
             if fits and all(_fits(k, v) or _fits_float(k, v) for k, v in zip(inner, value, strict=True)):
                 return True
         elif _is_mapping(member):
@@ -186,7 +195,8 @@ def _describe(kind: Any) -> str:  # noqa: ANN401
         if get_origin(member) is Literal:
             described += [str(option) for option in get_args(member)]
         elif get_origin(member) is tuple:
-            described.append(f"({', '.join(_describe(inner) for inner in get_args(member))})")
+            inner = ["…" if kind is Ellipsis else _describe(kind) for kind in get_args(member)]
+            described.append(f"({', '.join(inner)})")
         else:
             described.append(names.get(member, "a mapping of keys to values"))
     return " or ".join(described)

@@ -1,0 +1,269 @@
+"""``dsnet detect``: boxes, found by a supernet at each image's own route."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from dsnet.cli.live import LiveWatch
+from dsnet.cli.options import check_out, positive
+from dsnet.cli.progress import progress
+from dsnet.data.find import find_images
+from dsnet.detection.config import DetectConfig
+from dsnet.detection.draw import draw_boxes
+from dsnet.detection.evaluate import DetectionResult, evaluate_detector
+from dsnet.detection.pictures import load_pictures, read_splits
+from dsnet.detection.predict import Found, find_boxes
+from dsnet.detection.recipes import DETECTORS, get_detector_recipe
+from dsnet.detection.run import train_detector
+from dsnet.detection.saved import load_detector
+from dsnet.errors import DsnetError
+from dsnet.report.text import bar, human, table
+from dsnet.training.run import pick_device
+from dsnet.training.settings import from_plain, keys_of, override, parse_assignments, to_plain
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "detect",
+        help="find boxes: train, evaluate and use a detector (FSSD)",
+        description="An FSSD detector on a supernet with one gate: every image at its own route.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    steps = parser.add_subparsers(title="steps", metavar="STEP", required=True)
+    _add_train(steps)
+    _add_evaluate(steps)
+    _add_predict(steps)
+
+
+def _add_train(steps: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    names = "\n".join(f"  {name:22}{recipe.about}" for name, recipe in DETECTORS.items())
+    parser = steps.add_parser(
+        "train",
+        help="train a detector, all routes together, then its gate",
+        description="Trains a detector on a folder in Pascal VOC's layout:\n"
+        "  DIR/JPEGImages/NAME.jpg  DIR/Annotations/NAME.xml  DIR/ImageSets/Main/{trainval,test}.txt\n"
+        "All routes learn together; then the statistics of every route are made, all routes are evaluated\n"
+        "on the test split, and a gate is trained. What is wrong with files is told before training starts.\n"
+        "Ctrl-C and SIGTERM save before they stop; --resume goes on.\n\nRecipes:\n" + names,
+        epilog="Examples:\n"
+        "  dsnet detect train bccd_ds_mbnet --data BCCD\n"
+        "  dsnet detect train bccd_ds_mbnet --data my-boxes --set start=runs/imagenette_mbnet --set lr=0.01\n"
+        "  dsnet detect train voc_ds_mbnet --data VOCdevkit --dry-run",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe by name, or the recipe.json of a run")
+    parser.add_argument("--data", metavar="DIR", help="folder in VOC's layout, or one with several of them")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; may be repeated"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the run (default: runs/RECIPE)")
+    parser.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
+    parser.add_argument("--dry-run", action="store_true", help="show the settings; train nothing")
+    parser.add_argument("--json", action="store_true", help="the settings (--dry-run) or the results as JSON")
+    parser.set_defaults(run_command=_train)
+
+
+def _add_evaluate(steps: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = steps.add_parser(
+        "evaluate",
+        help="mean average precision of every route, and of the gate",
+        description="Mean average precision by the rules of VOC 2007 and 2010 and of COCO, beside the\n"
+        "multiply-adds of the whole detector.",
+        epilog="Examples:\n"
+        "  dsnet detect evaluate runs/bccd_ds_mbnet --data BCCD\n"
+        "  dsnet detect evaluate runs/bccd_ds_mbnet --data BCCD --split val --routes 0 13 --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run of `dsnet detect train`")
+    parser.add_argument("--data", required=True, metavar="DIR", help="folder in VOC's layout")
+    parser.add_argument("--split", default="test", help="of ImageSets/Main, or FOLDER/SPLIT (default: test)")
+    parser.add_argument("--routes", type=int, nargs="+", metavar="N", help="these alone, without the gate")
+    parser.add_argument("--batch", type=positive, default=32, help="images at a time (default: 32)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run_command=_evaluate)
+
+
+def _add_predict(steps: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = steps.add_parser(
+        "predict",
+        help="boxes in image files, every image at its own route",
+        description="Finds boxes in images: as a table, as JSON lines, and as images with the boxes drawn.\n"
+        "One that cannot be read is reported, the others go on, and the exit status is 1.",
+        epilog="Examples:\n"
+        "  dsnet detect predict runs/bccd_ds_mbnet photo.jpg --draw found\n"
+        "  dsnet detect predict runs/bccd_ds_mbnet photos --score 0.5 --out boxes.jsonl\n"
+        "  dsnet detect predict runs/bccd_ds_mbnet photos --route 0 --json | jq '.boxes | length'",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run of `dsnet detect train`")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, a folder, or a pattern in quotes")
+    parser.add_argument("--route", type=int, metavar="N", help="every image at this route")
+    parser.add_argument("--score", type=float, default=0.3, help="least probability of a box (default: 0.3)")
+    parser.add_argument("--draw", type=Path, metavar="DIR", help="images with their boxes, into this folder")
+    parser.add_argument("--json", action="store_true", help="as JSON, an object a line, as results come")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="these lines to a file")
+    parser.add_argument("--force", action="store_true", help="with --out: replace a file that is there")
+    parser.add_argument("--batch", type=positive, default=16, help="images at a time (default: 16)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.set_defaults(run_command=_predict)
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = _resolve(args)
+    if args.dry_run:
+        plain = to_plain(config)
+        print(json.dumps(plain, indent=2) if args.json else _settings(config))
+        return 0
+    stem = Path(args.recipe).resolve().parent.name if args.recipe.endswith(".json") else args.recipe
+    folder = args.out or Path("runs") / stem
+    outcome = train_detector(config, folder, resume=args.resume, watch=LiveWatch(quiet=args.json))
+    if not outcome.ending.done:
+        ending = outcome.ending
+        print(
+            f"Stopped after step {ending.step} of {ending.steps}; saved in {folder}. "
+            "Go on with the same command and --resume.",
+            file=sys.stderr,
+        )
+        return 128 + (ending.signal or signal.SIGINT)
+    if args.json:
+        print((folder / "results.json").read_text(encoding="utf-8"), end="")
+    else:
+        print(f"\n{config.model} on {config.data.root}\n\n{_table(outcome.results)}\n")
+        if outcome.problems:
+            print(f"{len(outcome.problems)} problems with files were told above or left out.")
+        print(f"Detector: {folder}; find boxes with `dsnet detect predict {folder} IMAGE --draw found`")
+    return 0
+
+
+def _resolve(args: argparse.Namespace) -> DetectConfig:
+    if args.recipe.endswith(".json"):
+        try:
+            plain = json.loads(Path(args.recipe).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DsnetError(f"{args.recipe} cannot be read as a recipe: {error}") from error
+        config = from_plain(DetectConfig, plain)
+    else:
+        config = get_detector_recipe(args.recipe).config
+    if args.data is not None:
+        config = replace(config, data=replace(config.data, root=args.data))
+    return override(config, parse_assignments(args.set))
+
+
+def _settings(config: DetectConfig) -> str:
+    lines = []
+    for key, _ in keys_of(DetectConfig):
+        value: object = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        lines.append(f"{key} = {value}")
+    return "\n".join(lines)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    saved = load_detector(args.run)
+    saved.detector.to(pick_device(args.device))
+    pictures, problems = load_pictures(
+        read_splits(args.data, args.split, saved.classes), saved.prepared.size, progress
+    )
+    space = saved.detector.network.space
+    gated = saved.checkpoint.data.get("gate") is not None
+    wanted = args.routes or [*range(len(space)), *([None] if gated else [])]
+    results = list(
+        evaluate_detector(
+            saved.detector,
+            pictures,
+            saved.prepared,
+            wanted,
+            batch=args.batch,
+            progress=None if args.json else progress,
+        )
+    )
+    if args.json:
+        print(json.dumps([result.to_dict() for result in results], indent=2))
+    else:
+        print(f"{len(pictures)} images of {args.data}, {args.split}\n\n{_table(results)}")
+        if problems:
+            print(f"{len(problems)} images could not be read")
+    return 0
+
+
+def _table(results: Sequence[DetectionResult]) -> str:
+    largest = max(result.madds for result in results)
+    kinds = list(results[0].classes)
+    shown = kinds if len(kinds) <= 5 else []
+    rows = [
+        [
+            "gate" if result.route is None else str(result.route),
+            human(round(result.madds)),
+            bar(result.madds, largest),
+            *(f"{100 * result.mean[rule]:.1f}" for rule in ("voc2007", "voc2010", "coco")),
+            *(f"{100 * result.classes[kind]:.1f}" for kind in shown),
+        ]
+        for result in results
+    ]
+    header = ["route", "MAdds", "cost", "mAP 2007", "mAP 2010", "COCO", *shown]
+    text = table(header, rows, left=("cost",))
+    gate = results[-1]
+    if gate.route is None:
+        taken = ", ".join(f"{count} at {route}" for route, count in gate.taken.items())
+        text += f"\n\nThe gate ran {taken}."
+    return text
+
+
+def _predict(args: argparse.Namespace) -> int:
+    check_out(args.out)
+    if args.out is not None and args.out.exists() and not args.force:
+        raise DsnetError(f"{args.out} is there already: --force replaces it")
+    paths = find_images(args.images)
+    saved = load_detector(args.run)
+    if args.route is None and saved.checkpoint.data.get("gate") is None:
+        raise DsnetError(f"the gate of {args.run} is not trained: give --route, or train with gate.epochs")
+    saved.detector.to(pick_device(args.device))
+    if args.draw is not None:
+        args.draw.mkdir(parents=True, exist_ok=True)
+    missed, rows = 0, []
+    names: set[str] = set()
+    with nullcontext() if args.out is None else args.out.open("w", encoding="utf-8") as file:
+        found = find_boxes(saved, paths, route=args.route, score=args.score, batch=args.batch)
+        for one in found if args.json else progress(found, len(paths), "image"):
+            if not isinstance(one, Found):
+                missed += 1
+                print(f"dsnet: {one.path}: {one.error}", file=sys.stderr)
+                continue
+            line = json.dumps(one.to_dict(saved.classes))
+            if args.json:
+                print(line, flush=True)
+            if file is not None:
+                file.write(line + "\n")
+            if args.draw is not None:
+                draw_boxes(one.path, one.detections, saved.classes, args.draw / _free(one.path, names))
+            kinds = [saved.classes[kind] for kind in one.detections.classes.tolist()]
+            counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))) or "nothing"
+            rows.append([one.path, str(one.route), human(one.madds), counts])
+    if not args.json and rows:
+        print(table(["image", "route", "MAdds", "found"], rows, left=("image", "found")))
+        if args.draw is not None:
+            print(f"\nImages with their boxes: {args.draw}")
+    return 1 if missed else 0
+
+
+def _free(path: str, names: set[str]) -> str:
+    """A name that no other image has."""
+    stem, number = Path(path).stem, 1
+    name = f"{stem}.png"
+    while name in names:
+        number += 1
+        name = f"{stem}-{number}.png"
+    names.add(name)
+    return name

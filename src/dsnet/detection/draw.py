@@ -1,0 +1,44 @@
+"""Images with the boxes that were found in them."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsnet.data.decode import open_image, pillow
+from dsnet.detection.metrics import Detections
+
+__all__ = ["colour_of", "draw_boxes"]
+
+
+def colour_of(number: int) -> tuple[int, int, int]:
+    """Of a class: neighbours differ, all are dark enough for white letters."""
+    red, green, blue = colorsys.hls_to_rgb((0.61 * number + 0.02) % 1, 0.38, 0.8)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def draw_boxes(source: str | Path, found: Detections, classes: Sequence[str], out: Path) -> None:
+    """Writes the image with its boxes, as shares of it, the best on top."""
+    pillow()
+    from PIL import ImageDraw, ImageFont
+
+    image = open_image(str(source))
+    pen = ImageDraw.Draw(image)
+    line = max(2, round(min(image.size) / 250))
+    font = ImageFont.load_default(size=max(11, round(min(image.size) / 36)))
+    every = list(zip(found.boxes.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True))
+    for box, score, kind in reversed(every):
+        left, top, right, bottom = (
+            share * side for share, side in zip(box, (*image.size, *image.size), strict=True)
+        )
+        if right - left < 1 or bottom - top < 1:
+            continue
+        colour, text = colour_of(kind), f"{classes[kind]} {score:.0%}"
+        pen.rectangle((left, top, right, bottom), outline=colour, width=line)
+        _, _, width, height = pen.textbbox((0, 0), text, font=font)
+        x = min(left, max(0, image.width - width - 4))
+        y = top - height - 4 if top >= height + 4 else top
+        pen.rectangle((x, y, x + width + 4, y + height + 4), fill=colour)
+        pen.text((x + 2, y + 1), text, fill="white", font=font)
+    image.save(out)

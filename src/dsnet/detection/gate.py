@@ -1,0 +1,107 @@
+"""Stage II of a detector: the gate learns which route an image needs, weights do not change.
+
+CLS is the multibox loss of all routes' answers mixed by a one-hot draw; sandwich gate sparsification sends an
+image to the first route where the smallest route's loss is at most ``ratio`` times the largest's, else to the
+last one. Cost counts the whole detector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from dsnet.detection.config import DetectConfig
+from dsnet.detection.fssd import Answers
+from dsnet.detection.loss import Targets, multibox_loss, targets_in
+from dsnet.detection.pictures import Boxes
+from dsnet.detection.saved import SavedDetector
+from dsnet.gate import RoutingHead
+from dsnet.routing.config import GateConfig
+from dsnet.routing.losses import complexity_penalty, sgs_loss, sgs_targets
+from dsnet.training.joint import gumbel_one_hot
+from dsnet.training.loop import Watch
+from dsnet.training.optim import set_learning_rate
+from dsnet.training.seeds import seeded
+
+__all__ = ["GateTraining", "gate_terms", "mixed"]
+
+Epoch = Callable[[int], Iterator[tuple[Tensor, Boxes]]]
+
+
+def mixed(answers: list[Answers], draw: Tensor) -> Answers:
+    """Answers of all routes mixed by draws [B, routes]."""
+    shares = draw[:, :, None, None].unbind(1)
+    offsets = sum((s * a.offsets.float() for s, a in zip(shares, answers, strict=True)), torch.tensor(0.0))
+    logits = sum((s * a.logits.float() for s, a in zip(shares, answers, strict=True)), torch.tensor(0.0))
+    return Answers(offsets, logits)
+
+
+def gate_terms(
+    scores: Tensor, draw: Tensor, answers: list[Answers], targets: Targets, costs: Tensor, ratio: float
+) -> dict[str, Tensor]:
+    """What the gate pays, by name: of scores and a one-hot draw of them [B, routes], costs [routes]."""
+    with torch.no_grad():
+        small, large = (multibox_loss(*answers[at], targets).by_image() for at in (0, -1))
+        easy = small <= ratio * large
+    wanted = sgs_targets(easy, easy, len(answers))
+    return {
+        "target": multibox_loss(*mixed(answers, draw), targets).mean(),
+        "complexity": complexity_penalty(draw @ costs, float(costs.max())),
+        "sgs": sgs_loss([scores], [wanted]),
+    }
+
+
+class GateTraining:
+    """New routing heads for a detector whose weights stay."""
+
+    def __init__(self, config: DetectConfig, found: SavedDetector, precision: torch.dtype | None) -> None:
+        self.config, self.detector, self.precision = config, found.detector, precision
+        network, seed = self.detector.network, config.run.seed
+        network.reset_routing(
+            GateConfig(space=config.gate.space).routes(network), generator=seeded(seed, "heads")
+        )
+        self.routes = [network.space.of_choices((choice,)) for choice in network.gate(0).choices]
+        self.device = network.head.classifier.weight.device
+        size = found.prepared.size
+        self.costs = torch.tensor(
+            [float(self.detector.cost(route, size).madds()) for route in self.routes], device=self.device
+        )
+        self.priors = self.detector.priors(size)
+        self.detector.eval().requires_grad_(False)
+        self.parameters = [
+            parameter.requires_grad_(True)
+            for module in network.modules()
+            if isinstance(module, RoutingHead)
+            for parameter in module.parameters()
+        ]
+
+    def train(self, epoch: Epoch, steps: int, watch: Watch) -> None:
+        """So many steps an epoch, of its batches."""
+        gate = self.config.gate
+        optimizer = SGD(self.parameters, lr=gate.lr, momentum=0.9, nesterov=True)
+        noise = seeded(self.config.run.seed, "gate", device=self.device)
+        for number in range(gate.epochs):
+            set_learning_rate(optimizer, gate.lr * gate.decay**number)
+            for x, boxes in watch.progress(f"gate, epoch {number + 1}: batch", epoch(number), steps):
+                terms = self.terms(x, boxes, noise)
+                weights = {"target": gate.target, "complexity": gate.complexity, "sgs": gate.sgs}
+                optimizer.zero_grad()
+                total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
+                total.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        self.detector.requires_grad_(True)
+
+    def terms(self, x: Tensor, boxes: Boxes, noise: torch.Generator) -> dict[str, Tensor]:
+        """What the gate pays for these images."""
+        network = self.detector.network
+        with torch.no_grad():
+            targets = targets_in(self.priors, boxes)
+            with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
+                answers = list(self.detector.answers(x, self.routes))
+                state = network.enter(x)
+        scores = network.score(state)
+        draw = gumbel_one_hot(scores, noise)
+        return gate_terms(scores, draw, answers, targets, self.costs, self.config.gate.ratio)

@@ -1,0 +1,150 @@
+"""Images with their boxes in memory: all of one size, boxes as shares of the image, padded to one number."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsnet.data.decode import THREADS, DamagedError, open_image, pillow
+from dsnet.data.source import channel_statistics, divided
+from dsnet.detection.metrics import Truth
+from dsnet.detection.voc import Annotated, DetectionSet, Problem, read_voc
+from dsnet.errors import DsnetError
+
+__all__ = ["Boxes", "Pictures", "load_pictures", "read_splits", "stretched"]
+
+MOST = 100  # images that may be damaged
+
+Progress = Callable[[Iterable[Any], int, str], Iterator[Any]]
+
+
+class Boxes(NamedTuple):
+    """What is in B images."""
+
+    corners: Tensor  # [B, n, 4], as shares of the image
+    classes: Tensor  # [B, n]; -1: there is no box
+
+    def take(self, at: Tensor) -> Boxes:
+        """Of some of the images."""
+        return Boxes(self.corners[at], self.classes[at])
+
+    def to(self, device: torch.device | str) -> Boxes:
+        """The same on a device."""
+        return Boxes(self.corners.to(device), self.classes.to(device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pictures:
+    """Images [N, 3, S, S] of bytes, stretched to squares, and what is in them."""
+
+    classes: tuple[str, ...]
+    images: Tensor
+    boxes: Boxes
+    truths: tuple[Truth, ...]  # boxes as shares of the image, difficult ones marked
+    paths: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on a device."""
+        return replace(self, images=self.images.to(device), boxes=self.boxes.to(device))
+
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of every channel, of values in [0, 1]."""
+        return channel_statistics(divided(self.images, 64))
+
+
+def stretched(source: str | bytes, side: int) -> tuple[Tensor, tuple[int, int]]:
+    """An image as a square [3, side, side] in bytes, and its true width and height."""
+    image = open_image(source)
+    small = image.resize((side, side), pillow().Resampling.BILINEAR, reducing_gap=2.0)
+    return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1), (image.width, image.height)
+
+
+def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = None) -> DetectionSet:
+    """Reads splits separated by commas, ``trainval`` or ``VOC2007/trainval``, as one set."""
+    places = [part.strip() for part in splits.split(",") if part.strip()]
+    if not places:
+        raise DsnetError(f"no split is named in {splits!r}")
+    parts = []
+    for place in places:
+        *inside, split = place.split("/")
+        parts.append((Path(root).joinpath(*inside), split))
+    if classes is None:  # of all of them together
+        classes = sorted({name for where, split in parts for name in read_voc(where, split).classes})
+    read = [read_voc(where, split, classes=classes) for where, split in parts]
+    return DetectionSet(
+        classes=tuple(classes),
+        items=tuple(item for part in read for item in part.items),
+        problems=tuple(problem for part in read for problem in part.problems),
+    )
+
+
+def load_pictures(
+    annotated: DetectionSet, side: int, progress: Progress | None = None
+) -> tuple[Pictures, tuple[Problem, ...]]:
+    """Decodes all images; those that cannot be used are left out, told of, and too many stop."""
+    problems: list[Problem] = []
+    images = torch.empty(len(annotated.items), 3, side, side, dtype=torch.uint8)
+    kept: list[int] = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        found: Iterable[Tensor | str] = pool.map(lambda item: _decoded(item, side), annotated.items)
+        if progress is not None:
+            found = progress(found, len(annotated.items), "reading images")
+        for number, image in enumerate(found):
+            if isinstance(image, str):
+                problems.append(Problem(annotated.items[number].image, f"{image}; the image is left out"))
+                warnings.warn(f"skipped {problems[-1].file}: {image}", stacklevel=2)
+                if len(problems) > MOST:
+                    raise DsnetError(f"more than {MOST} images cannot be used, the last: {problems[-1].file}")
+                continue
+            images[len(kept)] = image
+            kept.append(number)
+    if not kept:
+        raise DsnetError(f"none of {len(annotated.items)} images can be used: {problems[0].what}")
+    items = [annotated.items[number] for number in kept]
+    truths = tuple(_shares(item) for item in items)
+    pictures = Pictures(
+        classes=annotated.classes,
+        images=images[: len(kept)],
+        boxes=_padded(truths),
+        truths=truths,
+        paths=tuple(item.image for item in items),
+    )
+    return pictures, tuple(problems)
+
+
+def _decoded(item: Annotated, side: int) -> Tensor | str:
+    try:
+        image, (width, height) = stretched(str(item.image), side)
+    except DamagedError as error:
+        return str(error)
+    if (width, height) != (item.width, item.height):
+        return f"it has {width} × {height} pixels, not {item.width} × {item.height} as its boxes say"
+    return image
+
+
+def _shares(item: Annotated) -> Truth:
+    size = np.array([item.width, item.height, item.width, item.height], dtype=np.float64)
+    return Truth(item.truth.boxes / size, item.truth.classes, item.truth.difficult)
+
+
+def _padded(truths: Sequence[Truth]) -> Boxes:
+    """Difficult boxes are no example to learn from, as usual for VOC."""
+    own = [(truth.boxes[~truth.ignored()], truth.classes[~truth.ignored()]) for truth in truths]
+    most = max(1, *(len(boxes) for boxes, _ in own))
+    corners = torch.zeros(len(own), most, 4)
+    classes = torch.full((len(own), most), -1)
+    for row, (boxes, kinds) in enumerate(own):
+        corners[row, : len(boxes)] = torch.from_numpy(boxes).float()
+        classes[row, : len(boxes)] = torch.from_numpy(kinds)
+    return Boxes(corners, classes)

@@ -1,0 +1,129 @@
+"""From image files to boxes: every image at its route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsnet.data.decode import THREADS, DamagedError
+from dsnet.data.source import divided
+from dsnet.detection.augment import whole
+from dsnet.detection.evaluate import prepare
+from dsnet.detection.found import detections_of
+from dsnet.detection.fssd import Answers
+from dsnet.detection.metrics import Detections
+from dsnet.detection.pictures import Boxes, stretched
+from dsnet.detection.saved import SavedDetector
+from dsnet.errors import DsnetError
+from dsnet.routes import Route
+
+__all__ = ["Found", "Missed", "find_boxes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """What an image shows, at which route, and what that cost."""
+
+    path: str
+    width: int
+    height: int
+    detections: Detections  # boxes as shares of the image
+    route: int
+    madds: int
+
+    def to_dict(self, classes: Sequence[str]) -> dict[str, Any]:
+        """Plain data (JSON types); boxes in pixels: left, top, right, bottom."""
+        sides = (self.width, self.height, self.width, self.height)
+        own = self.detections
+        boxes = [
+            {
+                "class": classes[kind],
+                "score": round(score, 4),
+                "box": [round(share * side, 1) for share, side in zip(box, sides, strict=True)],
+            }
+            for box, score, kind in zip(
+                own.boxes.tolist(), own.scores.tolist(), own.classes.tolist(), strict=True
+            )
+        ]
+        return {"path": self.path, "route": self.route, "madds": self.madds, "boxes": boxes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """An image that cannot be read, and why."""
+
+    path: str
+    error: str
+
+
+@torch.no_grad()
+def find_boxes(
+    saved: SavedDetector,
+    paths: Sequence[str | Path],
+    *,
+    route: int | None = None,
+    score: float = 0.3,
+    batch: int = 16,
+) -> Iterator[Found | Missed]:
+    """In the order of the paths; without a route every image at the one that the gate takes."""
+    if not 0 <= score < 1:
+        raise DsnetError(f"score must be at least 0 and below 1, not {score}")
+    only = None if route is None else saved.detector.network.space.resolve(route)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for at in divided(torch.arange(len(paths)), batch):
+            names = [str(paths[i]) for i in at.tolist()]
+            read = list(pool.map(lambda name: _read(name, saved.prepared.size), names))
+            good = {name: image for name, image in zip(names, read, strict=True) if isinstance(image, _Image)}
+            found = dict(zip(good, _find(saved, list(good.values()), only, score), strict=True))
+            for name, image in zip(names, read, strict=True):
+                if isinstance(image, _Image):
+                    detections, number, madds = found[name]
+                    yield Found(
+                        path=name,
+                        width=image.width,
+                        height=image.height,
+                        detections=detections,
+                        route=number,
+                        madds=madds,
+                    )
+                else:
+                    yield Missed(path=name, error=image)
+
+
+class _Image(NamedTuple):
+    pixels: Tensor
+    width: int
+    height: int
+
+
+def _read(name: str, side: int) -> _Image | str:
+    try:
+        pixels, (width, height) = stretched(name, side)
+    except DamagedError as error:
+        return str(error)
+    return _Image(pixels, width, height)
+
+
+def _find(
+    saved: SavedDetector, images: Sequence[_Image], only: Route | None, score: float
+) -> list[tuple[Detections, int, int]]:
+    """Boxes, route and multiply-adds of every image."""
+    if not images:
+        return []
+    detector, prepared = saved.detector, saved.prepared
+    device = detector.norm.weight.device
+    pixels = torch.stack([image.pixels for image in images]).to(device)
+    nothing = Boxes(torch.zeros(len(images), 1, 4), torch.full((len(images), 1), -1)).to(device)
+    x, _ = whole(pixels, nothing, prepared.size, prepared.mean)
+    x = prepare(x, prepared)
+    answers: Answers = detector(x, only)
+    taken = [only.number] * len(x) if only is not None else detector.route(x).tolist()
+    boxes = detections_of(answers.offsets, answers.logits, detector.priors(prepared.size), score=score)
+    madds = {number: detector.cost(number, prepared.size).madds() for number in set(taken)}
+    return [(own, number, madds[number]) for own, number in zip(boxes, taken, strict=True)]

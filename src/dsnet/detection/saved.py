@@ -1,0 +1,82 @@
+"""Detectors in a run's folder: the network as every checkpoint has it, and the detector's own beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from dsnet.detection.fssd import Detector, FssdTable
+from dsnet.errors import DsnetError
+from dsnet.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dsnet.training.settings import from_plain, to_plain
+
+__all__ = ["Prepared", "SavedDetector", "detector_of", "load_detector", "save_detector"]
+
+GROUP = "detector"
+
+
+class Prepared(NamedTuple):
+    """How images are made ready: their side, and mean and deviation of every channel."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class SavedDetector(NamedTuple):
+    """A detector in eval mode, what it finds, and how its images are made ready."""
+
+    detector: Detector
+    classes: tuple[str, ...]
+    prepared: Prepared
+    checkpoint: Checkpoint
+
+
+def save_detector(
+    folder: Path,
+    name: str,
+    detector: Detector,
+    *,
+    step: int,
+    classes: tuple[str, ...],
+    prepared: Prepared,
+    tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> Path:
+    """As `dsnet.training.checkpoint.save_checkpoint`."""
+    own = {key: value for key, value in detector.state_dict().items() if not key.startswith("network.")}
+    about = {"classes": list(classes), "table": to_plain(detector.table), "input": prepared._asdict()}
+    return save_checkpoint(
+        folder,
+        name,
+        detector.network,
+        step=step,
+        tensors={GROUP: own, **(tensors or {})},
+        data={GROUP: about, **(data or {})},
+    )
+
+
+def load_detector(run: Path | str, name: str | None = None) -> SavedDetector:
+    """From a run's folder, or that of a checkpoint."""
+    return detector_of(load_checkpoint(Path(run), name), run)
+
+
+def detector_of(saved: Checkpoint, run: Path | str) -> SavedDetector:
+    """The detector of a checkpoint."""
+    about = saved.data.get(GROUP)
+    if not isinstance(about, dict) or GROUP not in saved.tensors:
+        raise DsnetError(f"{run} holds a network without a detector: `dsnet detect train` makes one")
+    network = saved.model()
+    try:
+        table, prepared = from_plain(FssdTable, about["table"]), about["input"]
+        classes = tuple(about["classes"])
+        detector = Detector(network, len(classes), table)
+        own = {f"network.{key}": value for key, value in network.state_dict().items()}
+        detector.load_state_dict({**own, **saved.tensors[GROUP]})
+        ready = Prepared(prepared["size"], tuple(prepared["mean"]), tuple(prepared["std"]))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise DsnetError(f"the detector of {run} cannot be built: {error}") from error
+    return SavedDetector(detector.eval(), classes, ready, saved)

@@ -1,0 +1,251 @@
+"""Plans for detectors: the same machinery, for a network whose answer is boxes.
+
+What a part hands on is one row of numbers an image: the maps that were made so far and are wanted later, each
+channels last, then the features at the gate. What the last part gives is one row, too: offsets, then logits.
+So grouping, padding, graphs and streams work as they do for classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.counts import Shape
+from dsnet.detection.found import detections_of
+from dsnet.detection.fssd import Answers, Detector, rows
+from dsnet.detection.metrics import Detections
+from dsnet.models.blocks import ConvNormAct
+from dsnet.routes import Route, Slice
+from dsnet.runtime.engine import Engine
+from dsnet.runtime.parts import History, Part, in_precision
+from dsnet.runtime.plan import Plan
+
+__all__ = ["DetectorPlan", "RoutedAnswers", "answers_of", "pack_detector"]
+
+
+class RoutedAnswers(NamedTuple):
+    """Answers for every prior, and the number [B] of the route that gave each image's."""
+
+    answers: Answers
+    routes: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DetectorPlan:
+    """A detector made ready for a device, called like the detector."""
+
+    plan: Plan
+    priors: Tensor  # [p, 4]
+    classes: int
+
+    @classmethod
+    def of(cls, plan: Plan, detector: Detector, image_size: int | tuple[int, int] | None) -> DetectorPlan:
+        """A plan of the parts of `pack_detector`."""
+        return cls(plan, detector.priors(image_size).to(plan.engine.device), detector.classes)
+
+    @property
+    def engine(self) -> Engine:
+        """Its executables."""
+        return self.plan.engine
+
+    def __call__(self, x: Tensor, route: Route | int | None = None) -> Answers:
+        """Images [B, C, H, W] → answers for every prior, at one route or, without one, routed."""
+        return self._answers(self.plan(x, route))
+
+    def run(self, x: Tensor) -> RoutedAnswers:
+        """Answers, and the routes that gave them."""
+        found = self.plan.run(x)
+        return RoutedAnswers(self._answers(found.logits), found.routes)
+
+    def route(self, x: Tensor) -> Tensor:
+        """The number [B] of the route that answers each image."""
+        return self.plan.route(x)
+
+    def detect(
+        self, x: Tensor, route: Route | int | None = None, *, score: float = 0.3, most: int = 200
+    ) -> list[Detections]:
+        """Boxes of every image as shares of it, best first."""
+        answers = self(x, route)
+        return detections_of(answers.offsets, answers.logits, self.priors, score=score, most=most)
+
+    def _answers(self, row: Tensor) -> Answers:
+        count = len(self.priors)
+        return Answers(
+            row[:, : 4 * count].view(len(row), count, 4),
+            row[:, 4 * count :].view(len(row), count, 1 + self.classes),
+        )
+
+    def __repr__(self) -> str:
+        return f"Detector{self.plan!r}"
+
+
+def answers_of(detector: Detector, image_size: int | tuple[int, int] | None) -> int:
+    """How many numbers a detector answers with for an image."""
+    return len(detector.priors(image_size)) * (4 + 1 + detector.classes)
+
+
+def pack_detector(
+    detector: Detector,
+    choices: Sequence[int],
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    precision: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> dict[History, Part]:
+    """The front and a part for every choice, as `dsnet.runtime.parts.pack`."""
+    network, wanted = detector.network, detector.table.strides
+    for choice in choices:
+        network.require_statistics(network.space.of_choices((choice,)))
+    image = network.geometry.shape(image_size)
+    blocks, taps, behind = _blocks(detector, (), image, 1, begun=False)
+    noted = {stride: tap for stride, tap in taps.items() if stride in wanted}
+    shapes = network.feature_shapes(network.space.of_choices((choices[0],)), image_size)
+    handed = {**{stride: shapes[stride] for stride in noted}, 0: behind.shape}
+    gate = network.gate(0).extract_deciding(behind.shape.channels)
+    front = _Front(blocks, list(noted.values()), gate).eval()
+    parts: dict[History, Part] = {(): Part(in_precision(front.to(device), precision), image)}
+    row = Shape(sum(math.prod(shape) for shape in handed.values()), 1, 1)
+    for choice in choices:
+        blocks, taps, last = _blocks(detector, (choice,), behind.shape, behind.stride, begun=True)
+        taps = {**taps, last.stride: len(blocks)}
+        own = {stride: tap for stride, tap in taps.items() if stride in wanted}
+        head = _Head(detector, network.space.of_choices((choice,)), image_size)
+        part = _Behind(blocks, handed, own, wanted, head).eval()
+        parts[choice,] = Part(in_precision(part.to(device), precision), row)
+    return parts
+
+
+class _End(NamedTuple):
+    shape: Shape
+    stride: int
+
+
+def _blocks(
+    detector: Detector, history: History, shape: Shape, stride: int, *, begun: bool
+) -> tuple[list[nn.Module], dict[int, int], _End]:
+    """Plain blocks, in front of which of them a stride's map is whole, and what stands behind all."""
+    made: list[nn.Module] = []
+    taps: dict[int, int] = {}
+    for block, size, key in detector.network.chain(history):
+        if block.stride > 1:
+            if begun:
+                taps[stride] = len(made)
+            stride *= block.stride
+        made.append(block.extract(shape, size, key, fold_bn=True))
+        _, shape = block.cost(shape, size)
+        begun = True
+    return made, taps, _End(shape, stride)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[B, C, H, W] → [B, H · W · C], without a copy where channels are last in memory."""
+    return x.permute(0, 2, 3, 1).flatten(1)
+
+
+class _Front(nn.Module):
+    """Images → maps that are wanted later and the features at the gate as one row, and scores."""
+
+    def __init__(self, blocks: Sequence[nn.Module], taps: Sequence[int], gate: nn.Module) -> None:
+        super().__init__()
+        self.blocks, self.taps, self.gate = nn.ModuleList(blocks), tuple(taps), gate
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kept = []
+        for number, block in enumerate(self.blocks):
+            if number in self.taps:
+                kept.append(_flat(x))
+            x = block(x)
+        x, scores = self.gate(x)
+        return torch.cat([*kept, _flat(x)], 1)[:, :, None, None], scores
+
+
+class _Behind(nn.Module):
+    """A row of the front → a row of answers."""
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        handed: Mapping[int, Shape],  # by stride; 0: features at the gate
+        taps: Mapping[int, int],
+        wanted: Sequence[int],
+        head: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.blocks, self.handed, self.taps = nn.ModuleList(blocks), dict(handed), dict(taps)
+        self.wanted, self.head = tuple(wanted), head
+
+    def forward(self, row: Tensor) -> Tensor:
+        maps: dict[int, Tensor] = {}
+        start = 0
+        for stride, shape in self.handed.items():
+            size = math.prod(shape)
+            piece = row[:, start : start + size].reshape(-1, shape.height, shape.width, shape.channels)
+            maps[stride] = piece.permute(0, 3, 1, 2)
+            start += size
+        x = maps.pop(0)
+        for number, block in enumerate(self.blocks):
+            for stride, tap in self.taps.items():
+                if tap == number:
+                    maps[stride] = x
+            x = block(x)
+        for stride, tap in self.taps.items():
+            if tap == len(self.blocks):
+                maps[stride] = x
+        return cast(Tensor, self.head([maps[stride] for stride in self.wanted]))
+
+
+class _Head(nn.Module):
+    """Projections, fusion, pyramid and heads of a route, norms folded where a convolution is before them."""
+
+    def __init__(self, detector: Detector, route: Route, image_size: int | tuple[int, int] | None) -> None:
+        super().__init__()
+        table, key = detector.table, route.number
+        maps = detector.network.feature_shapes(route, image_size)
+        shape = detector.fused_shape(image_size)
+        self.size = (shape.height, shape.width)
+        self.projections = nn.ModuleList(
+            cast(ConvNormAct, block).extract(maps[stride], Slice(width=table.project), key, fold_bn=True)
+            for stride, block in zip(table.strides, detector.projections, strict=True)
+        )
+        self.norm = detector.norm.extract(shape.channels, key)
+        levels = []
+        for level in detector.pyramid:
+            block = cast(ConvNormAct, level)
+            own = Slice(width=block.conv.out_channels, kernel=3, padding=1)
+            levels.append(block.extract(shape, own, key, fold_bn=True))
+            _, shape = block.cost(shape, own)
+        self.pyramid = nn.ModuleList(levels)
+        self.places, self.kinds = _copies(detector.places), _copies(detector.kinds)
+        self.numbers = 1 + detector.classes
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        sources = []
+        for x, projection in zip(maps, self.projections, strict=True):
+            y = projection(x)
+            if y.shape[2:] != self.size:
+                y = F.interpolate(y, size=self.size, mode="bilinear", align_corners=False)
+            sources.append(y)
+        y = self.norm(torch.cat(sources, 1))
+        offsets, logits = [], []
+        for block, place, kind in zip(self.pyramid, self.places, self.kinds, strict=True):
+            y = block(y)
+            offsets.append(rows(place(y), 4).flatten(1))
+            logits.append(rows(kind(y), self.numbers).flatten(1))
+        return torch.cat([*offsets, *logits], 1)
+
+
+def _copies(heads: nn.ModuleList) -> nn.ModuleList:
+    made = []
+    for head in heads:
+        conv = cast(nn.Conv2d, head)
+        weight, bias = conv.weight.detach(), cast(Tensor, conv.bias).detach()
+        own = nn.Conv2d(conv.in_channels, conv.out_channels, 3, padding=1, device="meta")
+        own.weight, own.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+        made.append(own)
+    return nn.ModuleList(made)

@@ -1,0 +1,37 @@
+"""A folder in VOC's layout, made up: red and blue boxes on noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.detection.test_learning import made_up
+
+SIDE = 64
+
+
+def write_voc(root: Path, count: int, seed: int = 0) -> Path:
+    """Writes ``count`` images, three of four for training."""
+    for part in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (root / part).mkdir(parents=True)
+    images, boxes, classes = made_up(count, seed)
+    names = [f"image{number}" for number in range(count)]
+    for name, image, own, kinds in zip(names, images, boxes, classes, strict=True):
+        pixels = (image * 60 + 100).clamp(0, 255).byte().permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).resize((SIDE, SIDE)).save(root / "JPEGImages" / f"{name}.png")
+        objects = ""
+        for (left, top, right, bottom), kind in zip((own * SIDE).tolist(), kinds.tolist(), strict=True):
+            box = f"<xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax>"
+            objects += f"<object><name>{('red', 'blue')[kind]}</name><bndbox>{box}</bndbox></object>"
+        size = f"<size><width>{SIDE}</width><height>{SIDE}</height></size>"
+        (root / "Annotations" / f"{name}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+    for split, own_names in (("trainval", names[: count * 3 // 4]), ("test", names[count * 3 // 4 :])):
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(own_names))
+    return root
+
+
+@pytest.fixture(scope="session")
+def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_voc(tmp_path_factory.mktemp("voc") / "boxes", 24)

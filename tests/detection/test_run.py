@@ -1,0 +1,263 @@
+"""A detector from a folder of images with boxes: trained, stopped and gone on with, saved, used, planned."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import dsnet
+from dsnet import runtime
+from dsnet.cli import main
+from dsnet.detection.config import BoxData, BoxOptim, BoxRun, DetectConfig, DetectorGate
+from dsnet.detection.loss import targets_in, targets_of
+from dsnet.detection.pictures import load_pictures, read_splits
+from dsnet.detection.predict import Found, Missed, find_boxes
+from dsnet.detection.recipes import DETECTORS
+from dsnet.detection.run import rate_at, train_detector
+from dsnet.detection.saved import load_detector
+from dsnet.slicing import KeyState
+from dsnet.training.loop import Watch
+from tests.detection.conftest import SIDE
+from tests.detection.test_learning import SIZE, TABLE
+from tests.support import assert_close, error_of
+
+
+def config(root: Path, **optim: Any) -> DetectConfig:  # noqa: ANN401
+    return DetectConfig(
+        model="ds_mbnet_tiny",
+        data=BoxData(root=str(root), size=SIZE, calibration=8),
+        optim=BoxOptim(**{"epochs": 2, "batch": 6, "lr": 0.05, "warmup": 1.0, "random": 1, **optim}),
+        gate=DetectorGate(epochs=1, batch=8),
+        table=TABLE,
+        run=BoxRun(device="cpu", log_every=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(voc: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("detector") / "run"
+    outcome = train_detector(config(voc), folder)
+    assert outcome.ending.done
+    assert [result.route for result in outcome.results] == [0, 1, 2, 3, None]
+    return folder
+
+
+def test_a_run_leaves_what_is_needed_to_use_it(run: Path, voc: Path) -> None:
+    saved = load_detector(run)
+    assert saved.classes == ("blue", "red")
+    assert saved.prepared.size == SIZE
+    states = [state for norm in saved.detector.norms() for state in norm.states]
+    assert set(states) == {KeyState.CALIBRATED}
+    results = json.loads((run / "results.json").read_text())
+    assert results["classes"] == ["blue", "red"]
+    gated = results["results"][-1]
+    assert sum(gated["taken"].values()) == gated["images"] == 6
+    costs = {number: saved.detector.cost(number, SIZE).madds() for number in range(4)}
+    mean = sum(costs[int(number)] * count for number, count in gated["taken"].items()) / 6
+    assert gated["madds"] == pytest.approx(mean)
+    assert [r["madds"] for r in results["results"][:-1]] == list(costs.values())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert set(lines[0]) >= {"loss", "largest/place", "smallest/kind", "images_per_s"}
+    assert "without a detector" in error_of(lambda: load_detector(_classifier(run.parent / "plain")))
+
+
+def _classifier(folder: Path) -> Path:
+    from dsnet.training import save_checkpoint
+
+    save_checkpoint(folder, "last", dsnet.create_model("ds_mbnet_tiny"), step=0)
+    return folder
+
+
+class _StopAt(Watch):
+    """Asks to stop in the middle of an epoch."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, step: int, epoch: int, images: int) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Path, tmp_path: Path) -> None:
+    stopped = train_detector(config(voc), tmp_path / "run", watch=_StopAt(4))
+    assert (stopped.ending.step, stopped.ending.signal) == (4, signal.SIGTERM)
+    assert stopped.results == ()
+    outcome = train_detector(config(voc), tmp_path / "run", resume=True)
+    assert outcome.ending.done
+    whole, resumed = (load_detector(folder).detector.state_dict() for folder in (run, tmp_path / "run"))
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+    message = error_of(lambda: train_detector(config(voc), tmp_path / "run"))
+    assert "holds a run already" in message
+    other = config(voc, lr=0.01)
+    message = error_of(lambda: train_detector(other, tmp_path / "run", resume=True))
+    assert "started with other settings of optim" in message
+
+
+def test_learning_rates() -> None:
+    steps = BoxOptim(lr=1.0, epochs=300, warmup=2, milestones=(200, 250))
+    rates = [rate_at(steps, step, 10) for step in (0, 19, 1999, 2000, 2499, 2500)]
+    assert rates == pytest.approx([0.05, 1.0, 1.0, 0.1, 0.1, 0.01])
+    smooth = BoxOptim(lr=1.0, epochs=10, warmup=0)
+    assert [rate_at(smooth, step, 10) for step in (0, 50)] == pytest.approx([1.0, 0.5])
+
+
+def test_pictures_that_cannot_be_used_are_left_out(voc: Path, tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    shutil.copytree(voc, root)
+    (root / "JPEGImages" / "image0.png").write_bytes(b"no image")
+    Image.new("RGB", (32, 64)).save(root / "JPEGImages" / "image1.png")
+    with pytest.warns(UserWarning, match="skipped"):
+        pictures, problems = load_pictures(read_splits(root, "trainval"), 48)
+    assert len(pictures) == 16
+    assert [problem.file.name for problem in problems] == ["image0.png", "image1.png"]
+    assert "32 × 64 pixels, not 64 × 64" in problems[1].what
+    assert pictures.images.shape == (16, 3, 48, 48)
+    both = read_splits(tmp_path, "voc/trainval,voc/test")
+    assert len(both.items) == 24
+    assert both.classes == ("blue", "red")
+
+
+def test_targets_of_padded_boxes(voc: Path, run: Path) -> None:
+    pictures, _ = load_pictures(read_splits(voc, "trainval"), 48)
+    priors = load_detector(run).detector.priors(SIZE)
+    boxes = [torch.from_numpy(truth.boxes).float() for truth in pictures.truths]
+    classes = [torch.from_numpy(truth.classes) for truth in pictures.truths]
+    expected, found = targets_of(priors, boxes, classes), targets_in(priors, pictures.boxes)
+    assert torch.equal(found.classes, expected.classes)
+    assert_close(found.offsets, expected.offsets, 1e-6)
+
+
+def test_boxes_of_files(run: Path, voc: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.jpg"
+    damaged.write_bytes(b"nothing")
+    paths = [voc / "JPEGImages" / "image3.png", damaged, voc / "JPEGImages" / "image5.png"]
+    saved = load_detector(run)
+    first, second, third = find_boxes(saved, paths, score=0.0, batch=2)
+    assert isinstance(first, Found)
+    assert isinstance(second, Missed)
+    assert isinstance(third, Found)
+    plain = first.to_dict(saved.classes)
+    assert plain["route"] in range(4)
+    assert all(0 <= side <= SIDE for box in plain["boxes"] for side in box["box"])
+    (alone,) = find_boxes(saved, paths[2:], score=0.0)
+    assert isinstance(alone, Found)
+    assert alone.detections.boxes == pytest.approx(third.detections.boxes, abs=1e-5)
+    assert "score must be" in error_of(lambda: list(find_boxes(saved, paths, score=2.0)))
+
+
+# --- plans -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["eager", "openvino"])
+def test_a_plan_finds_what_the_detector_finds(run: Path, voc: Path, backend: str) -> None:
+    pytest.importorskip("torch" if backend == "eager" else backend)
+    detector = load_detector(run).detector
+    plan = runtime.compile(detector, backend=backend, image_size=SIZE, batch_buckets=(1,))
+    x = torch.randn(7, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    expected, found = detector(x), plan.run(x)
+    assert torch.equal(found.routes, detector.route(x))
+    for got, want in zip(found.answers, expected, strict=True):
+        assert_close(got, want, 1e-4)
+    for route in (0, 3):
+        assert_close(plan(x, route).logits, detector(x, route).logits, 1e-4)
+    together = plan.detect(x, score=0.0, most=5)
+    for i in (0, 4):  # alone or in a batch
+        (alone,) = plan.detect(x[i : i + 1], score=0.0, most=5)
+        assert alone.classes.tolist() == together[i].classes.tolist()
+        assert alone.boxes == pytest.approx(together[i].boxes, abs=1e-4)
+        assert alone.scores == pytest.approx(together[i].scores, abs=1e-4)
+    assert "DetectorPlan(ds_mbnet_tiny" in repr(plan)
+    message = error_of(lambda: runtime.compile(detector, backend="eager", memory="shared"))
+    assert "a detector's parts are packed" in message
+
+
+# --- the command line ------------------------------------------------------------------------------------
+def test_evaluate_and_predict(
+    run: Path, voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["detect", "evaluate", str(run), "--data", str(voc), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "mAP 2007" in out
+    assert "The gate ran" in out
+    images, lines = str(voc / "JPEGImages"), tmp_path / "found.jsonl"
+    command = ["detect", "predict", str(run), images, "--score", "0.05", "--device", "cpu"]
+    assert main([*command, "--out", str(lines), "--draw", str(tmp_path / "drawn")]) == 0
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(found) == 24
+    assert {"path", "route", "madds", "boxes"} == set(found[0])
+    drawn = sorted(path.name for path in (tmp_path / "drawn").iterdir())
+    assert len(drawn) == 24
+    with Image.open(tmp_path / "drawn" / drawn[0]) as image:
+        assert image.size == (SIDE, SIDE)
+    assert main([*command, "--out", str(lines)]) == 2
+    assert "--force replaces it" in capsys.readouterr().err
+    assert main([*command, "--json", "--route", "0"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 24
+    (tmp_path / "broken.png").write_bytes(b"x")
+    assert main([*command[:3], str(tmp_path / "broken.png"), "--device", "cpu"]) == 1
+    assert "broken.png" in capsys.readouterr().err
+
+
+def test_train_by_a_recipe(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["model=ds_mbnet_tiny", "data.size=32", "optim.epochs=1", "optim.batch=6", "gate.epochs=0"]
+    given += ["device=cpu", "precision=float32", "table.strides=(4,8)", "table.project=8"]
+    given += ["table.pyramid=(8,8)", "table.ratios=((2.0,),(2.0,))", "calibration=6"]
+    settings = [part for value in given for part in ("--set", value)]
+    command = ["detect", "train", "bccd_ds_mbnet", "--data", str(voc), *settings]
+    assert main([*command, "--dry-run"]) == 0
+    assert "table.pyramid = (8, 8)" in capsys.readouterr().out
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    assert "mAP 2007" in capsys.readouterr().out
+    predict = ["detect", "predict", str(tmp_path / "run"), str(voc / "JPEGImages"), "--device", "cpu"]
+    assert main(predict) == 2
+    assert "the gate of" in capsys.readouterr().err
+    again = ["detect", "train", str(tmp_path / "run" / "recipe.json"), "--dry-run", "--json"]
+    assert main(again) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["root"] == str(voc)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "no detector recipe 'nothing'; possible: voc_ds_mbnet"),
+        (["bccd_ds_mbnet", "--data", "there-is-none"], "is no folder in VOC's layout"),
+        (["bccd_ds_mbnet", "--set", "data.size=300"], "size must be a multiple of 32, not 300"),
+        (["bccd_ds_mbnet", "--set", "milestones=(5,3)"], "milestones must rise"),
+        (["bccd_ds_mbnet", "--set", "epochs=3"], "optim.epochs or gate.epochs?"),
+    ],
+)
+def test_what_cannot_be_trained(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["detect", "train", *arguments, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_split_with_an_unknown_class_stops_before_training(voc: Path, tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    shutil.copytree(voc, root)
+    path = root / "Annotations" / "image23.xml"
+    path.write_text(path.read_text().replace("red", "green").replace("blue", "green"))
+    message = error_of(lambda: train_detector(config(root), tmp_path / "run"))
+    assert "image23.xml: class 'green' is not in the list: blue, red" in message
+    assert not (tmp_path / "run" / "last").exists()
+    message = error_of(lambda: train_detector(config(voc, batch=100), tmp_path / "other"))
+    assert "18 training images do not fill a batch of 100" in message
+    message = error_of(lambda: train_detector(config(Path("")), tmp_path / "other"))
+    assert "is no folder in VOC's layout" in message
+
+
+def test_recipes_are_whole() -> None:
+    for recipe in DETECTORS.values():
+        assert recipe.about
+        assert recipe.expect
+        model = dsnet.create_model(recipe.config.model, device="meta")
+        assert set(recipe.config.table.strides) <= set(model.feature_shapes(0, recipe.config.data.size))
