@@ -26,6 +26,7 @@ __all__ = [
     "DecidingGate",
     "Gate",
     "HeadForm",
+    "OpenGate",
     "RoutingHead",
     "attention_width",
     "is_attention",
@@ -221,6 +222,61 @@ class Gate(nn.Module):
             None if routing.first is None else routing.first.extract(channels, routing.first.out_features),
             routes=len(routing.choices) if routing.form.kind == "scalar" else None,
         )
+
+
+class OpenGate(Gate):
+    """A gate where there is nothing to decide: one choice, and features pass as they are."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.routing = None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Code]:
+        """Nothing is scaled, nothing read."""
+        nothing = x.new_empty(len(x), 0)
+        return x, Code(nothing, nothing)
+
+    def replace_routing(
+        self,
+        choices: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        *,
+        form: HeadForm | None = None,
+    ) -> None:
+        """There is one choice, and no head."""
+        if choices != (0,):
+            raise DsnetError(f"a network of one route has nothing to decide: choices (0,), not {choices}")
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """The only one."""
+        return (0,)
+
+    @property
+    def form(self) -> HeadForm:
+        """Of no head."""
+        return HeadForm()
+
+    def score(self, code: Code) -> Tensor:
+        """Of one choice [B, 1]."""
+        return code.pooled.new_zeros(len(code.pooled), 1)
+
+    def cost(self, shape: Shape) -> Cost:
+        """None."""
+        return Cost()
+
+    def extract(self, channels: int) -> nn.Module:
+        """Nothing."""
+        return nn.Identity()
+
+    def extract_deciding(self, channels: int) -> nn.Module:
+        """Features as they are, and scores of one choice."""
+        return _Open()
+
+
+class _Open(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x.new_zeros(len(x), 1, dtype=torch.float32)
 
 
 class DecidingGate(nn.Module):

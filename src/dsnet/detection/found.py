@@ -32,6 +32,8 @@ def detections_of(
     likely = logits.float().softmax(2)[:, :, 1:]
     kinds = likely.shape[2]
     best, at = likely.flatten(1).topk(min(CANDIDATES, likely[0].numel()) if len(likely) else 0, dim=1)
+    few = int((best > score).sum(1).max()) if best.numel() else 0  # the best stand first
+    best, at = best[:, :few], at[:, :few]
     own = boxes.gather(1, (at // kinds)[..., None].expand(-1, -1, 4))
     kept = kept_of(own, at % kinds, best > score, threshold=overlap)
     numbers = [part.cpu().numpy() for part in (own, best, at % kinds, kept)]

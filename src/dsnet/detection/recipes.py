@@ -63,6 +63,12 @@ DETECTORS = {
         duration=UNMEASURED,
         expect=UNMEASURED,
     ),
+    "bccd_mbnet": DetectRecipe(
+        config=replace(BCCD, model="mbnet", gate=DetectorGate()),
+        about="blood cells, MobileNetV1, which has one route, to compare with",
+        duration=UNMEASURED,
+        expect=UNMEASURED,
+    ),
     "bccd_ds_mbnet_plus": DetectRecipe(
         config=replace(BCCD, model="ds_mbnet_plus"),
         about="blood cells, DS-MBNet++ from nothing",

@@ -21,7 +21,7 @@ from dsnet.detection.config import BoxOptim, DetectConfig
 from dsnet.detection.evaluate import DetectionResult, evaluate_detector, prepare
 from dsnet.detection.fssd import Detector
 from dsnet.detection.gate import GateTraining
-from dsnet.detection.loss import multibox_loss, targets_in
+from dsnet.detection.loss import Targets, multibox_loss, targets_in
 from dsnet.detection.pictures import Boxes, Pictures, load_pictures, read_splits
 from dsnet.detection.saved import Prepared, SavedDetector, detector_of, save_detector
 from dsnet.detection.voc import Problem
@@ -39,7 +39,7 @@ from dsnet.training.seeds import seeded
 from dsnet.training.settings import from_plain, to_plain
 from dsnet.training.transfer import start_from
 
-__all__ = ["DetectionOutcome", "open_pictures", "rate_at", "train_detector"]
+__all__ = ["DetectionOutcome", "open_pictures", "rate_at", "step_times", "train_detector"]
 
 SHOWN = 16  # routes that are evaluated at the end, at most
 MEMORY = 0.4  # of a GPU's free memory that images may take
@@ -81,7 +81,7 @@ def train_detector(
             training.calibrate()
             training.save("final")
             results = list(training.evaluate(test, routes))
-            if config.gate.epochs:
+            if config.gate.epochs and len(routes) > 1:
                 gate = GateTraining(config, found, training.precision)
                 gate.train(training.epoch_for_gate, -(-len(train) // config.gate.batch), watch)
                 training.save("gated", {"gate": to_plain(config.gate)})
@@ -114,6 +114,30 @@ def open_pictures(
     if len(found[0]) < config.optim.batch:
         raise DsnetError(f"{len(found[0])} training images do not fill a batch of {config.optim.batch}")
     return found[0], found[1], problems
+
+
+def step_times(config: DetectConfig, steps: int = 20) -> tuple[float, float]:
+    """Milliseconds of a whole step of training, and of one on a batch that is ready; nothing is kept."""
+    device, watch = pick_device(config.run.device), Watch()
+    train, _, _ = open_pictures(config, device, watch)
+    training = _Training(config, _detector(config, train, None, Path()), train, Path(), device, watch)
+    batch = training.ready()
+    taken = []
+    for made in (True, False):
+        for step in range(3 + steps):
+            if step == 3:
+                _wait(device)
+                begun = time.perf_counter()
+            training.learn(*(training.ready() if made else batch))
+            training.step = (training.step + 1) % training.epoch_steps
+        _wait(device)
+        taken.append(1e3 * (time.perf_counter() - begun) / steps)
+    return taken[0], taken[1]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _placed(pictures: Pictures, device: torch.device) -> Pictures:
@@ -172,7 +196,7 @@ class _Training:
         kept = begun
         try:
             while self.step < self.steps and not request:
-                losses.add(self.step, self._learn())
+                losses.add(self.step, self.learn(*self.ready()))
                 self.step += 1
                 epoch = (self.step - 1) // self.epoch_steps
                 self.watch.stepped(self.step, epoch, config.optim.batch)
@@ -192,14 +216,19 @@ class _Training:
             metrics.close()
         return Ending(step=self.step, steps=self.steps, signal=request.signal)
 
-    def _learn(self) -> dict[str, Tensor]:
+    def ready(self) -> tuple[Tensor, Targets]:
+        """The batch of the step that comes next."""
+        batch = self.config.optim.batch
+        epoch, place = divmod(self.step, self.epoch_steps)
+        order = torch.randperm(len(self.train), generator=seeded(self.config.run.seed, "order", epoch))
+        x, boxes = self.batch(order[place * batch : (place + 1) * batch], self.step)
+        return x, targets_in(self.priors, boxes)
+
+    def learn(self, x: Tensor, targets: Targets) -> dict[str, Tensor]:
+        """Forward, backward and optimiser; losses by name."""
         optim, seed = self.config.optim, self.config.run.seed
         self.detector.train()
         set_learning_rate(self.optimizer, rate_at(optim, self.step, self.epoch_steps))
-        epoch, place = divmod(self.step, self.epoch_steps)
-        order = torch.randperm(len(self.train), generator=seeded(seed, "order", epoch))
-        x, boxes = self.batch(order[place * optim.batch : (place + 1) * optim.batch], self.step)
-        targets = targets_in(self.priors, boxes)
         routes = self._routes(seeded(seed, "routes", self.step))
         place_loss, kind_loss = [], []
         with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
@@ -215,18 +244,15 @@ class _Training:
         if optim.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, optim.clip)
         self.optimizer.step()
-        return {
-            "loss": total,
-            "largest/place": place_loss[0],
-            "largest/kind": kind_loss[0],
-            "smallest/place": place_loss[1],
-            "smallest/kind": kind_loss[1],
-        }
+        terms = {"loss": total}
+        for name, place_of, kind_of in zip(("largest", "smallest"), place_loss, kind_loss, strict=False):
+            terms |= {f"{name}/place": place_of, f"{name}/kind": kind_of}
+        return terms
 
     def _routes(self, draws: torch.Generator) -> list[Route]:
         space = self.detector.network.space
         if len(space) == 1:
-            return [space.largest, space.largest]
+            return [space.largest]
         between = [route for route in space if route not in (space.smallest, space.largest)]
         count = min(self.config.optim.random, len(between))
         drawn = torch.randperm(len(between), generator=draws)[:count].tolist()

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from torch import nn
 
-from dsnet.gate import Gate
+from dsnet.gate import Gate, OpenGate
 from dsnet.models.blocks import ConvNormAct, Factory, NormSpec, PoolHead, Step, make_activation
 from dsnet.models.geometry import Geometry
 from dsnet.models.options import ConvOptions
@@ -47,6 +47,8 @@ class MBNetTable:
     routes: tuple[tuple[Slice, ...], ...]  # cheapest first, one slice per dynamic stage
     gate: Literal["inside", "entrance"]  # inside: behind the depthwise half of the first dynamic block
     channels_per_group: int = 16
+    attention: bool = True  # behind every depthwise half
+    activation: str = "silu"  # where the options name none
 
 
 class MBNet(Supernet):
@@ -55,11 +57,10 @@ class MBNet(Supernet):
     def __init__(self, name: str, table: MBNetTable, options: ConvOptions, factory: Factory) -> None:
         space = RouteSpace.of_table(name, table.routes, thirds(len(table.routes)))
         channels = table.early[-1].width
-        gate = Gate(
-            channels,
-            choices=space.choices[0],
-            form=options.head_form,
-            **factory,
+        gate = (
+            OpenGate()
+            if len(space) == 1
+            else Gate(channels, choices=space.choices[0], form=options.head_form, **factory)
         )
         classes = table.num_classes if options.num_classes is None else options.num_classes
         head = PoolHead(table.dynamic[-1].width, classes, factory)
@@ -70,7 +71,7 @@ class MBNet(Supernet):
         self.table = table
 
         norm = NormSpec(kind=options.norm, channels_per_group=table.channels_per_group)
-        activation = options.activation or "silu"
+        activation = options.activation or table.activation
         (keys,) = norm_keys([len(space)], options.bn_key)
         stem = SlicedConv2d(
             options.in_channels, table.stem.width, kernel=3, stride=table.stem.stride, **factory
@@ -90,7 +91,7 @@ class MBNet(Supernet):
                     kernel=kernel,
                     stride=row.stride if layer == 0 else 1,
                     keys=(keys if dynamic and not gated else 1, keys if dynamic else 1),
-                    attention=not gated,
+                    attention=table.attention and not gated,
                     norm=norm,
                     activation=activation,
                     factory=factory,
@@ -188,6 +189,19 @@ DS_MBNET_PLUS_CIFAR = replace(
     early=(StageRow(32, 1, 1), StageRow(48, 2, 1), StageRow(96, 2, 2)),
 )
 
+MBNET = MBNetTable(
+    geometry=Geometry(image_size=224, stride=32),
+    num_classes=1000,
+    stem=StageRow(32, 1, 2),
+    early=(StageRow(64, 1, 1), StageRow(128, 2, 2), StageRow(256, 2, 2)),
+    early_kernel=3,
+    dynamic=(StageRow(512, 6, 2), StageRow(1024, 2, 2)),
+    routes=_routes(((512,), (1024,)), (6, 2), kernels=((3, 1),)),
+    gate="entrance",
+    attention=False,
+    activation="relu",
+)
+
 DS_MBNET_TINY = MBNetTable(
     geometry=Geometry(image_size=16, stride=8),
     num_classes=10,
@@ -213,6 +227,12 @@ DS_MBNET_PLUS_TINY = replace(
 def ds_mbnet(options: ConvOptions, factory: Factory) -> MBNet:
     """DS-MBNet at 224 × 224."""
     return MBNet("ds_mbnet", DS_MBNET, options, factory)
+
+
+@register_supernet("MobileNetV1 as a network of one route, a backbone to compare with", ConvOptions)
+def mbnet(options: ConvOptions, factory: Factory) -> MBNet:
+    """MobileNetV1 at 224 × 224."""
+    return MBNet("mbnet", MBNET, options, factory)
 
 
 @register_supernet("DS-MBNet for 32 × 32 images", ConvOptions)

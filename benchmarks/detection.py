@@ -1,0 +1,190 @@
+"""Detectors: what every route finds, whether training waits for its data, and how fast mixed batches run.
+
+    python -m benchmarks.detection train --data DIR [--recipes bccd_mbnet bccd_ds_mbnet …] [--seeds 0 1 2]
+                                         [--set KEY=VALUE …] [--keep DIR] [--json FILE]
+    python -m benchmarks.detection speed [--model ds_mbnet] [--size 320] [--batch 64] [--routes S]
+                                         [--backend cudagraphs] [--precision bfloat16] [--json FILE]
+
+*train*: every row is a run of `dsnet detect train`; mean average precision on the test split beside the
+multiply-adds of the whole detector. *busy* is the time of forward, backward and optimiser on a batch that is
+ready, over the time of a whole step, which also draws, cuts and matches its batch. *speed*: a plan for a
+mixed batch beside the ideal, which is each route's stand-alone detector, made ready by the same backend, on
+whole batches, weighted by the mix; and what boxes of the answers cost (decoding and NMS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+import dsnet
+from benchmarks.timing import environment, interleaved, write_json
+from dsnet import runtime
+from dsnet.cli.live import LiveWatch
+from dsnet.detection.calibrate import recalibrate_detector
+from dsnet.detection.config import DetectConfig
+from dsnet.detection.found import detections_of
+from dsnet.detection.fssd import Detector
+from dsnet.detection.recipes import get_detector_recipe
+from dsnet.detection.run import step_times, train_detector
+from dsnet.report.text import table
+from dsnet.routing import GateConfig
+from dsnet.runtime.backends import get_backend
+from dsnet.runtime.detecting import pack_detector
+from dsnet.runtime.mix import decisions
+from dsnet.runtime.ways import mixed
+from dsnet.training.run import pick_device
+from dsnet.training.settings import override, parse_assignments, to_plain
+
+
+def run_train(args: argparse.Namespace) -> None:
+    runs: list[dict[str, Any]] = []
+    if args.json and args.json.exists():
+        runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"]
+    done = {(run["recipe"], run["seed"]) for run in runs}
+    device = pick_device("auto")
+    for seed in args.seeds:
+        for name in args.recipes:
+            if (name, seed) in done:
+                continue
+            config = get_detector_recipe(name).config
+            config = replace(config, data=replace(config.data, root=args.data))
+            config = override(config, {**parse_assignments(args.set), "run.seed": seed})
+            runs.append({"recipe": name, "seed": seed, **_trained(config, args.keep, f"{name}-{seed}")})
+            if args.json:
+                write_json(args.json, {"benchmark": "detection", **environment(device), "runs": runs})
+    rows = [
+        [
+            run["recipe"],
+            str(run["seed"]),
+            "gate" if result["route"] is None else str(result["route"]),
+            f"{result['madds'] / 1e9:.2f}",
+            *(f"{100 * result['map'][rule]:.1f}" for rule in ("voc2007", "voc2010", "coco")),
+        ]
+        for run in runs
+        for result in run["results"]
+    ]
+    print(table(["recipe", "seed", "route", "G MAdds", "2007", "2010", "COCO"], rows, left=("recipe",)))
+
+
+def _trained(config: DetectConfig, keep: Path | None, name: str) -> dict[str, Any]:
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train_detector(config, (keep or Path(folder)) / name, watch=LiveWatch())
+    seconds = round(time.perf_counter() - begun, 1)
+    whole, ready = step_times(config)
+    return {
+        "config": to_plain(config),
+        "seconds": seconds,
+        "results": [result.to_dict() for result in outcome.results],
+        "step_ms": whole,
+        "ready_ms": ready,
+        "busy": round(ready / whole, 3),
+    }
+
+
+class _Alone(nn.Module):
+    """The detector of one route."""
+
+    def __init__(self, front: nn.Module, behind: nn.Module) -> None:
+        super().__init__()
+        self.front, self.behind = front, behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.behind(self.front(x)[0]))
+
+
+@torch.no_grad()
+def run_speed(args: argparse.Namespace) -> None:
+    device = pick_device("auto")
+    network: dsnet.Supernet = dsnet.create_model(args.model, generator=torch.Generator().manual_seed(0))
+    network.reset_routing(GateConfig(space=args.routes).routes(network))
+    detector = Detector(network, 3).to(device).eval()
+    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[args.precision]
+    x = torch.randn(args.batch, 3, args.size, args.size, device=device)
+    recalibrate_detector(detector, [x[:8]])
+    detector.eval()
+    routes = list(network.gate(0).choices)
+    plan = runtime.compile(
+        detector,
+        device=device,
+        backend=args.backend,
+        precision=args.precision,
+        image_size=args.size,
+        batch_buckets=sorted({1, 2, 4, 8, 16, 32, args.batch}),
+        routes=routes,
+    )
+    x = x.to(dtype)
+    shares = {number: 1 / len(routes) for number in routes}
+    taken = [network.space.resolve(number) for number in decisions(shares, args.batch)]
+    calls: dict[str, Any] = {}
+    gated = mixed(plan.engine, taken)
+    calls["plan"] = lambda: gated(x)
+    parts = pack_detector(detector, routes, image_size=args.size, precision=dtype, device=device)
+    backend, lanes = get_backend(args.backend), plan.engine.graphed
+    for number in routes:
+        module = _Alone(parts[()].module, parts[number,].module)
+        call = backend.convert(module, x)(x)
+        if lanes is None:
+            calls[f"alone {number}"] = lambda call=call: call(x)
+        else:
+            calls[f"alone {number}"] = lanes.lanes.record(lambda call=call: (call(x), None)[1], 0)
+    answers = plan(x)
+    calls["boxes"] = lambda: detections_of(answers.offsets, answers.logits, plan.priors, score=0.3)
+    times = interleaved(calls, repeats=args.repeats, device=device)
+    ideal = sum(shares[number] * times[f"alone {number}"].median for number in routes)
+    gated_ms, boxes_ms = times["plan"].median, times["boxes"].median
+    found = {
+        "model": args.model,
+        "batch": args.batch,
+        "size": args.size,
+        "backend": args.backend,
+        "precision": args.precision,
+        "times": {name: spread._asdict() for name, spread in times.items()},
+        "ideal": ideal,
+        "ratio": ideal / gated_ms,
+        "boxes_share": boxes_ms / (gated_ms + boxes_ms),
+    }
+    print(table(["call", "ms"], [[name, f"{t.median:.2f}"] for name, t in times.items()], left=("call",)))
+    print(f"ideal {ideal:.2f} ms; ideal / plan {found['ratio']:.3f}; boxes {found['boxes_share']:.1%} of all")
+    if args.json:
+        write_json(args.json, {"benchmark": "detection speed", **environment(device), **found})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    steps = parser.add_subparsers(required=True)
+    train = steps.add_parser("train")
+    train.add_argument("--data", required=True)
+    train.add_argument("--recipes", nargs="+", default=["bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus"])
+    train.add_argument("--seeds", nargs="+", type=int, default=[0])
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    train.add_argument("--keep", type=Path, metavar="DIR")
+    train.add_argument("--json", type=Path)
+    train.set_defaults(step=run_train)
+    speed = steps.add_parser("speed")
+    speed.add_argument("--model", default="ds_mbnet")
+    speed.add_argument("--size", type=int, default=320)
+    speed.add_argument("--batch", type=int, default=64)
+    speed.add_argument("--routes", default="S")
+    speed.add_argument("--backend", default="cudagraphs")
+    speed.add_argument("--precision", default="bfloat16")
+    speed.add_argument("--repeats", type=int, default=20)
+    speed.add_argument("--json", type=Path)
+    speed.set_defaults(step=run_speed)
+    args = parser.parse_args()
+    args.step(args)
+
+
+if __name__ == "__main__":
+    main()
