@@ -13,7 +13,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
-from dsnet.runtime.backends import Backend, Executable, Joining, get_backend
+from dsnet.runtime.backends import Backend, Executable, Joining, get_backend, list_backends
 from dsnet.runtime.choose import choose_backend
 from dsnet.runtime.detecting import DetectorPlan, answers_of, pack_detector
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
@@ -97,7 +97,9 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     dtype = weight.dtype if precision is None else _precision(precision)
     _check_memory(memory, backend, shared=(place, dtype) == (weight.device, weight.dtype))
     if backend == "auto":
-        names = ("eager",) if memory == "shared" else None
+        names = ["eager"] if memory == "shared" else None
+        if isinstance(model, Detector):  # kernels of our own are for what ends in classes
+            names = [name for name in list_backends() if name != "triton"]
         backend = choose_backend(
             network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
         ).name

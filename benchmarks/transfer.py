@@ -1,0 +1,128 @@
+"""Transfer: a supernet on other data, from scratch, from another run, and with that run's routing heads.
+
+    python -m benchmarks.transfer RECIPE --start RUN [--seeds 0 1 2] [--set KEY=VALUE …]
+                                  [--gate-set KEY=VALUE …] [--keep DIR] [--json FILE]
+
+RECIPE is one that begins with another run (`imagenette_to_cifar10`, `digits_transfer`), RUN the folder of
+that run, with a trained gate. *scratch* is the same recipe without it. Every network is trained once a seed;
+a gate like RUN's is trained on each, anew and, where the network was transferred, from RUN's heads. All
+figures are on the test split. What is in the JSON file already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import environment, write_json
+from dsnet.cli.live import LiveWatch
+from dsnet.cli.train import resolve_recipe
+from dsnet.cli.transfer import gate_like
+from dsnet.report.text import human, table
+from dsnet.routing import CostTable, GateConfig, GateRule, collect, open_trained, simulate, train_gate
+from dsnet.training.checkpoint import load_checkpoint
+from dsnet.training.run import pick_device, train
+from dsnet.training.settings import override, parse_assignments, to_plain
+
+GATES = {"scratch": ("anew",), "transfer": ("anew", "transferred")}
+
+
+def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list[dict[str, Any]]:
+    """Trains a network and its gates; a row for each gate."""
+    base = resolve_recipe(args.recipe, args.set)
+    config = replace(override(base, {"run.seed": seed}), start=str(args.start) if arm == "transfer" else None)
+    begun = time.perf_counter()
+    outcome = train(config, folder, watch=LiveWatch())
+    seconds = time.perf_counter() - begun
+    routes = {str(result.route): round(100 * result.accuracy, 2) for result in outcome.test}
+    madds = {str(result.route): result.madds for result in outcome.test}
+    rows = []
+    for kind in GATES[arm]:
+        changes = {**gate_like(load_checkpoint(args.start)), **parse_assignments(args.gate_set), "seed": seed}
+        if kind == "transferred":
+            changes["start"] = str(args.start)
+        name = f"gate_{kind}"
+        begun = time.perf_counter()
+        train_gate(folder, override(GateConfig(), changes), save_as=name, watch=LiveWatch())
+        gate_seconds = time.perf_counter() - begun
+        opened = open_trained(folder, name)
+        costs = CostTable.of_model(opened.model, opened.test.size)
+        outputs = collect(opened.model, opened.seen(opened.test))
+        own = simulate(GateRule(costs=costs), outputs)
+        taken = Counter(str(outputs.routes[column].number) for column in own.columns.tolist())
+        rows.append(
+            {
+                "network": arm,
+                "gate": kind,
+                "seed": seed,
+                "seconds": round(seconds, 1),
+                "gate_seconds": round(gate_seconds, 1),
+                "test": routes,
+                "madds": madds,
+                "gated": {"accuracy": round(100 * own.accuracy, 2), "madds": own.cost, "taken": dict(taken)},
+            }
+        )
+    return rows
+
+
+def shown(rows: list[dict[str, Any]]) -> str:
+    """Means and deviations over seeds."""
+    body = []
+    for arm, gate in dict.fromkeys((row["network"], row["gate"]) for row in rows):
+        same = [row for row in rows if (row["network"], row["gate"]) == (arm, gate)]
+        ends = [(next(iter(row["test"].values())), list(row["test"].values())[-1]) for row in same]
+        gated = [row["gated"] for row in same]
+        used = sorted({int(route) for g in gated for route in g["taken"]})
+        cells = [_spread([end[i] for end in ends]) for i in (0, 1)]
+        cells += [_spread([g["accuracy"] for g in gated])]
+        cells += [human(round(statistics.mean(g["madds"] for g in gated))), ", ".join(map(str, used))]
+        body.append([arm, gate, str(len(same)), *cells])
+    header = ["network", "gate", "seeds", "smallest", "largest", "gated", "its MAdds", "routes used"]
+    return table(header, body, left=("network", "gate", "routes used"))
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe")
+    parser.add_argument("--start", type=Path, required=True, metavar="RUN")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--arms", nargs="+", choices=list(GATES), default=list(GATES))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all networks")
+    parser.add_argument("--gate-set", action="append", default=[], metavar="KEY=VALUE", help="for all gates")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' folders here")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if args.json and args.json.exists():
+        rows = json.loads(args.json.read_text(encoding="utf-8"))["runs"]
+    done = {(row["network"], row["seed"]) for row in rows}
+    base = resolve_recipe(args.recipe, args.set)
+    about = {"benchmark": "transfer", **environment(pick_device(base.run.device)), "recipe": to_plain(base)}
+    for seed in args.seeds:
+        for arm in args.arms:
+            if (arm, seed) in done:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                rows += run_arm(args, arm, seed, (args.keep or Path(folder)) / f"{arm}-{seed}")
+            print(shown(rows), flush=True)
+            if args.json:
+                write_json(args.json, {**about, "runs": rows})
+    print("\n" + shown(rows))
+
+
+if __name__ == "__main__":
+    main()
