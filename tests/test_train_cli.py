@@ -143,11 +143,13 @@ def test_sigterm_saves_and_resume_finishes(tmp_path: Path) -> None:
     _, err = started.communicate(timeout=120)
     assert started.returncode == 128 + signal.SIGTERM, err
     assert "--resume" in err
+    assert "--resume" in (folder / "report.html").read_text(encoding="utf-8")
     assert 0 < load_checkpoint(folder, "last").data["step"] < 30
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Going on after step" in done.stderr
     assert "Final network" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"Report: {folder / 'report.html'}"
 
 
 def test_torchrun_trains_on_two_processes(tmp_path: Path) -> None:
@@ -159,6 +161,9 @@ def test_torchrun_trains_on_two_processes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("Final network") == 1  # one of them reports
+    assert done.stderr.count("on this machine") == 1
     results = json.loads((folder / "results.json").read_text())
+    assert sum(results["classes"]["images"]) == 359
+    assert sum(results["classes"]["correct"]) == results["test"][-1]["correct"]
     assert {row["images"] for row in results["test"]} == {359}  # both halves of the test split
     assert {row["statistics"] for row in results["test"]} == {"calibrated"}

@@ -67,7 +67,7 @@ class Cost:
 
 def human(count: float) -> str:
     """A count with three or four digits and a letter: 132.9M, 5.77B."""
-    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for limit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= limit:
             value = count / limit
             return f"{value:.2f}{letter}" if value < 10 else f"{value:.1f}{letter}"

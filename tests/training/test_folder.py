@@ -160,6 +160,9 @@ def test_labels_follow_the_names_of_classes(tmp_path: Path) -> None:
     assert "does not have: cat" in error_of(lambda: in_classes_of(some, ("ant", "bee"), "the network"))
     numbered = replace(some, classes=("0", "1"))
     assert in_classes_of(numbered, ("ant", "bee", "cat"), "it").labels.tolist() == [0, 1, 1]
+    digits = replace(some, classes=("7", "9"))
+    assert in_classes_of(digits, tuple("0123456789"), "it").labels.tolist() == [7, 9, 9]
+    assert "does not have: 7, 9" in error_of(lambda: in_classes_of(digits, tuple("0123"), "it"))
 
 
 def test_one_file_is_not_both_splits(tmp_path: Path) -> None:
@@ -185,7 +188,6 @@ def test_sixteen_bits_and_one_colour_are_read_as_they_are(tmp_path: Path) -> Non
     ("settings", "told"),
     [
         (["scheme.drop_path=0.2"], "no residual branches"),
-        (["data.size=32"], "digits has images of 16 pixels"),
         (["options.device=cpu"], "options.device is no option"),
         (["device=cuda:7"], "device='cuda:7' is not possible"),
         (["device=meta"], "auto, cpu, cuda or cuda:N"),

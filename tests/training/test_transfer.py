@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 import dsnet
 from dsnet.cli import main
 from dsnet.data import load
+from dsnet.data.augment import normalise
+from dsnet.recipes import get_recipe, list_recipes
 from dsnet.routing import GateConfig
 from dsnet.routing.run import train_gate
 from dsnet.slicing import KeyState
@@ -19,6 +24,7 @@ from dsnet.training import train
 from dsnet.training.checkpoint import load_checkpoint, load_model
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.transfer import routing_from, start_from
+from tests.data.test_sets import write_cifar
 from tests.support import error_of
 
 BASE = TrainConfig(
@@ -120,9 +126,10 @@ def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
     assert f"{first} holds ds_mbnet_tiny, not ds_mbnet_plus_tiny: give model=ds_mbnet_tiny" in other
     size = error_of(lambda: train(replace(config, data=replace(config.data, size=32)), tmp_path / "b"))
     assert "was trained on images of 16 pixels, these have 32" in size
-    assert "data.size=16" in size
+    assert "set data.size=16" in size
     nowhere = error_of(lambda: train(replace(config, start=str(tmp_path / "no")), tmp_path / "c"))
-    assert "has no checkpoint" in nowhere
+    assert f"no folder {tmp_path / 'no'} to start from" in nowhere
+    assert f"`dsnet train RECIPE --out {tmp_path / 'no'}`" in nowhere
     assert "one alone" in error_of(lambda: replace(config, scheme=replace(config.scheme, route=0)))
     model = dsnet.create_model("ds_mbnet_tiny")
     assert "heads for the choices [0, 3], not [0, 1, 2, 3]" in error_of(lambda: routing_from(model, first))
@@ -171,3 +178,50 @@ def test_what_the_command_cannot_do(
     assert "has no trained gate to begin with" in capsys.readouterr().err
     assert main([*words, str(first), "--set", "batch=x", "--out", str(tmp_path / "x")]) == 2
     assert "whole number" in capsys.readouterr().err
+
+
+def test_small_images_are_resized_to_those_of_the_run(first: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        images = rng.integers(0, 256, (20, 3, 32, 32), dtype=np.uint8)
+        labels = [i % 10 for i in range(20)]
+        shades = 25 * np.array(labels, dtype=np.uint8)
+        images[:, :, :, :16] = shades[:, None, None, None]  # what there is to learn
+        write_cifar(tmp_path / "cifar-10-batches-py" / name, images, labels=labels)
+    out = tmp_path / "moved"
+    words = ["transfer", str(first), "--data", "cifar10", "--out", str(out), "--gate-transfer"]
+    words += ["--set", f"data.root={tmp_path}", "--set", "data.hold_out=0.2", "--set", "batch=20"]
+    words += ["--set", "optim.epochs=2", "--set", "optim.warmup=0", "--gate-set", "epochs=1"]
+    assert main([*words, "--set", "data.size=24"]) == 2
+    assert main(words) == 0
+    saved = load_checkpoint(out, "gated").data
+    assert saved["recipe"]["data"]["size"] == saved["input"]["size"] == 16
+
+    stored, model = load("cifar10", "test", root=tmp_path), load_model(out, "final")
+    assert stored.size == 32
+    small = F.interpolate(stored.images.float(), (16, 16), mode="bilinear", antialias=True).round()
+    seen = normalise(small, tuple(saved["input"]["mean"]), tuple(saved["input"]["std"]))
+    results = json.loads((out / "results.json").read_text())["test"]
+    for result in results:
+        with torch.no_grad():
+            right = model(seen, result["route"]).argmax(1) == stored.labels
+        assert result["correct"] == int(right.sum())
+        assert result["madds"] == dsnet.madds(model, result["route"], 16)
+    assert results[-1]["correct"] > 2 * 20 / 10  # chance: a tenth
+
+
+def test_recipes_begin_with_the_run_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = {name: config for name in list_recipes() if (config := get_recipe(name).config).start is not None}
+    assert {"cifar10_transfer", "cifar100_transfer", "imagenette_to_cifar10", "digits_transfer"} <= set(begun)
+    for config in begun.values():
+        assert config.start is not None
+        runs, name = Path(config.start).parts
+        assert runs == "runs"
+        first = get_recipe(name).config
+        assert (first.model, first.options) == (config.model, config.options)
+        usual = dsnet.create_model(config.model, device="meta").geometry.image_size
+        assert (first.data.size or usual) == (config.data.size or usual)
+    missing = error_of(lambda: train(begun["digits_transfer"], tmp_path / "run"))
+    assert "no folder runs/digits_seen_mbnet" in missing
+    assert "`dsnet train digits_seen_mbnet`" in missing

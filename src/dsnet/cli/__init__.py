@@ -36,6 +36,7 @@ First steps:
   dsnet models                       what there is
   dsnet describe ds_mbnet            a network's routes, with widths, multiply-adds and parameters
   dsnet train digits_mbnet           train one in half a minute, on two cores
+  dsnet train --data photos          or on your own pictures, one folder a class
   dsnet demo                         the whole story on digits, with a report to look at
 """
 

@@ -103,13 +103,12 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     """What the arguments of `add_run_arguments` name."""
     saved = load_checkpoint(args.run, args.name)
     model = saved.model()
-    recipe = saved.data.get("recipe")
-    trained = recipe.get("data", {}) if isinstance(recipe, dict) else {}
+    trained = _settings(saved)
     data = args.data or trained.get("name")
     if data is None:
         raise DsnetError(f"{args.run} does not say what it was trained on; name the data with --data")
-    size = trained.get("size") or model.geometry.image_size
-    images = load(data, split, root=args.root or trained.get("root"), size=size)
+    root, usual = args.root or trained.get("root"), model.geometry.image_size
+    images = load(data, split, root=root, size=_trained_size(saved), default_size=usual)
     classes = model.head.classifier.out_features
     known = tuple(saved.data.get("classes", ()))
     if len(images.classes) > classes or (not known and len(images.classes) != classes):
@@ -118,6 +117,19 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
         images = in_classes_of(images, known, "the network")
     device = pick_device(args.device)
     return OpenedRun(saved, model.to(device), images.to(device), data)
+
+
+def _settings(saved: Checkpoint) -> dict[str, Any]:
+    """The settings of the data that a run was trained on, as far as it says."""
+    recipe = saved.data.get("recipe")
+    return recipe.get("data", {}) if isinstance(recipe, dict) else {}
+
+
+def _trained_size(saved: Checkpoint) -> int | None:
+    """Side of the images that a run was trained on, where it says so."""
+    known = saved.data.get("input")
+    size = known.get("size") if isinstance(known, dict) else None
+    return size or _settings(saved).get("size")
 
 
 def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | None]:
@@ -129,9 +141,7 @@ def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | Non
         if settings:
             raise DsnetError(f"--set is for a model by name; {path} is a run and has its options already")
         saved = load_checkpoint(path)
-        recipe = saved.data.get("recipe")
-        trained = recipe.get("data", {}) if isinstance(recipe, dict) else {}
-        return saved.model(), trained.get("size")
+        return saved.model(), _trained_size(saved)
     if path.parent != Path():
         raise DsnetError(f"there is no folder {path}; a run is the folder that `dsnet train` made")
     try:

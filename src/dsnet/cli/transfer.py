@@ -13,13 +13,14 @@ from dsnet.cli.live import LiveWatch
 from dsnet.errors import DsnetError
 from dsnet.routing.config import GateConfig
 from dsnet.routing.run import train_gate
-from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+from dsnet.training.checkpoint import Checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.folder import read_config
 from dsnet.training.run import train
 from dsnet.training.settings import override, parse_assignments
+from dsnet.training.transfer import checkpoint_of, trained_on
 
-__all__ = ["add_command"]
+__all__ = ["add_command", "gate_like"]
 
 PAPER = {"optim.epochs": 70, "optim.warmup": 15}
 RATE = 0.7 / 1024  # of learning, for every image of a batch
@@ -38,6 +39,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog="Examples:\n"
         "  dsnet transfer runs/imagenet --data /data/flowers --out runs/flowers\n"
         "  dsnet transfer runs/digits_mbnet --data my-digits --set optim.epochs=10 --set optim.warmup=1\n"
+        "  dsnet transfer runs/imagenette_mbnet --data cifar10   # resized to the run's 128 pixels\n"
         "  dsnet transfer runs/imagenet --data /data/flowers --gate-transfer --gate-set epochs=5",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -59,7 +61,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(args: argparse.Namespace) -> int:
     """Trains the network, then its gate."""
-    saved = load_checkpoint(args.run)
+    saved = checkpoint_of(args.run)
     gated = saved.data.get("gate") is not None
     if args.gate_transfer and not gated:
         raise DsnetError(f"{args.run} has no trained gate to begin with: `dsnet gate {args.run}` trains one")
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             return status
     if args.no_gate or not (gated or args.gate_set):
         return 0
-    changes = {**_gate_like(saved), **parse_assignments(args.gate_set)}
+    changes = {**gate_like(saved), **parse_assignments(args.gate_set)}
     if args.gate_transfer:
         changes["start"] = str(args.run)
     found = train_gate(
@@ -84,9 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:
     """The run's own settings on other data."""
-    old, known = read_config(args.run), saved.data.get("input")
-    if not isinstance(known, dict):
-        raise DsnetError(f"{args.run} does not say what it was trained on: `dsnet train` did not make it")
+    old, known = read_config(args.run), trained_on(saved, args.run)
     given = parse_assignments(args.set)
     batch = given.get("optim.batch", given.get("batch", old.optim.batch))
     if type(batch) is not int:
@@ -94,16 +94,15 @@ def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:
     changes: dict[str, Any] = {
         "start": str(args.run),
         "data.name": args.data,
+        "data.size": known["size"],
         "optim.lr": RATE * batch,
         **PAPER,
     }
-    if Path(args.data).is_dir():
-        changes["data.size"] = known["size"]
     options = {key: value for key, value in old.options.items() if key != "num_classes"}
     return override(replace(old, options=options), {**changes, **given})
 
 
-def _gate_like(saved: Checkpoint) -> dict[str, object]:
+def gate_like(saved: Checkpoint) -> dict[str, object]:
     """The same choices and form of head as the run's gate."""
     plain = saved.data.get("gate")
     kept = (

@@ -17,11 +17,14 @@ S = TypeVar("S", bound=ImageSet | LazySet)
 
 
 def in_classes_of(source: S, classes: tuple[str, ...], whose: str) -> S:
-    """The set with its labels as numbers of ``classes``, by name; sets without names keep their numbers."""
+    """The set with its labels as numbers of ``classes``, by name.
+
+    Where only one of the two has names, and the other plain numbers, labels stay as they are.
+    """
     if source.classes == classes:
         return source
-    unnamed = all(name.isdigit() for name in source.classes) or all(name.isdigit() for name in classes)
-    if unnamed and len(source.classes) <= len(classes):
+    ours, theirs = (all(name.isdigit() for name in names) for names in (source.classes, classes))
+    if ours != theirs and len(source.classes) <= len(classes):
         return replace(source, classes=classes)
     strange = sorted(set(source.classes) - set(classes))
     if strange:

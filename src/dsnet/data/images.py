@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.source import Crops, channel_statistics, check_labels, divided, epoch_order, held_out
@@ -17,7 +18,11 @@ __all__ = ["ImageSet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageSet:
-    """Images [N, 3, H, W] of bytes, with labels [N] and the names of the classes."""
+    """Images [N, 3, H, W] of bytes, with labels [N] and the names of the classes.
+
+    With ``resize`` they stay as small as they are, and every batch is resized when it is given out, where the
+    images are: read them by `batches` or `epoch`.
+    """
 
     crops_in_workers: ClassVar[bool] = False
 
@@ -25,6 +30,7 @@ class ImageSet:
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
+    resize: int | None = None  # pixels a side that batches are given out with; none: as the images lie
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
@@ -32,6 +38,8 @@ class ImageSet:
             raise DsnetError(
                 f"{self.name}: images must be bytes [N, 3, H, W], not {self.images.dtype} {shape}"
             )
+        if self.resize is not None and self.resize < 1:
+            raise DsnetError(f"{self.name}: images must have a size of at least 1, not {self.resize}")
         check_labels(self.name, len(self.images), self.labels, self.classes)
 
     def __len__(self) -> int:
@@ -39,8 +47,8 @@ class ImageSet:
 
     @property
     def size(self) -> int:
-        """Side of the images, in pixels."""
-        return self.images.shape[-1]
+        """Side of the images as batches have them, in pixels."""
+        return self.images.shape[-1] if self.resize is None else self.resize
 
     def to(self, device: torch.device | str) -> Self:
         """The same set on a device."""
@@ -57,7 +65,7 @@ class ImageSet:
         return self.take(rest), self.take(held)
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of every channel, of values in [0, 1]."""
+        """Mean and standard deviation of every channel, of values in [0, 1], before resizing."""
         return channel_statistics(divided(self.images, 4096))
 
     def batches(
@@ -71,7 +79,17 @@ class ImageSet:
     def _batches(self, order: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         for positions in order:
             at = positions.to(self.images.device)
-            yield self.images[at][None], self.labels[at]
+            yield self._resized(self.images[at])[None], self.labels[at]
+
+    def _resized(self, images: Tensor) -> Tensor:
+        """Bytes [B, 3, H, W] with as many pixels as are asked for."""
+        sides = images.shape[2:]
+        if self.resize is None or sides == (self.resize, self.resize):
+            return images
+        smaller = self.resize < max(sides)
+        size = (self.resize, self.resize)
+        made = F.interpolate(images.float(), size, mode="bilinear", align_corners=False, antialias=smaller)
+        return made.round_().to(torch.uint8)
 
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"}
 MOST_CLASSES = 10**6
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels")
+TEST_SHARE = 0.2  # of every class, where a folder of classes is divided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,8 +59,11 @@ class Paths:
         return self.source(at)
 
 
-def list_class_folders(folder: Path) -> Listing:
-    """Images of ``folder/CLASS/*.jpg``, and of folders in there; classes in alphabetical order."""
+def list_class_folders(folder: Path, part: Literal["train", "test"] | None = None) -> Listing:
+    """Images of ``folder/CLASS/*.jpg``, and of folders in there; classes in alphabetical order.
+
+    With a ``part`` only those of it: a fifth of every class is for testing, the same ones every time.
+    """
     classes = sorted(
         path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
@@ -66,17 +72,28 @@ def list_class_folders(folder: Path) -> Listing:
     files: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = [
+        found = sorted(
             (*Path(os.path.relpath(inside, folder)).parts, file)
             for inside, _, names in os.walk(folder / name)
             for file in names
-            if os.path.splitext(file)[1].lower() in SUFFIXES
-        ]
-        files += [os.path.join(*parts) for parts in sorted(found)]
+            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
+        )
+        if part is not None:
+            found = _part(found, part)
+        files += [os.path.join(*parts) for parts in found]
         labels += [label] * len(found)
+    if not files and part == "test":
+        raise DsnetError(f"{folder} has at most one image a class: none is left to test with")
     if not files:
         raise DsnetError(f"{folder} has class folders but no images ({', '.join(sorted(SUFFIXES))}) in them")
     return Listing(items=Paths(folder, files), labels=torch.tensor(labels), classes=tuple(classes))
+
+
+def _part(files: list[tuple[str, ...]], part: Literal["train", "test"]) -> list[tuple[str, ...]]:
+    """The files of a part, by what their names hash to: files that are added later move few others."""
+    order = sorted(files, key=lambda parts: hashlib.sha256(os.fsencode("/".join(parts))).digest())
+    test = set(order[: max(1, round(TEST_SHARE * len(files)))] if len(files) > 1 else ())
+    return [file for file in files if (file in test) == (part == "test")]
 
 
 def pick_columns(columns: Sequence[str], where: str) -> tuple[str, str]:

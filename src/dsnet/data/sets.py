@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,10 +19,10 @@ from dsnet.data.images import ImageSet
 from dsnet.data.items import Listing, list_class_folders
 from dsnet.data.lazy import LazySet
 from dsnet.data.parquet import list_parquet
-from dsnet.data.small import cifar10, cifar100, data_root, digits, existing, fashion_mnist
+from dsnet.data.small import cifar10, cifar100, data_root, digits, existing, fashion_mnist, some_digits
 from dsnet.errors import DsnetError
 
-__all__ = ["SETS", "Split", "Wanted", "data_root", "load"]
+__all__ = ["SETS", "Split", "Wanted", "data_root", "is_undivided", "load"]
 
 Split = Literal["train", "test"]
 
@@ -50,14 +50,16 @@ class Wanted:
     split: Split
     root: str | Path | None = None
     size: int | None = None
+    default_size: int | None = None
     ratio: float = 1.0
     lazy: bool | None = None
 
     def __post_init__(self) -> None:
         if self.split not in ("train", "test"):
             raise DsnetError(f"unknown split {self.split!r}; possible: train, test")
-        if self.size is not None and self.size < 1:
-            raise DsnetError(f"images must have a size of at least 1, not {self.size}")
+        for size in (self.size, self.default_size):
+            if size is not None and size < 1:
+                raise DsnetError(f"images must have a size of at least 1, not {size}")
         if not 0 < self.ratio <= 1:
             raise DsnetError(f"ratio must lie above 0 and be at most 1, not {self.ratio}")
 
@@ -68,22 +70,27 @@ def load(
     *,
     root: str | Path | None = None,
     size: int | None = None,
+    default_size: int | None = None,
     ratio: float = 1.0,
     lazy: bool | None = None,
 ) -> ImageSet | LazySet:
     """A set by its name in `SETS`, or by where it is.
 
     - a folder with ``train`` and ``test`` (or ``val``) inside, one folder a class in them;
+    - a folder with one folder a class right in it: a fifth of every class is the test split;
     - a Parquet file, or a folder of ``train*.parquet`` and ``test*.parquet`` (or ``val*``);
     - ``hf:NAME`` or ``hf:NAME:CONFIG`` of the Hugging Face Hub, ``hf:FOLDER`` in its layouts.
 
-    ``size`` is the side that files are decoded to (128 by default, 224 for ``imagenet``), ``ratio`` what that
-    is of the shorter side they are resized to before their centre is cut out. A ``lazy`` set is decoded on
-    demand by worker processes; by default one that would take more than 4 GiB in memory. Sets of a fixed size
-    use none of the three.
+    ``size`` is the side of the images. Without one, files are decoded to ``default_size`` (128, for
+    ``imagenet`` 224), and small images of a fixed size keep theirs; with one, these stay in memory as they
+    are and batches of them are resized (see `ImageSet`).
+
+    ``ratio`` is what ``size`` is of the shorter side that files are resized to before their centre is cut
+    out. A ``lazy`` set is decoded on demand by worker processes; by default one that would take more than
+    4 GiB in memory. Sets of a fixed size use neither.
     """
     name = os.fspath(name)
-    wanted = Wanted(split=split, root=root, size=size, ratio=ratio, lazy=lazy)
+    wanted = Wanted(split=split, root=root, size=size, default_size=default_size, ratio=ratio, lazy=lazy)
     if name in SETS:
         return SETS[name](wanted)
     if name.startswith("hf:"):
@@ -100,7 +107,7 @@ def load(
 
 
 def _made(name: str, listing: Listing, wanted: Wanted, *, size: int = 128) -> ImageSet | LazySet:
-    size, classes = wanted.size or size, listing.classes
+    size, classes = wanted.size or wanted.default_size or size, listing.classes
     lazy = len(listing.items) * 3 * size * size > LARGEST if wanted.lazy is None else wanted.lazy
     if lazy:
         return LazySet(
@@ -122,8 +129,22 @@ def _in_folder(name: str, folder: Path, split: Split) -> Listing:
         for place in (folder, folder / "data"):  # data: where repositories of the Hub have them
             if tables := sorted(place.glob(f"{part}*.parquet")):
                 return list_parquet(tables)
+    if is_undivided(folder):
+        return list_class_folders(folder, split)
     tried = " or ".join(f"{part}/ or {part}*.parquet" for part in PARTS[split])
-    raise DsnetError(f"the {split} split of {name} is not there; looked for {tried} in {folder}")
+    hint = f"{folder} has neither these nor folders of classes"
+    if (folder / "train").is_dir():
+        hint = f"a folder of classes without splits, as {folder / 'train'} is, would be divided"
+    raise DsnetError(f"the {split} split of {name} is not there; looked for {tried} in {folder}: {hint}")
+
+
+def is_undivided(folder: Path) -> bool:
+    """Whether a folder has folders of classes right in it, and no splits."""
+    for part in (part for parts in PARTS.values() for part in parts):
+        tables = (table for place in (folder, folder / "data") for table in place.glob(f"{part}*.parquet"))
+        if (folder / part).is_dir() or any(tables):
+            return False
+    return any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
 
 
 def _table(path: Path, split: Split) -> Listing:
@@ -152,10 +173,12 @@ def _imagenet(wanted: Wanted) -> ImageSet | LazySet:
 
 
 SETS: dict[str, Callable[[Wanted], ImageSet | LazySet]] = {
-    "digits": lambda wanted: digits(wanted.split),
-    "cifar10": lambda wanted: cifar10(wanted.split, wanted.root),
-    "cifar100": lambda wanted: cifar100(wanted.split, wanted.root),
-    "fashion_mnist": lambda wanted: fashion_mnist(wanted.split, wanted.root),
+    "digits": lambda wanted: replace(digits(wanted.split), resize=wanted.size),
+    "cifar10": lambda wanted: replace(cifar10(wanted.split, wanted.root), resize=wanted.size),
+    "cifar100": lambda wanted: replace(cifar100(wanted.split, wanted.root), resize=wanted.size),
+    "fashion_mnist": lambda wanted: replace(fashion_mnist(wanted.split, wanted.root), resize=wanted.size),
+    "digits_0_to_6": lambda wanted: replace(some_digits(wanted.split, 0, 6), resize=wanted.size),
+    "digits_7_to_9": lambda wanted: replace(some_digits(wanted.split, 7, 9), resize=wanted.size),
     "imagenette": _imagenette,
     "imagenet": _imagenet,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from dsnet.data.files import read_cifar_batch, read_idx
 from dsnet.data.images import ImageSet
 from dsnet.errors import DsnetError
 
-__all__ = ["cifar10", "cifar100", "data_root", "digits", "existing", "fashion_mnist"]
+__all__ = ["cifar10", "cifar100", "data_root", "digits", "existing", "fashion_mnist", "some_digits"]
 
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
@@ -50,6 +51,18 @@ def digits(split: str) -> ImageSet:
     )
     train, test = everything.hold_out(0.2, seed=0)
     return train if split == "train" else test
+
+
+def some_digits(split: str, first: int, last: int) -> ImageSet:
+    """Those from ``first`` to ``last`` of the same split of `digits`, labelled from 0."""
+    whole = digits(split)
+    kept = whole.take(((whole.labels >= first) & (whole.labels <= last)).nonzero()[:, 0])
+    return replace(
+        kept,
+        name=f"digits_{first}_to_{last}",
+        labels=kept.labels - first,
+        classes=whole.classes[first : last + 1],
+    )
 
 
 def cifar10(split: str, root: str | Path | None = None) -> ImageSet:

@@ -37,7 +37,7 @@ from dsnet.training.records import LossBuffer, MetricsFile
 from dsnet.training.run import pick_device
 from dsnet.training.seeds import seeded
 from dsnet.training.settings import from_plain, to_plain
-from dsnet.training.transfer import start_from
+from dsnet.training.transfer import start_from, trained_on
 
 __all__ = ["DetectionOutcome", "open_pictures", "rate_at", "step_times", "train_detector"]
 
@@ -347,11 +347,7 @@ def _detector(config: DetectConfig, train: Pictures, saved: Checkpoint | None, f
     mean, std = train.statistics()
     if config.start is not None:
         begun = start_from(network, config.start)
-        known = begun.data.get("input")
-        if not isinstance(known, dict):
-            raise DsnetError(
-                f"{config.start} does not say what it was trained on: `dsnet train` did not make it"
-            )
+        known = trained_on(begun, config.start)
         mean, std = tuple(known["mean"]), tuple(known["std"])
     detector = Detector(network, len(train.classes), config.table, generator=draws)
     return SavedDetector(

@@ -6,6 +6,6 @@ A recipe is a function that returns a `Recipe`; its docstring says what it is. `
 
 from dsnet.recipes.registry import Recipe, get_recipe, list_recipes, register_recipe
 
-from dsnet.recipes import imagenet, small  # isort: skip  (they register themselves)
+from dsnet.recipes import imagenet, small, transfer  # isort: skip  (they register themselves)
 
-__all__ = ["Recipe", "get_recipe", "imagenet", "list_recipes", "register_recipe", "small"]
+__all__ = ["Recipe", "get_recipe", "imagenet", "list_recipes", "register_recipe", "small", "transfer"]

@@ -28,6 +28,9 @@ p, figcaption { color: var(--soft) } p strong { color: var(--ink) }
 .bars span { text-align: right }
 .bars div { display: flex; align-items: center; gap: .5rem; white-space: nowrap }
 .bars i { background: var(--bar); height: 1rem; border-radius: 2px }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 1.2rem 0 .3rem; padding: .6rem .8rem;
+  border-radius: 6px; border: 1px solid var(--line) }
+pre + p { margin-top: 0 } .notes { border-left: 4px solid #d9480f; padding: .1rem 0 .1rem 1rem }
 .wide { overflow-x: auto } svg { display: block; max-width: 46rem; width: 100% }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); gap: .75rem }
 .grid figure { margin: 0 } .grid img { width: 100%; image-rendering: pixelated; border-radius: 4px }

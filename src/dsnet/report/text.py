@@ -6,12 +6,25 @@ from collections.abc import Sequence
 
 from dsnet.counts import human
 
-__all__ = ["bar", "human", "table"]
+__all__ = ["bar", "human", "roughly", "table"]
 
 
 def bar(value: float, largest: float, width: int = 24) -> str:
     """A bar as long as ``value`` is of ``largest``."""
     return "█" * max(1, round(width * value / largest))
+
+
+def roughly(seconds: float) -> str:
+    """A duration in words, as exact as an estimate is.
+
+    >>> roughly(700), roughly(4000)
+    ('about 12 minutes', 'about 67 minutes')
+    """
+    for limit, unit, length in ((90, "seconds", 1), (90 * 60, "minutes", 60), (36 * 3600, "hours", 3600)):
+        if seconds < limit:
+            count = max(1, round(seconds / length))
+            return f"about {count} {unit if count > 1 else unit.removesuffix('s')}"
+    return f"about {round(seconds / 86400)} days"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> str:

@@ -26,7 +26,7 @@ class DataConfig:
 
     name: str = "digits"  # a set by name, a folder with train/CLASS/*.jpg, a Parquet file, hf:NAME
     root: str | None = None  # where named sets lie; none: the environment variable DSNET_DATA
-    size: int | None = None  # side of the images; none: what the network is made for
+    size: int | None = None  # side of the images; none: small sets keep theirs, files get the network's
     hold_out: float = 0.1  # share of the training split that is kept for validation
     lazy: bool | None = None  # decode while training; none: where the set is too large for memory
     workers: int | None = None  # processes that decode; none: as many as the machine can spare

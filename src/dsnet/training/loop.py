@@ -28,7 +28,7 @@ from dsnet.training.checkpoint import (
     save_checkpoint,
 )
 from dsnet.training.config import TrainConfig
-from dsnet.training.evaluate import RouteResult, evaluate
+from dsnet.training.evaluate import RouteResult, Seen, evaluate
 from dsnet.training.interrupt import StopRequest
 from dsnet.training.optim import learning_rate, make_optimizer, set_learning_rate
 from dsnet.training.ranks import Ranks
@@ -332,14 +332,16 @@ class Loop:
                 f"of the held-out images, guessing reaches {chance:.1%} (scheme {self.config.scheme.name})"
             )
 
-    def results(self, source: Source, routes: list[Route], what: str = "validating") -> list[RouteResult]:
-        """Accuracy of routes on all images of a source, each rank taking its share of them."""
+    def results(
+        self, source: Source, routes: list[Route], what: str = "validating", *, seen: Seen | None = None
+    ) -> list[RouteResult]:
+        """Accuracy of routes on all images of a source, each rank taking (and seeing) its share of them."""
         ranks, size = self.ranks, 2 * self.batch
         mine = torch.arange(len(source))[ranks.rank :: ranks.world]
         order = list(torch.split(mine, size))
         batches = ((normalise(x[0], *self.channels), y) for x, y in source.batches(order, full=False))
         model = self.task.model
-        own = evaluate(model, self.watch.progress(what, batches, len(order)), routes)
+        own = evaluate(model, self.watch.progress(what, batches, len(order)), routes, seen=seen)
         device = model.head.classifier.weight.device
         counts = torch.tensor([[r.correct, r.images] for r in own], device=device)
         total = ranks.sum(counts).tolist()

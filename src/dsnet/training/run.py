@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dsnet.data import ImageSet, LazySet, load
+from dsnet.data import LazySet, load
 from dsnet.data.augment import normalise
 from dsnet.data.classes import in_classes_of
 from dsnet.data.source import Source
@@ -23,7 +23,7 @@ from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
 from dsnet.training.checkpoint import Checkpoint, save_checkpoint
 from dsnet.training.config import TrainConfig
-from dsnet.training.evaluate import GatedResult, RouteResult, evaluate_gated
+from dsnet.training.evaluate import ClassResults, Confusion, GatedResult, RouteResult, evaluate_gated
 from dsnet.training.folder import begin, locked, read_config, write_config
 from dsnet.training.interrupt import stop_on_signals
 from dsnet.training.joint import JointTask
@@ -33,13 +33,36 @@ from dsnet.training.recalibrate import recalibrate
 from dsnet.training.seeds import seeded
 from dsnet.training.settings import to_plain
 from dsnet.training.stage1 import Stage1Task, initialise_alone
-from dsnet.training.teacher import load_teacher
+from dsnet.training.teacher import Teacher, load_teacher
 from dsnet.training.transfer import channels_of, start_from
 from dsnet.training.views import Views
 
-__all__ = ["Outcome", "build_model", "load_data", "pick_device", "read_config", "split_data", "train"]
+__all__ = [
+    "Images",
+    "Outcome",
+    "build_model",
+    "load_data",
+    "make_task",
+    "pick_device",
+    "read_config",
+    "split_data",
+    "train",
+]
 
 SHOWN = 32  # routes at most that a finished run is judged by
+MOST_CLASSES = 2000  # up to here it is told which ones are taken for which
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What a run was trained and tested on."""
+
+    classes: tuple[str, ...]
+    counts: tuple[int, ...]  # training images of every class, those held out among them
+    held_out: int
+    test: int
+    size: int  # pixels a side
+    damaged: int | None  # that could not be read; none: they were left out when the images were decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +75,8 @@ class Outcome:
     held_out: tuple[tuple[RouteResult | None, RouteResult], ...] = ()  # before and after re-calibration
     test: tuple[RouteResult, ...] = ()
     gated: GatedResult | None = None  # on the test split, where the gates were trained too
+    classes: ClassResults | None = None  # the largest route's, on the test split
+    images: Images | None = None
 
 
 def train(
@@ -72,7 +97,8 @@ def train(
         with stop_on_signals(watch.told) as stop:
             ending = loop.run(stop)
         if not ending.done:
-            return Outcome(folder=folder, ending=ending, first=ranks.first)
+            images = _images(loop, test)
+            return Outcome(folder=folder, ending=ending, first=ranks.first, images=images)
         return _finish(loop, test, ending)
 
 
@@ -126,12 +152,8 @@ def _prepare(
     if config.scheme.teacher is not None:
         classes = len(everything.classes)
         teacher = load_teacher(config.scheme.teacher, classes=classes, seen=channels, device=device)
-    task: Stage1Task | JointTask
-    if config.scheme.joint is not None:
-        task = JointTask(config, model, views, ranks=ranks, image_size=test.size)
-    else:
-        steps = len(train) // config.optim.batch * config.optim.epochs
-        task = Stage1Task(config, model, views, steps=steps, ranks=ranks, teacher=teacher)
+    steps = len(train) // config.optim.batch * config.optim.epochs
+    task = make_task(config, model, views, steps=steps, size=test.size, ranks=ranks, teacher=teacher)
     data = {
         "recipe": to_plain(config),
         "input": {"mean": list(channels[0]), "std": list(channels[1]), "size": test.size},
@@ -141,6 +163,22 @@ def _prepare(
     placed = train.to(device), None if held_out is None else held_out.to(device)
     loop = Loop(config, task, *placed, channels=channels, folder=folder, ranks=ranks, watch=watch, data=data)
     return loop, test
+
+
+def make_task(
+    config: TrainConfig,
+    model: Supernet,
+    views: Views,
+    *,
+    steps: int,
+    size: int,
+    ranks: Ranks,
+    teacher: Teacher | None = None,
+) -> Stage1Task | JointTask:
+    """What the loop trains, on images of ``size`` pixels a side."""
+    if config.scheme.joint is not None:
+        return JointTask(config, model, views, ranks=ranks, image_size=size)
+    return Stage1Task(config, model, views, steps=steps, ranks=ranks, teacher=teacher)
 
 
 def build_model(config: TrainConfig, classes: int) -> Supernet:
@@ -172,29 +210,22 @@ def split_data(config: TrainConfig, everything: Source, watch: Watch) -> tuple[S
 
 def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
     """The training and the test split."""
-    data, size = config.data, _size(config, model)
+    data, usual = config.data, model.geometry.image_size
     if Path(data.name).is_file():
         raise DsnetError(
             f"{data.name} is one file for both splits; name a folder with train*.parquet and test*.parquet"
         )
     train, test = (
-        load(data.name, split, root=data.root, size=size, lazy=data.lazy) for split in ("train", "test")
+        load(data.name, split, root=data.root, size=data.size, default_size=usual, lazy=data.lazy)
+        for split in ("train", "test")
     )
     test = in_classes_of(test, train.classes, "the training split")
-    if isinstance(train, ImageSet) and data.size not in (None, train.images.shape[-1]):
-        raise DsnetError(
-            f"{data.name} has images of {train.images.shape[-1]} pixels; data.size cannot change that"
-        )
     if data.workers is not None:
         train, test = (
             replace(part, workers=data.workers) if isinstance(part, LazySet) else part
             for part in (train, test)
         )
     return train, test
-
-
-def _size(config: TrainConfig, model: Supernet) -> int:
-    return config.data.size or model.geometry.image_size
 
 
 def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
@@ -211,7 +242,9 @@ def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
     _recalibrate(loop)
     after = [] if loop.held_out is None else loop.results(loop.held_out, routes, "held-out images")
     test = test.to(model.head.classifier.weight.device)
-    tested = loop.results(test, routes, "test images")
+    confusion = _confusion(loop)
+    tested = loop.results(test, routes, "test images", seen=None if confusion is None else confusion.add)
+    classes = None if confusion is None else confusion.results(loop.ranks.sum(confusion.counts))
     gated = None
     if config.scheme.joint is not None:
         order = list(torch.split(torch.arange(len(test)), 2 * loop.batch))
@@ -225,18 +258,43 @@ def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
         held_out=tuple(zip(before, after, strict=True)) if after else (),
         test=tuple(tested),
         gated=gated,
+        classes=classes,
+        images=_images(loop, test),
     )
     if loop.ranks.first:
         results = {
             "held_out": [[None if b is None else asdict(b), asdict(a)] for b, a in outcome.held_out],
             "test": [{**asdict(r), "accuracy": r.accuracy} for r in tested],
             "gated": None if gated is None else {**asdict(gated), "accuracy": gated.accuracy},
+            "classes": None if classes is None else asdict(classes),
         }
         data = {**loop.data, "results": results}
         save_checkpoint(loop.folder, "final", model, step=ending.step, data=data)
         (loop.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     loop.ranks.wait()
     return outcome
+
+
+def _confusion(loop: Loop) -> Confusion | None:
+    classes = len(loop.train.classes)
+    if classes > MOST_CLASSES:
+        return None
+    return Confusion(loop.task.space.largest, classes, loop.task.model.head.classifier.weight.device)
+
+
+def _images(loop: Loop, test: Source) -> Images:
+    """What the run had, held-out images among the training images again."""
+    train, held = loop.train, loop.held_out
+    labels = train.labels if held is None else torch.cat([train.labels, held.labels])
+    damaged = [len(part.damage.reasons) for part in (train, test) if isinstance(part, LazySet)]
+    return Images(
+        classes=train.classes,
+        counts=tuple(labels.bincount(minlength=len(train.classes)).tolist()),
+        held_out=0 if held is None else len(held),
+        test=len(test),
+        size=test.size,
+        damaged=sum(damaged) if damaged else None,
+    )
 
 
 def _before(loop: Loop, routes: list[Route]) -> list[RouteResult | None]:

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
 from dsnet.training.teacher import Channels
 
-__all__ = ["channels_of", "routing_from", "start_from"]
+__all__ = ["channels_of", "checkpoint_of", "routing_from", "start_from", "trained_on"]
 
 ROUTING = ".routing."  # in the names of routing heads
 CLASSIFIER = "head.classifier."
 
 
+def checkpoint_of(run: str | Path) -> Checkpoint:
+    """The checkpoint of a run to begin with."""
+    folder = Path(run)
+    if not folder.is_dir():
+        made = folder.name if folder.parent.name == "runs" else f"RECIPE --out {folder}"
+        raise DsnetError(f"there is no folder {folder} to start from; `dsnet train {made}` would make it")
+    return load_checkpoint(folder)
+
+
+def trained_on(saved: Checkpoint, run: str | Path) -> dict[str, Any]:
+    """Size, mean and deviation of the images that a run was trained on."""
+    known = saved.data.get("input")
+    if not isinstance(known, dict) or "size" not in known:
+        raise DsnetError(f"{run} does not say what it was trained on: `dsnet train` did not make it")
+    return known
+
+
 def start_from(model: Supernet, run: str | Path) -> Checkpoint:
     """Gives a network all weights of a run's but its classifier and routing heads; the run's checkpoint."""
-    saved = load_checkpoint(Path(run))
+    saved = checkpoint_of(run)
     _check_network(model, saved, run)
     own, theirs = model.state_dict(), saved.tensors["model"]
     wanted = [name for name in own if ROUTING not in name and not name.startswith(CLASSIFIER)]
@@ -30,7 +48,7 @@ def start_from(model: Supernet, run: str | Path) -> Checkpoint:
 
 def routing_from(model: Supernet, run: str | Path) -> None:
     """Gives a network the routing heads of a run's (gate transfer); they decide between the same choices."""
-    saved = load_checkpoint(Path(run))
+    saved = checkpoint_of(run)
     _check_network(model, saved, run)
     for number, theirs in enumerate(saved.data["network"]["gates"]):
         own = list(model.gate(number).choices)
@@ -45,13 +63,11 @@ def routing_from(model: Supernet, run: str | Path) -> None:
 
 def channels_of(saved: Checkpoint, run: str | Path, size: int) -> Channels:
     """Means and deviations that a run's images were normalised by; they had ``size`` pixels a side, too."""
-    known = saved.data.get("input")
-    if not isinstance(known, dict):
-        raise DsnetError(f"{run} does not say what it was trained on: `dsnet train` did not make it")
+    known = trained_on(saved, run)
     if known["size"] != size:
         raise DsnetError(
-            f"{run} was trained on images of {known['size']} pixels, these have {size}; for a folder of "
-            f"images give data.size={known['size']}"
+            f"{run} was trained on images of {known['size']} pixels, these have {size}; set "
+            f"data.size={known['size']}, as `dsnet transfer` does where none is given"
         )
     return tuple(known["mean"]), tuple(known["std"])
 

@@ -1,0 +1,84 @@
+"""Recipes that begin with another run: ``start`` is its folder, and the recipe of that name trains it.
+
+They do what ``dsnet transfer`` does up to the gate; ``dsnet gate NEW --set start=OLD`` transfers that too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsnet.data.augment import Augment
+from dsnet.recipes import imagenet, small
+from dsnet.recipes.registry import Recipe, register_recipe
+from dsnet.training.config import DataConfig, OptimConfig
+
+PAPER = replace(
+    imagenet.CNN,
+    model="ds_mbnet",
+    start="runs/imagenet_ds_mbnet",
+    data=DataConfig(name="cifar10", size=224),
+    optim=replace(imagenet.CNN.optim, lr=0.7, epochs=70, warmup=15, batch=1024),
+)
+
+
+@register_recipe
+def cifar10_transfer() -> Recipe:
+    """DS-MBNet from ImageNet to CIFAR-10 at 224 pixels, by the paper's schedule."""
+    return Recipe(
+        config=PAPER,
+        duration=imagenet.UNTRIED,
+        expect="the paper has no DS-MBNet here; its DS-ResNet, with its gates: 97.8 %",
+    )
+
+
+@register_recipe
+def cifar100_transfer() -> Recipe:
+    """DS-MBNet from ImageNet to CIFAR-100 at 224 pixels, by the paper's schedule."""
+    return Recipe(
+        config=replace(PAPER, data=DataConfig(name="cifar100", size=224)),
+        duration=imagenet.UNTRIED,
+        expect="the paper has no DS-MBNet here; its DS-ResNet, with its gates: 86.8 %",
+    )
+
+
+@register_recipe
+def imagenette_to_cifar10() -> Recipe:
+    """DS-MBNet from Imagenette to CIFAR-10, both at 128 pixels."""
+    return Recipe(
+        config=replace(
+            small.CIFAR,
+            model="ds_mbnet",
+            start="runs/imagenette_mbnet",
+            data=DataConfig(name="cifar10", size=128),
+            augment=Augment(padding=16, flip=True),  # an eighth of the side, as at 32 pixels
+            optim=OptimConfig(lr=0.1, weight_decay=1.25e-3, epochs=20, warmup=2, batch=512),
+        ),
+        duration="not measured yet",
+        expect="not measured yet",
+    )
+
+
+@register_recipe
+def digits_seen_mbnet() -> Recipe:
+    """DS-MBNet on the digits 0 to 6, as digits_mbnet: what digits_transfer begins with."""
+    return Recipe(
+        config=replace(small.DIGITS, data=DataConfig(name="digits_0_to_6")),
+        duration="21 s on two CPU cores",
+        expect="98.8 / 99.6 % at the smallest / largest route (one seed, 252 test images)",
+    )
+
+
+@register_recipe
+def digits_transfer() -> Recipe:
+    """DS-MBNet from the digits 0 to 6 to the classes that it never saw, 7 to 9: 2 epochs."""
+    return Recipe(
+        config=replace(
+            small.DIGITS,
+            start="runs/digits_seen_mbnet",
+            data=DataConfig(name="digits_7_to_9"),
+            optim=replace(small.DIGITS.optim, epochs=2, batch=32),
+        ),
+        duration="6 s on two CPU cores, 21 s before that for digits_seen_mbnet",
+        expect="96.3 / 98.1 % at the smallest / largest route (3 seeds, 107 test images; from scratch "
+        "75.1 / 95.6 %)",
+    )
