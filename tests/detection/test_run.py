@@ -215,7 +215,13 @@ def test_train_by_a_recipe(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*command, "--dry-run"]) == 0
     assert "table.pyramid = (8, 8)" in capsys.readouterr().out
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
-    assert "mAP 2007" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "mAP 2007" in out
+    assert f"Report: {tmp_path / 'run' / 'report.html'}" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("data:image/jpeg") == 6
+    assert "image18.png: route 3" in page
+    assert "--route 3</code>" in page  # there is no gate
     predict = ["detect", "predict", str(tmp_path / "run"), str(voc / "JPEGImages"), "--device", "cpu"]
     assert main(predict) == 2
     assert "the gate of" in capsys.readouterr().err

@@ -21,14 +21,17 @@ from dsnet.detection.evaluate import DetectionResult, evaluate_detector
 from dsnet.detection.pictures import load_pictures, read_splits
 from dsnet.detection.predict import Found, find_boxes
 from dsnet.detection.recipes import DETECTORS, get_detector_recipe
-from dsnet.detection.run import train_detector
+from dsnet.detection.run import DetectionOutcome, train_detector
 from dsnet.detection.saved import load_detector
 from dsnet.errors import DsnetError
+from dsnet.report.detection import detection_page
 from dsnet.report.text import bar, human, table
 from dsnet.training.run import pick_device
 from dsnet.training.settings import from_plain, keys_of, override, parse_assignments, to_plain
 
 __all__ = ["add_command"]
+
+EXAMPLES = 6  # images on the page of a run
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -136,6 +139,7 @@ def _train(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 128 + (ending.signal or signal.SIGINT)
+    report = _write_page(config, outcome)
     if args.json:
         print((folder / "results.json").read_text(encoding="utf-8"), end="")
     else:
@@ -143,7 +147,22 @@ def _train(args: argparse.Namespace) -> int:
         if outcome.problems:
             print(f"{len(outcome.problems)} problems with files were told above or left out.")
         print(f"Detector: {folder}; find boxes with `dsnet detect predict {folder} IMAGE --draw found`")
+        print(f"Report: {report}")
     return 0
+
+
+def _write_page(config: DetectConfig, outcome: DetectionOutcome) -> Path:
+    saved = load_detector(outcome.folder)
+    saved.detector.to(pick_device(config.run.device))
+    gated = outcome.results[-1].route is None
+    route = None if gated else outcome.results[-1].route
+    found = [
+        one for one in find_boxes(saved, outcome.tested[:EXAMPLES], route=route) if isinstance(one, Found)
+    ]
+    path = outcome.folder / "report.html"
+    text = detection_page(config.model, outcome.folder, outcome.classes, outcome.results, found)
+    path.write_text(text, encoding="utf-8")
+    return path
 
 
 def _resolve(args: argparse.Namespace) -> DetectConfig:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dsnet.data.decode import open_image, pillow
 from dsnet.detection.metrics import Detections
 
-__all__ = ["colour_of", "draw_boxes"]
+__all__ = ["colour_of", "draw_boxes", "drawn"]
 
 
 def colour_of(number: int) -> tuple[int, int, int]:
@@ -19,7 +20,12 @@ def colour_of(number: int) -> tuple[int, int, int]:
 
 
 def draw_boxes(source: str | Path, found: Detections, classes: Sequence[str], out: Path) -> None:
-    """Writes the image with its boxes, as shares of it, the best on top."""
+    """Writes the image with its boxes."""
+    drawn(source, found, classes).save(out)
+
+
+def drawn(source: str | Path, found: Detections, classes: Sequence[str]) -> Any:  # noqa: ANN401
+    """An image of Pillow with its boxes, which are shares of it, the best on top."""
     pillow()
     from PIL import ImageDraw, ImageFont
 
@@ -41,4 +47,4 @@ def draw_boxes(source: str | Path, found: Detections, classes: Sequence[str], ou
         y = top - height - 4 if top >= height + 4 else top
         pen.rectangle((x, y, x + width + 4, y + height + 4), fill=colour)
         pen.text((x + 2, y + 1), text, fill="white", font=font)
-    image.save(out)
+    return image

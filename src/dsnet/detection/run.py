@@ -54,6 +54,7 @@ class DetectionOutcome:
     classes: tuple[str, ...]
     results: tuple[DetectionResult, ...] = ()  # routes, then the gate; none where the run was stopped
     problems: tuple[Problem, ...] = ()
+    tested: tuple[Path, ...] = ()  # the test images
 
 
 def train_detector(
@@ -88,7 +89,12 @@ def train_detector(
                 results += training.evaluate(test, [None])
         _write_results(folder, config, train.classes, results)
         return DetectionOutcome(
-            folder=folder, ending=ending, classes=train.classes, results=tuple(results), problems=problems
+            folder=folder,
+            ending=ending,
+            classes=train.classes,
+            results=tuple(results),
+            problems=problems,
+            tested=test.paths,
         )
 
 
