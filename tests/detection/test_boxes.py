@@ -70,20 +70,22 @@ def test_matching(count: int, priors: int, seed: int) -> None:
     found = match(own, boxes).tolist()
     shared = [[iou_by_hand(p, b) for b in boxes.tolist()] for p in corners(own).tolist()]
     forced: dict[int, int] = {}
-    while len(forced) < count:  # the best pair of those that are left
+    while True:  # the best pair of those that are left and share something
         pairs = [
             (-shared[p][b], p * count + b, p, b)
             for p in range(priors)
             for b in range(count)
-            if p not in forced and b not in forced.values()
+            if p not in forced and b not in forced.values() and shared[p][b] > 0
         ]
+        if not pairs:
+            break
         *_, p, b = min(pairs)
         forced[p] = b
     for p in range(priors):
         best = max(range(count), key=lambda b: shared[p][b], default=-1)
         expected = best if best >= 0 and shared[p][best] >= 0.5 else -1
         assert found[p] == forced.get(p, expected)
-    assert set(range(count)) <= set(found)
+    assert set(forced.values()) <= set(found)
 
 
 def test_more_boxes_than_priors() -> None:
@@ -147,3 +149,10 @@ def test_many_images_keep_the_boxes_that_each_keeps_alone(seed: int, count: int)
             if not over:
                 keep.append(i)
         assert found[image].nonzero()[:, 0].tolist() == keep
+
+
+def test_a_box_that_shares_nothing_has_no_prior() -> None:
+    priors = torch.tensor([[0.1, 0.1, 0.1, 0.1], [0.5, 0.5, 0.1, 0.1]])
+    far = torch.tensor([[0.9, 0.9, 0.91, 0.91]])
+    assert match(priors, far).tolist() == [-1, -1]
+    assert match_all(priors, far[None], torch.tensor([[True]])).tolist() == [[-1, -1]]

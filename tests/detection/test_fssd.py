@@ -122,6 +122,9 @@ def test_what_it_cannot_be_built_on() -> None:
     message = error_of(lambda: Detector(dsnet.create_model("ds_mbnet_tiny"), 2))
     assert "no features of stride 16; possible: 1, 2, 4, 8" in message
     assert "have ratios for 1" in error_of(lambda: FssdTable(ratios=((2.0,),)))
+    assert "strides must rise" in error_of(lambda: FssdTable(strides=(16, 8)))
+    assert "strides must rise" in error_of(lambda: FssdTable(strides=()))
+    assert "at least 1" in error_of(lambda: FssdTable(project=0))
 
 
 def test_the_papers_detector_costs_about_what_the_paper_says() -> None:

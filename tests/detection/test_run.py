@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,56 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Pa
     assert "started with other settings of optim" in message
 
 
+def test_a_run_does_not_go_on_with_other_data(voc: Path, tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    shutil.copytree(voc, root)
+    train_detector(config(root), tmp_path / "run", watch=_StopAt(2))
+    for path in (root / "Annotations").iterdir():
+        path.write_text(path.read_text().replace("blue", "zebra"))
+    message = error_of(lambda: train_detector(config(root), tmp_path / "run", resume=True))
+    assert "was started with {'classes': ['blue', 'red']" in message
+    seeded = replace(config(voc), run=BoxRun(device="cpu", seed=5))
+    message = error_of(lambda: train_detector(seeded, tmp_path / "run", resume=True))
+    assert "other settings of data, run.seed" in message
+
+
+@pytest.mark.parametrize("command", ["evaluate", "recalibrate", "gate", "calibrate", "transfer", "predict"])
+def test_a_detector_is_no_classifier(run: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = ["--data", "digits"] if command in ("evaluate", "recalibrate", "transfer") else []
+    before = sorted(path.name for path in run.iterdir())
+    given = (
+        [str(run), *data] if command != "predict" else [str(run), str(run / "results.json"), "--route", "0"]
+    )
+    assert main([command, *given]) == 2
+    assert "holds a detector: use `dsnet detect" in capsys.readouterr().err
+    assert sorted(path.name for path in run.iterdir()) == before
+
+
+def test_what_is_wrong_with_the_data_is_said_before_training(voc: Path, tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    shutil.copytree(voc, root)
+    for path in (root / "Annotations").iterdir():
+        path.write_text(path.read_text().replace("<bndbox>", "<difficult>1</difficult><bndbox>"))
+    message = error_of(lambda: train_detector(config(root), tmp_path / "run"))
+    assert "trainval: there is no box that is not marked as difficult" in message
+    strange = replace(config(voc), gate=DetectorGate(space="Q"))
+    assert "no narrowing 'Q'" in error_of(lambda: train_detector(strange, tmp_path / "run"))
+    listed = root / "ImageSets" / "Main" / "test.txt"
+    listed.write_text(listed.read_text() + "\nimage18\nimage18\n")
+    read = read_splits(root, "test")
+    assert len(read.items) == 6
+    assert "names image18 3 times" in read.problems[0].what
+
+
+def test_names_may_have_spaces(voc: Path, tmp_path: Path) -> None:
+    root = tmp_path / "voc"
+    shutil.copytree(voc, root)
+    for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
+        (root / folder / f"image0.{suffix}").rename(root / folder / f"imagé ü.{suffix}")
+    (root / "ImageSets" / "Main" / "some.txt").write_text("imagé ü\nimage1  -1\n")
+    assert [item.image.stem for item in read_splits(root, "some").items] == ["imagé ü", "image1"]
+
+
 def test_learning_rates() -> None:
     steps = BoxOptim(lr=1.0, epochs=300, warmup=2, milestones=(200, 250))
     rates = [rate_at(steps, step, 10) for step in (0, 19, 1999, 2000, 2499, 2500)]
@@ -116,8 +167,7 @@ def test_pictures_that_cannot_be_used_are_left_out(voc: Path, tmp_path: Path) ->
     shutil.copytree(voc, root)
     (root / "JPEGImages" / "image0.png").write_bytes(b"no image")
     Image.new("RGB", (32, 64)).save(root / "JPEGImages" / "image1.png")
-    with pytest.warns(UserWarning, match="skipped"):
-        pictures, problems = load_pictures(read_splits(root, "trainval"), 48)
+    pictures, problems = load_pictures(read_splits(root, "trainval"), 48)
     assert len(pictures) == 16
     assert [problem.file.name for problem in problems] == ["image0.png", "image1.png"]
     assert "32 × 64 pixels, not 64 × 64" in problems[1].what
@@ -199,6 +249,14 @@ def test_evaluate_and_predict(
         assert image.size == (SIDE, SIDE)
     assert main([*command, "--out", str(lines)]) == 2
     assert "--force replaces it" in capsys.readouterr().err
+    before = (voc / "JPEGImages" / "image0.png").read_bytes()
+    assert main([*command, "--draw", images, "--force"]) == 2
+    assert "which is one of the images" in capsys.readouterr().err
+    assert (voc / "JPEGImages" / "image0.png").read_bytes() == before
+    written = lines.read_text()
+    assert main([*command[:-4], "--score", "7", "--out", str(lines), "--force"]) == 2
+    assert "--score must be" in capsys.readouterr().err
+    assert lines.read_text() == written
     assert main([*command, "--json", "--route", "0"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 24
     (tmp_path / "broken.png").write_bytes(b"x")

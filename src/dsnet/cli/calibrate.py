@@ -17,7 +17,7 @@ from dsnet.routing.curves import interpolate, static_points
 from dsnet.routing.outputs import Outputs, simulate
 from dsnet.routing.router import parse_budget, written
 from dsnet.routing.run import calibrate_run
-from dsnet.training.checkpoint import load_checkpoint
+from dsnet.training.checkpoint import load_classifier
 
 __all__ = ["add_command"]
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise DsnetError(
             "--target-ms needs --latency-table FILE: `dsnet profile RUN --out FILE` measures one here"
         )
-    saved = load_checkpoint(args.run, args.name)
+    saved = load_classifier(args.run, args.name)
     where = f"{args.run} --name {args.name}" if args.name else str(args.run)
     gated = has_trained_gates(saved)
     if args.router == "gate" and not gated:

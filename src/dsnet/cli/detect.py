@@ -21,8 +21,8 @@ from dsnet.detection.evaluate import DetectionResult, evaluate_detector
 from dsnet.detection.pictures import load_pictures, read_splits
 from dsnet.detection.predict import Found, find_boxes
 from dsnet.detection.recipes import DETECTORS, get_detector_recipe
-from dsnet.detection.run import DetectionOutcome, train_detector
-from dsnet.detection.saved import load_detector
+from dsnet.detection.run import PROBLEMS, DetectionOutcome, train_detector
+from dsnet.detection.saved import SavedDetector, load_detector
 from dsnet.errors import DsnetError
 from dsnet.report.detection import detection_page
 from dsnet.report.text import bar, human, table
@@ -60,7 +60,7 @@ def _add_train(steps: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "Ctrl-C and SIGTERM save before they stop; --resume goes on.\n\nRecipes:\n" + names,
         epilog="Examples:\n"
         "  dsnet detect train bccd_ds_mbnet --data BCCD\n"
-        "  dsnet detect train bccd_ds_mbnet --data my-boxes --set start=runs/imagenette_mbnet --set lr=0.01\n"
+        "  dsnet detect train bccd_ds_mbnet --data my-boxes --set start=runs/imagenette_mbnet\n"
         "  dsnet detect train voc_ds_mbnet --data VOCdevkit --dry-run",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -116,7 +116,7 @@ def _add_predict(steps: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--draw", type=Path, metavar="DIR", help="images with their boxes, into this folder")
     parser.add_argument("--json", action="store_true", help="as JSON, an object a line, as results come")
     parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="these lines to a file")
-    parser.add_argument("--force", action="store_true", help="with --out: replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
     parser.add_argument("--batch", type=positive, default=16, help="images at a time (default: 16)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.set_defaults(run_command=_predict)
@@ -145,8 +145,10 @@ def _train(args: argparse.Namespace) -> int:
     else:
         print(f"\n{config.model} on {config.data.root}\n\n{_table(outcome.results)}\n")
         if outcome.problems:
-            print(f"{len(outcome.problems)} problems with files were told above or left out.")
-        print(f"Detector: {folder}; find boxes with `dsnet detect predict {folder} IMAGE --draw found`")
+            print(f"{len(outcome.problems)} problems with files: {folder / PROBLEMS}")
+        last = outcome.results[-1].route
+        at = "" if last is None or len(outcome.results) == 1 else f" --route {last}"
+        print(f"Detector: {folder}; find boxes with `dsnet detect predict {folder} IMAGE --draw found{at}`")
         print(f"Report: {report}")
     return 0
 
@@ -154,8 +156,7 @@ def _train(args: argparse.Namespace) -> int:
 def _write_page(config: DetectConfig, outcome: DetectionOutcome) -> Path:
     saved = load_detector(outcome.folder)
     saved.detector.to(pick_device(config.run.device))
-    gated = outcome.results[-1].route is None
-    route = None if gated else outcome.results[-1].route
+    route = outcome.results[-1].route
     found = [
         one for one in find_boxes(saved, outcome.tested[:EXAMPLES], route=route) if isinstance(one, Found)
     ]
@@ -190,11 +191,12 @@ def _settings(config: DetectConfig) -> str:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    saved = load_detector(args.run)
-    saved.detector.to(pick_device(args.device))
-    pictures, problems = load_pictures(
-        read_splits(args.data, args.split, saved.classes), saved.prepared.size, progress
-    )
+    saved = _open(args)
+    annotated = read_splits(args.data, args.split, saved.classes)
+    pictures, damaged = load_pictures(annotated, saved.prepared.size, progress)
+    problems = (*annotated.problems, *damaged)
+    for problem in problems:
+        print(f"dsnet: {problem.file}: {problem.what}", file=sys.stderr)
     space = saved.detector.network.space
     gated = saved.checkpoint.data.get("gate") is not None
     wanted = args.routes or [*range(len(space)), *([None] if gated else [])]
@@ -213,8 +215,21 @@ def _evaluate(args: argparse.Namespace) -> int:
     else:
         print(f"{len(pictures)} images of {args.data}, {args.split}\n\n{_table(results)}")
         if problems:
-            print(f"{len(problems)} images could not be read")
+            print(f"{len(problems)} problems with files")
     return 0
+
+
+def _open(args: argparse.Namespace) -> SavedDetector:
+    """A run's detector on its device; tells where it is not a finished one."""
+    saved = load_detector(args.run)
+    step, steps = saved.checkpoint.data["step"], saved.checkpoint.data.get("steps", 0)
+    if step < steps:
+        print(
+            f"dsnet: {args.run} was stopped at step {step} of {steps}: its norms' statistics are not exact",
+            file=sys.stderr,
+        )
+    saved.detector.to(pick_device(args.device))
+    return saved
 
 
 def _table(results: Sequence[DetectionResult]) -> str:
@@ -242,19 +257,21 @@ def _table(results: Sequence[DetectionResult]) -> str:
 
 def _predict(args: argparse.Namespace) -> int:
     check_out(args.out)
-    if args.out is not None and args.out.exists() and not args.force:
-        raise DsnetError(f"{args.out} is there already: --force replaces it")
+    if not 0 <= args.score < 1:
+        raise DsnetError(f"--score must be at least 0 and below 1, not {args.score}")
     paths = find_images(args.images)
-    saved = load_detector(args.run)
-    if args.route is None and saved.checkpoint.data.get("gate") is None:
+    drawn = _targets(args, paths)
+    saved = _open(args)
+    route: int | None = args.route
+    if route is None and len(saved.detector.network.space) == 1:
+        route = 0
+    if route is None and saved.checkpoint.data.get("gate") is None:
         raise DsnetError(f"the gate of {args.run} is not trained: give --route, or train with gate.epochs")
-    saved.detector.to(pick_device(args.device))
     if args.draw is not None:
         args.draw.mkdir(parents=True, exist_ok=True)
     missed, rows = 0, []
-    names: set[str] = set()
     with nullcontext() if args.out is None else args.out.open("w", encoding="utf-8") as file:
-        found = find_boxes(saved, paths, route=args.route, score=args.score, batch=args.batch)
+        found = find_boxes(saved, paths, route=route, score=args.score, batch=args.batch)
         for one in found if args.json else progress(found, len(paths), "image"):
             if not isinstance(one, Found):
                 missed += 1
@@ -266,7 +283,7 @@ def _predict(args: argparse.Namespace) -> int:
             if file is not None:
                 file.write(line + "\n")
             if args.draw is not None:
-                draw_boxes(one.path, one.detections, saved.classes, args.draw / _free(one.path, names))
+                draw_boxes(one.path, one.detections, saved.classes, drawn[one.path])
             kinds = [saved.classes[kind] for kind in one.detections.classes.tolist()]
             counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))) or "nothing"
             rows.append([one.path, str(one.route), human(one.madds), counts])
@@ -277,12 +294,26 @@ def _predict(args: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _free(path: str, names: set[str]) -> str:
-    """A name that no other image has."""
-    stem, number = Path(path).stem, 1
-    name = f"{stem}.png"
-    while name in names:
-        number += 1
-        name = f"{stem}-{number}.png"
-    names.add(name)
-    return name
+def _targets(args: argparse.Namespace, paths: Sequence[str]) -> dict[str, Path]:
+    """Where images with boxes go, each under a name of its own; nothing that is there is replaced unasked."""
+    if args.draw is not None and args.draw.exists() and not args.draw.is_dir():
+        raise DsnetError(f"--draw takes a folder, not the file {args.draw}")
+    drawn: dict[str, Path] = {}
+    names: set[str] = set()
+    for path in paths if args.draw is not None else ():
+        stem, number = Path(path).stem, 1
+        name = f"{stem}.png"
+        while name in names:
+            number += 1
+            name = f"{stem}-{number}.png"
+        names.add(name)
+        drawn[path] = args.draw / name
+    given = {Path(path).resolve() for path in paths}
+    for option, target in [("--draw", path) for path in drawn.values()] + [("--out", args.out)]:
+        if target is None:
+            continue
+        if target.resolve() in given:
+            raise DsnetError(f"{option} would replace {target}, which is one of the images")
+        if target.exists() and not args.force:
+            raise DsnetError(f"{target} is there already: --force replaces it")
+    return drawn

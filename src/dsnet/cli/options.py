@@ -13,7 +13,8 @@ from dsnet.data.sets import Split
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.registry import model_entry
-from dsnet.training import Checkpoint, load_checkpoint
+from dsnet.training import Checkpoint
+from dsnet.training.checkpoint import load_classifier
 from dsnet.training.run import pick_device
 
 __all__ = [
@@ -101,7 +102,7 @@ class OpenedRun(NamedTuple):
 
 def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     """What the arguments of `add_run_arguments` name."""
-    saved = load_checkpoint(args.run, args.name)
+    saved = load_classifier(args.run, args.name)
     model = saved.model()
     trained = _settings(saved)
     data = args.data or trained.get("name")
@@ -140,7 +141,7 @@ def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | Non
     if path.is_dir():
         if settings:
             raise DsnetError(f"--set is for a model by name; {path} is a run and has its options already")
-        saved = load_checkpoint(path)
+        saved = load_classifier(path)
         return saved.model(), _trained_size(saved)
     if path.parent != Path():
         raise DsnetError(f"there is no folder {path}; a run is the folder that `dsnet train` made")

@@ -72,7 +72,7 @@ def decode(offsets: Tensor, priors: Tensor) -> Tensor:
 def match(priors: Tensor, boxes: Tensor, threshold: float = 0.5) -> Tensor:
     """Which box [m, 4] each prior stands for [p]; -1: none.
 
-    Every box gets a prior of its own, the one that it shares most with, the best pairs first. Every other
+    Every box that shares anything with priors gets one of its own, the best pairs first. Every other
     prior stands for the box that it shares most with, if that is at least ``threshold``.
     """
     if not len(boxes):
@@ -85,7 +85,7 @@ def match(priors: Tensor, boxes: Tensor, threshold: float = 0.5) -> Tensor:
     for _ in range(len(boxes)):
         at = shared.argmax()
         prior, box = at // len(boxes), at % len(boxes)
-        found[prior] = box
+        found[prior] = torch.where(shared[prior, box] > 0, box, found[prior])
         shared[prior] = -1
         shared[:, box] = -1
     return found
@@ -109,7 +109,7 @@ def match_all(priors: Tensor, boxes: Tensor, there: Tensor, threshold: float = 0
     for _ in range(most):
         value, at = shared.flatten(1).max(1, keepdim=True)
         prior, box = at // most, at % most
-        found.scatter_(1, prior, torch.where(value >= 0, box, found.gather(1, prior)))
+        found.scatter_(1, prior, torch.where(value > 0, box, found.gather(1, prior)))
         shared.scatter_(1, prior[:, :, None].expand(-1, 1, most), -1.0)
         shared.scatter_(2, box[:, None].expand(-1, len(priors), 1), -1.0)
     return found

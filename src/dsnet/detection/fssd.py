@@ -48,6 +48,10 @@ class FssdTable:
     def __post_init__(self) -> None:
         if len(self.pyramid) != len(self.ratios) or not self.pyramid:
             raise DsnetError(f"{len(self.pyramid)} maps of the pyramid have ratios for {len(self.ratios)}")
+        if not self.strides or list(self.strides) != sorted(set(self.strides)):
+            raise DsnetError(f"strides must rise, the finest first, not {self.strides}")
+        if min(self.project, *self.strides, *self.pyramid) < 1:
+            raise DsnetError(f"strides and channels must be at least 1: {self}")
 
 
 class Answers(NamedTuple):
@@ -71,7 +75,11 @@ class Detector(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(network, Supernet) or len(network.gates) != 1:
-            raise DsnetError("a detector is built on a supernet with one gate")
+            name = getattr(network, "name", type(network).__name__)
+            raise DsnetError(
+                "a detector is built on a supernet with one gate (ds_mbnet, ds_mbnet_plus, mbnet), "
+                f"not on {name}"
+            )
         missing = [stride for stride in table.strides if stride not in network.feature_shapes(0)]
         if missing:
             there = ", ".join(map(str, network.feature_shapes(0)))

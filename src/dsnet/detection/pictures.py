@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -36,6 +36,10 @@ class Boxes(NamedTuple):
         """Of some of the images."""
         return Boxes(self.corners[at], self.classes[at])
 
+    def first(self, most: int) -> Boxes:
+        """The first so many of every image."""
+        return Boxes(self.corners[:, :most], self.classes[:, :most])
+
     def to(self, device: torch.device | str) -> Boxes:
         """The same on a device."""
         return Boxes(self.corners.to(device), self.classes.to(device))
@@ -53,6 +57,11 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def most(self, positions: Tensor) -> int:
+        """Boxes that any of some images has to learn from; at least 1."""
+        counts = [int((~self.truths[at].ignored()).sum()) for at in positions.tolist()]
+        return max(1, *counts)
 
     def to(self, device: torch.device | str) -> Self:
         """The same on a device."""
@@ -90,25 +99,33 @@ def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = N
 
 
 def load_pictures(
-    annotated: DetectionSet, side: int, progress: Progress | None = None
+    annotated: DetectionSet,
+    side: int,
+    progress: Progress | None = None,
 ) -> tuple[Pictures, tuple[Problem, ...]]:
-    """Decodes all images; those that cannot be used are left out, told of, and too many stop."""
+    """Decodes all images; those that cannot be used are left out, and too many stop."""
     problems: list[Problem] = []
-    images = torch.empty(len(annotated.items), 3, side, side, dtype=torch.uint8)
+    try:
+        images = torch.empty(len(annotated.items), 3, side, side, dtype=torch.uint8)
+    except RuntimeError:
+        count = len(annotated.items)
+        raise DsnetError(f"{count} images of {side} × {side} pixels do not fit in memory") from None
     kept: list[int] = []
-    with ThreadPoolExecutor(THREADS) as pool:
-        found: Iterable[Tensor | str] = pool.map(lambda item: _decoded(item, side), annotated.items)
+    pool = ThreadPoolExecutor(THREADS)
+    try:
+        found = _in_order(pool, annotated.items, side)
         if progress is not None:
             found = progress(found, len(annotated.items), "reading images")
         for number, image in enumerate(found):
             if isinstance(image, str):
                 problems.append(Problem(annotated.items[number].image, f"{image}; the image is left out"))
-                warnings.warn(f"skipped {problems[-1].file}: {image}", stacklevel=2)
                 if len(problems) > MOST:
                     raise DsnetError(f"more than {MOST} images cannot be used, the last: {problems[-1].file}")
                 continue
             images[len(kept)] = image
             kept.append(number)
+    finally:
+        pool.shutdown(cancel_futures=True)
     if not kept:
         raise DsnetError(f"none of {len(annotated.items)} images can be used: {problems[0].what}")
     items = [annotated.items[number] for number in kept]
@@ -121,6 +138,17 @@ def load_pictures(
         paths=tuple(item.image for item in items),
     )
     return pictures, tuple(problems)
+
+
+def _in_order(pool: ThreadPoolExecutor, items: Sequence[Annotated], side: int) -> Iterator[Tensor | str]:
+    """Images one after the other; no more are decoded than are waited for soon."""
+    waiting: deque[Future[Tensor | str]] = deque()
+    for item in items:
+        waiting.append(pool.submit(_decoded, item, side))
+        if len(waiting) > 4 * THREADS:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _decoded(item: Annotated, side: int) -> Tensor | str:

@@ -28,6 +28,7 @@ from dsnet.detection.voc import Problem
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.routes import Route, RouteSpace
+from dsnet.routing.config import GateConfig
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint, optimizer_tensors, restore_optimizer
 from dsnet.training.folder import locked
 from dsnet.training.interrupt import StopRequest, stop_on_signals
@@ -43,6 +44,7 @@ __all__ = ["DetectionOutcome", "open_pictures", "rate_at", "step_times", "train_
 
 SHOWN = 16  # routes that are evaluated at the end, at most
 MEMORY = 0.4  # of a GPU's free memory that images may take
+PROBLEMS = "problems.txt"  # of a run: what is wrong with files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,24 +71,29 @@ def train_detector(
         saved = _begin(folder, config, resume=resume, watch=watch)
         train, test, problems = open_pictures(config, device, watch)
         found = _detector(config, train, saved, folder)
+        GateConfig(space=config.gate.space).routes(
+            found.detector.network
+        )  # else it would be wrong at the end
         training = _Training(config, found, train, folder, device, watch)
         if saved is not None:
             training.restore(saved)
         _write_config(folder, config)
-        with stop_on_signals(watch.told) as request:
+        if problems:
+            text = "".join(f"{problem.file}: {problem.what}\n" for problem in problems)
+            (folder / PROBLEMS).write_text(text, encoding="utf-8")
+        with stop_on_signals(watch.told) as request:  # later signals act at once: what was trained is saved
             ending = training.run(request)
-            outcome = DetectionOutcome(folder=folder, ending=ending, classes=train.classes, problems=problems)
-            if not ending.done:
-                return outcome
-            routes = _some(found.detector.network.space)
-            training.calibrate()
-            training.save("final")
-            results = list(training.evaluate(test, routes))
-            if config.gate.epochs and len(routes) > 1:
-                gate = GateTraining(config, found, training.precision)
-                gate.train(training.epoch_for_gate, -(-len(train) // config.gate.batch), watch)
-                training.save("gated", {"gate": to_plain(config.gate)})
-                results += training.evaluate(test, [None])
+        if not ending.done:
+            return DetectionOutcome(folder=folder, ending=ending, classes=train.classes, problems=problems)
+        routes = _some(found.detector.network.space)
+        training.calibrate()
+        training.save("final")
+        results = list(training.evaluate(test, routes))
+        if config.gate.epochs and len(routes) > 1:
+            gate = GateTraining(config, found, training.precision)
+            gate.train(training.epoch_for_gate, -(-len(train) // config.gate.batch), watch)
+            training.save("gated", {"gate": to_plain(config.gate)})
+            results += training.evaluate(test, [None])
         _write_results(folder, config, train.classes, results)
         return DetectionOutcome(
             folder=folder,
@@ -106,10 +113,6 @@ def open_pictures(
     first = read_splits(data.root, data.train, data.classes)
     both = [first, read_splits(data.root, data.test, first.classes)]
     problems = tuple(problem for part in both for problem in part.problems)
-    for problem in problems[:5]:
-        watch.told(f"{problem.file}: {problem.what}")
-    if len(problems) > 5:
-        watch.told(f"and {len(problems) - 5} more problems in {data.root}")
     found = []
     for part, side in zip(both, (data.side, data.size), strict=True):
         pictures, damaged = load_pictures(
@@ -117,6 +120,16 @@ def open_pictures(
         )
         problems += damaged
         found.append(_placed(pictures, device))
+    for problem in problems[:5]:
+        watch.told(f"{problem.file}: {problem.what}")
+    if len(problems) > 5:
+        watch.told(f"and {len(problems) - 5} more problems with files: {PROBLEMS} of the run lists them")
+    shared = set(found[0].paths) & set(found[1].paths)
+    if shared:
+        watch.told(f"{len(shared)} images are in both splits, as {sorted(shared)[0]}: figures mean little")
+    for pictures, split in zip(found, (data.train, data.test), strict=True):
+        if bool((pictures.boxes.classes < 0).all()):
+            raise DsnetError(f"{data.root}, {split}: there is no box that is not marked as difficult")
     if len(found[0]) < config.optim.batch:
         raise DsnetError(f"{len(found[0])} training images do not fill a batch of {config.optim.batch}")
     return found[0], found[1], problems
@@ -179,8 +192,13 @@ class _Training:
         self.detector = found.detector.to(device)
         if config.run.channels_last:
             self.detector.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.precision = torch.bfloat16 if config.run.precision == "bfloat16" else None
+        # On a CPU torch's bfloat16 gradients of small maps are wrong.
+        half = config.run.precision == "bfloat16" and device.type == "cuda"
+        self.precision = torch.bfloat16 if half else None
         self.priors = self.detector.priors(config.data.size)
+        if train.boxes.classes.shape[1] > len(self.priors):
+            at = int((train.boxes.classes >= 0).sum(1).argmax())
+            raise DsnetError(f"{train.paths[at]} has more boxes than there are priors ({len(self.priors)})")
         optim = config.optim
         groups = parameter_groups([self.detector], optim.weight_decay)
         self.parameters = [parameter for group in groups for parameter in group["params"]]
@@ -190,6 +208,9 @@ class _Training:
 
     def restore(self, saved: Checkpoint) -> None:
         """Where a run that was stopped left off."""
+        before, now = saved.data.get("trained_on"), self._trained_on()
+        if before != now:
+            raise DsnetError(f"{self.folder} was started with {before}, the data has {now} now")
         self.step = saved.data["step"]
         if "optimizer" in saved.tensors:
             restore_optimizer(self.optimizer, saved.tensors["optimizer"])
@@ -217,6 +238,7 @@ class _Training:
                     if begun - kept > 60 * config.run.save_minutes:
                         self.save("last", optimizer=True)
                         kept = time.monotonic()
+            losses.means()  # else a diverged network would take the place of a good one
             self.save("last", optimizer=True)
         finally:
             metrics.close()
@@ -269,7 +291,7 @@ class _Training:
         data, seed = self.config.data, self.config.run.seed
         at = positions.to(self.train.images.device)
         images = self.train.images[at].to(self.device, non_blocking=True)
-        boxes = self.train.boxes.take(at)
+        boxes = self.train.boxes.take(at).first(self.train.most(positions))
         mean = self.found.prepared.mean
         if data.augment:
             x, boxes = ssd_augment(images, boxes.to(self.device), data.size, mean, seeded(seed, "cut", step))
@@ -306,9 +328,11 @@ class _Training:
             self.found.prepared,
             routes,
             batch=self.config.optim.batch,
-            precision=self.precision,
             progress=lambda items, total, what: self.watch.progress(what, iter(items), total),
         )
+
+    def _trained_on(self) -> dict[str, Any]:
+        return {"classes": list(self.train.classes), "images": len(self.train)}
 
     def save(self, name: str, data: dict[str, Any] | None = None, *, optimizer: bool = False) -> None:
         """A checkpoint."""
@@ -320,7 +344,7 @@ class _Training:
             classes=self.train.classes,
             prepared=self.found.prepared,
             tensors={"optimizer": optimizer_tensors(self.optimizer)} if optimizer else None,
-            data=data,
+            data={"trained_on": self._trained_on(), "steps": self.steps, **(data or {})},
         )
 
 
@@ -335,8 +359,13 @@ def _begin(folder: Path, config: DetectConfig, *, resume: bool, watch: Watch) ->
     if "last" not in kept:
         watch.told(f"there is no checkpoint in {folder} to go on from: starting anew")
         return None
-    before = to_plain(from_plain(DetectConfig, json.loads((folder / "recipe.json").read_text("utf-8"))))
-    changed = [key for key, value in to_plain(config).items() if key != "run" and before[key] != value]
+    try:
+        plain = json.loads((folder / "recipe.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DsnetError(f"{folder / 'recipe.json'} cannot be read: {error}") from error
+    before, now = to_plain(from_plain(DetectConfig, plain)), to_plain(config)
+    changed = [key for key in now if key not in ("run", "gate") and before[key] != now[key]]
+    changed += ["run.seed"] * (before["run"]["seed"] != now["run"]["seed"])
     if changed:
         raise DsnetError(f"{folder} was started with other settings of {', '.join(changed)}")
     return load_checkpoint(folder, "last")

@@ -90,15 +90,16 @@ def read_voc(
 ) -> DetectionSet:
     """Reads a folder; without ``split`` all annotations, without ``classes`` those that are there, sorted."""
     root = Path(root)
-    names = _names(root, split)
+    where = root if split is None else f"{root}, {split}"
     problems: list[Problem] = []
+    names = _names(root, split, problems)
     read = [found for name in names if (found := _read(root, name, problems)) is not None]
     if not read:
         first = f"; {problems[0].file}: {problems[0].what}" if problems else ""
-        raise DsnetError(f"no image of {root} can be used{first}")
+        raise DsnetError(f"no image of {where} can be used{first}")
     there = sorted({label for file in read for label in file.labels})
     if not there:
-        raise DsnetError(f"no image of {root} has a box")
+        raise DsnetError(f"no image of {where} has a box")
     known = tuple(there if classes is None else classes)
     if len(set(known)) != len(known):
         raise DsnetError(f"class names must differ: {', '.join(known)}")
@@ -123,7 +124,7 @@ def read_voc(
     return DetectionSet(classes=known, items=items, problems=tuple(problems))
 
 
-def _names(root: Path, split: str | None) -> list[str]:
+def _names(root: Path, split: str | None, problems: list[Problem]) -> list[str]:
     folder = root / "Annotations"
     if not folder.is_dir():
         raise DsnetError(
@@ -140,7 +141,15 @@ def _names(root: Path, split: str | None) -> list[str]:
         text = listed.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DsnetError(f"{listed} is no text: {error}") from error
-    return [line.split()[0] for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Lists of single classes have a number behind every name; a name may have spaces, too.
+    names = [line if (folder / f"{line}.xml").is_file() else line.split()[0] for line in lines]
+    problems += [
+        Problem(listed, f"names {name} {count} times; it counts once")
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
+    return list(dict.fromkeys(names))
 
 
 class _File(NamedTuple):
@@ -157,9 +166,9 @@ def _read(root: Path, name: str, problems: list[Problem]) -> _File | None:
     path = root / "Annotations" / f"{name}.xml"
     try:
         tree = ET.parse(path).getroot()
-        width, height = (int(_text(tree, f"size/{side}")) for side in ("width", "height"))
+        width, height = (int(float(_text(tree, f"size/{side}"))) for side in ("width", "height"))
         found = [_object(entry) for entry in tree.iter("object")]
-    except (OSError, ET.ParseError, ValueError, LookupError) as error:
+    except (OSError, ET.ParseError, ValueError, LookupError, OverflowError) as error:
         why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         problems.append(Problem(path, f"{why}; the image is left out"))
         return None

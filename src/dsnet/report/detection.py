@@ -44,9 +44,10 @@ def detection_page(
     text += "."
     if gate is not None:
         taken = ", ".join(f"{count} at route {route}" for route, count in gate.taken.items())
+        reached = f"<strong>{100 * gate.mean['voc2007']:.1f}</strong>"
         text += (
-            " Each image at the route that its gate takes: "
-            f"<strong>{100 * gate.mean['voc2007']:.1f}</strong> with {gate.madds / largest.madds:.0%} ({taken})."
+            f" Each image at the route that its gate takes: {reached} with "
+            f"{gate.madds / largest.madds:.0%} ({taken})."
         )
     run = shlex.quote(str(folder))
     at = "" if gate is not None else f" --route {largest.route}"

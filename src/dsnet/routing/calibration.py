@@ -16,7 +16,7 @@ from dsnet.routing.costs import CostTable
 from dsnet.routing.curves import calibrate_cascade, calibrate_gate, static_points
 from dsnet.routing.outputs import Outputs, simulate
 from dsnet.routing.router import Routed, Router, RouterKind, parse_budget, written
-from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+from dsnet.training.checkpoint import Checkpoint, load_classifier
 from dsnet.training.run import pick_device
 
 __all__ = ["Calibration", "Pick", "RouterName", "calibrate", "has_trained_gates", "load_routed"]
@@ -154,7 +154,7 @@ def load_routed(
     device: torch.device | str = "cpu",
 ) -> Routed:
     """The network of a calibrated run, routed within a budget (``"300M"``, ``"45%"``, or a number)."""
-    saved = load_checkpoint(Path(run), name)
+    saved = load_classifier(run, name)
     calibration = Calibration.of(saved, run if name is None else f"{run} --name {name}")
     model: Supernet = saved.model().to(pick_device(str(device)))
     number = None if budget is None else parse_budget(budget, calibration.costs)

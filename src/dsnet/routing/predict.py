@@ -21,7 +21,7 @@ from dsnet.routing.calibration import Calibration, RouterName, has_trained_gates
 from dsnet.routing.costs import CostTable, Unit
 from dsnet.routing.router import Routed, parse_budget, written
 from dsnet.routing.rules import CascadeRule, GateRule
-from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+from dsnet.training.checkpoint import Checkpoint, load_classifier
 from dsnet.training.run import pick_device
 from dsnet.training.teacher import Channels
 
@@ -168,7 +168,7 @@ def open_predictor(
     if route is not None and (budget is not None or router != "auto"):
         raise DsnetError("a route is for every image: it takes neither a budget nor a router")
     where = str(run) if name is None else f"{run} --name {name}"
-    saved = load_checkpoint(Path(run), name)
+    saved = load_classifier(run, name)
     known = saved.data.get("input")
     if known is None:
         raise DsnetError(

@@ -25,7 +25,13 @@ from dsnet.routing.latency import LatencyTable
 from dsnet.routing.monitor import GateReport, gate_reports
 from dsnet.routing.outputs import Outputs, collect
 from dsnet.routing.stage2 import GateTask
-from dsnet.training.checkpoint import Checkpoint, default_name, load_checkpoint, save_checkpoint
+from dsnet.training.checkpoint import (
+    Checkpoint,
+    default_name,
+    load_checkpoint,
+    load_classifier,
+    save_checkpoint,
+)
 from dsnet.training.config import MixConfig, OptimConfig, TrainConfig
 from dsnet.training.folder import locked
 from dsnet.training.interrupt import stop_on_signals
@@ -81,7 +87,7 @@ def open_trained(
     folder, watch = Path(folder), watch or Watch()
     if (folder / "checkpoint.json").exists():
         raise DsnetError(f"{folder} is a checkpoint; name its run: {folder.parent}")
-    saved = load_checkpoint(folder, name)
+    saved = load_classifier(folder, name)
     recipe, known = saved.data.get("recipe"), saved.data.get("input")
     if not isinstance(recipe, dict) or known is None:
         raise DsnetError(f"{folder} does not say what it was trained on: `dsnet train` did not make it")

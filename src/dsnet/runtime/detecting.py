@@ -2,7 +2,7 @@
 
 What a part hands on is one row of numbers an image: the maps that were made so far and are wanted later, each
 channels last, then the features at the gate. What the last part gives is one row, too: offsets, then logits.
-So grouping, padding, graphs and streams work as they do for classes.
+So grouping, padding and graphs work as they do for classes.
 """
 
 from __future__ import annotations

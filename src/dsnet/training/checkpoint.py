@@ -30,6 +30,7 @@ __all__ = [
     "Checkpoint",
     "default_name",
     "load_checkpoint",
+    "load_classifier",
     "load_model",
     "optimizer_tensors",
     "restore_optimizer",
@@ -195,6 +196,14 @@ def _named(path: Path, name: str) -> Path:
     if not folder.startswith(f"{name}-") or not (path / folder).is_dir():
         raise DsnetError(f"{pointer} is damaged: it names no checkpoint of this run but {folder[:60]!r}")
     return path / folder
+
+
+def load_classifier(run: str | Path, name: str | None = None) -> Checkpoint:
+    """As `load_checkpoint`; raises where it is a detector's, whose classifier was never trained."""
+    saved = load_checkpoint(Path(run), name)
+    if "detector" in saved.data:
+        raise DsnetError(f"{run} holds a detector: use `dsnet detect evaluate` or `dsnet detect predict`")
+    return saved
 
 
 def load_model(path: str | Path, name: str | None = None) -> Supernet:

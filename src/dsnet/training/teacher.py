@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
-from dsnet.training.checkpoint import load_checkpoint
+from dsnet.training.checkpoint import load_classifier
 
 __all__ = ["Channels", "Teacher", "load_teacher"]
 
@@ -49,7 +49,7 @@ def load_teacher(name: str, *, classes: int, seen: Channels, device: torch.devic
 
 
 def _from_run(folder: Path) -> tuple[nn.Module, Channels, int]:
-    saved = load_checkpoint(folder)
+    saved = load_classifier(folder)
     known = saved.data.get("input")
     if known is None:
         raise DsnetError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.training.checkpoint import Checkpoint, load_checkpoint
+from dsnet.training.checkpoint import Checkpoint, load_classifier
 from dsnet.training.teacher import Channels
 
 __all__ = ["channels_of", "checkpoint_of", "routing_from", "start_from", "trained_on"]
@@ -22,7 +22,7 @@ def checkpoint_of(run: str | Path) -> Checkpoint:
     if not folder.is_dir():
         made = folder.name if folder.parent.name == "runs" else f"RECIPE --out {folder}"
         raise DsnetError(f"there is no folder {folder} to start from; `dsnet train {made}` would make it")
-    return load_checkpoint(folder)
+    return load_classifier(folder)
 
 
 def trained_on(saved: Checkpoint, run: str | Path) -> dict[str, Any]:
