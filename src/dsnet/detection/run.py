@@ -71,9 +71,8 @@ def train_detector(
         saved = _begin(folder, config, resume=resume, watch=watch)
         train, test, problems = open_pictures(config, device, watch)
         found = _detector(config, train, saved, folder)
-        GateConfig(space=config.gate.space).routes(
-            found.detector.network
-        )  # else it would be wrong at the end
+        if config.gate.epochs:  # a wrong one would be told at the end else
+            GateConfig(space=config.gate.space).routes(found.detector.network)
         training = _Training(config, found, train, folder, device, watch)
         if saved is not None:
             training.restore(saved)
