@@ -143,6 +143,7 @@ def routing_by_hand(name: str) -> int:
         "ds_vit_plus": [(16, 8)],
         "ds_vit_plus_cifar": [(16, 8)],
         "ds_vit_plus_tiny": [(16, 3)],
+        "mbnet": [],  # nothing to decide
         "mbnet_depth": [(64, 2)],
         "mbnet_depth_cifar": [(64, 2)],
     }
