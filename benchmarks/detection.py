@@ -33,14 +33,16 @@ from dsnet.detection.calibrate import recalibrate_detector
 from dsnet.detection.config import DetectConfig
 from dsnet.detection.found import detections_of
 from dsnet.detection.fssd import Detector
+from dsnet.detection.learning import DetectorTraining
 from dsnet.detection.recipes import get_detector_recipe
-from dsnet.detection.run import step_times, train_detector
+from dsnet.detection.run import make_detector, open_pictures, train_detector
 from dsnet.report.text import table
 from dsnet.routing import GateConfig
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.detecting import pack_detector
 from dsnet.runtime.mix import decisions
 from dsnet.runtime.ways import mixed
+from dsnet.training.loop import Watch
 from dsnet.training.run import pick_device
 from dsnet.training.settings import override, parse_assignments, to_plain
 
@@ -89,6 +91,31 @@ def _trained(config: DetectConfig, keep: Path | None, name: str) -> dict[str, An
         "ready_ms": ready,
         "busy": round(ready / whole, 3),
     }
+
+
+def step_times(config: DetectConfig, steps: int = 20) -> tuple[float, float]:
+    """Milliseconds of a whole step of training, and of one on a batch that is ready; nothing is kept."""
+    device, watch = pick_device(config.run.device), Watch()
+    train, _, _ = open_pictures(config, device, watch)
+    found = make_detector(config, train, None, Path())
+    training = DetectorTraining(config, found, train, Path(), device, watch)
+    batch = training.ready()
+    taken = []
+    for made in (True, False):
+        for step in range(3 + steps):
+            if step == 3:
+                _wait(device)
+                begun = time.perf_counter()
+            training.learn(*(training.ready() if made else batch))
+            training.step = (training.step + 1) % training.epoch_steps
+        _wait(device)
+        taken.append(1e3 * (time.perf_counter() - begun) / steps)
+    return taken[0], taken[1]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class _Alone(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from dsnet.detection.calibrate import recalibrate_detector
 from dsnet.detection.config import BoxData, DetectConfig, DetectorGate
 from dsnet.detection.fssd import Answers, Detector
 from dsnet.detection.gate import GateTraining, gate_terms, mixed
-from dsnet.detection.loss import Targets, multibox_loss, targets_in
+from dsnet.detection.loss import Targets, multibox_loss
 from dsnet.detection.pictures import Boxes
 from dsnet.detection.saved import Prepared, SavedDetector
 from dsnet.training import Checkpoint
@@ -98,7 +96,3 @@ def test_the_gate_learns_and_nothing_else() -> None:
     assert changed
     assert all(".routing." in name for name in changed)
     assert detector.route(images).tolist() == [0] * 8  # cost alone: the cheapest
-    terms = replace(config.gate, target=1.0)
-    assert terms.target == 1.0
-    priors = detector.priors(SIZE)
-    assert targets_in(priors, padded).classes.shape == (8, len(priors))

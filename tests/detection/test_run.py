@@ -18,11 +18,12 @@ import dsnet
 from dsnet import runtime
 from dsnet.cli import main
 from dsnet.detection.config import BoxData, BoxOptim, BoxRun, DetectConfig, DetectorGate
+from dsnet.detection.learning import rate_at
 from dsnet.detection.loss import targets_in, targets_of
 from dsnet.detection.pictures import load_pictures, read_splits
 from dsnet.detection.predict import Found, Missed, find_boxes
 from dsnet.detection.recipes import DETECTORS
-from dsnet.detection.run import rate_at, train_detector
+from dsnet.detection.run import train_detector
 from dsnet.detection.saved import load_detector
 from dsnet.slicing import KeyState
 from dsnet.training.loop import Watch

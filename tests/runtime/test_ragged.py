@@ -30,8 +30,9 @@ if importlib.util.find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
 from dsnet.runtime.ragged import network as ragged
-from dsnet.runtime.ragged.network import Ragged, State, Which, _sums
+from dsnet.runtime.ragged.network import Ragged, State, _sums
 from dsnet.runtime.ragged.structure import unsupported
+from dsnet.runtime.ragged.which import Which
 
 NAME = "ds_mbnet_tiny"
 

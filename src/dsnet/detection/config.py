@@ -8,15 +8,9 @@ from typing import Any, Literal
 
 from dsnet.detection.fssd import FssdTable
 from dsnet.errors import DsnetError
+from dsnet.training.config import at_least
 
 __all__ = ["BoxData", "BoxOptim", "BoxRun", "DetectConfig", "DetectorGate"]
-
-
-def _at_least(group: object, least: float, *names: str) -> None:
-    for name in names:
-        value = getattr(group, name)
-        if value is not None and value < least:
-            raise DsnetError(f"{name} must be at least {least}, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +29,7 @@ class BoxData:
     calibration: int = 2000  # training images that the norms' statistics are made from at the end
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "stored", "calibration")
+        at_least(self, 1, "stored", "calibration")
         if self.size < 32 or self.size % 32:
             raise DsnetError(f"size must be a multiple of 32, not {self.size}")
 
@@ -60,8 +54,8 @@ class BoxOptim:
     random: int = 2  # random routes a step, beside the largest and the smallest
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "epochs", "batch")
-        _at_least(self, 0, "weight_decay", "clip", "warmup", "random")
+        at_least(self, 1, "epochs", "batch")
+        at_least(self, 0, "weight_decay", "clip", "warmup", "random")
         if not 0 < self.lr < float("inf") or not 0 <= self.momentum < 1:
             raise DsnetError(f"lr must be above 0, momentum in [0, 1), not {self.lr}, {self.momentum}")
         if list(self.milestones) != sorted(set(self.milestones)):
@@ -83,8 +77,8 @@ class DetectorGate:
     batch: int = 32
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "target", "complexity", "sgs", "epochs")
-        _at_least(self, 1, "batch", "ratio")
+        at_least(self, 0, "target", "complexity", "sgs", "epochs")
+        at_least(self, 1, "batch", "ratio")
         if not 0 < self.lr < float("inf") or not 0 < self.decay <= 1:
             raise DsnetError(f"lr must be above 0, decay in (0, 1], not {self.lr}, {self.decay}")
 
@@ -101,8 +95,8 @@ class BoxRun:
     save_minutes: float = 5.0  # between checkpoints
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "seed", "save_minutes")
-        _at_least(self, 1, "log_every")
+        at_least(self, 0, "seed", "save_minutes")
+        at_least(self, 1, "log_every")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,11 @@ from dsnet.data.augment import Augment
 from dsnet.errors import DsnetError
 from dsnet.training.schemes import Scheme
 
-__all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig"]
+__all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig", "at_least"]
 
 
-def _at_least(group: object, least: float, *names: str) -> None:
+def at_least(group: object, least: float, *names: str) -> None:
+    """Raises where a setting of these names is below ``least``; none passes."""
     for name in names:
         value = getattr(group, name)
         if value is not None and value < least:
@@ -34,8 +35,8 @@ class DataConfig:
     calibrate_on: Literal["augmented", "plain"] = "augmented"  # as training saw them, or as they are
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "size", "calibration")
-        _at_least(self, 0, "workers")
+        at_least(self, 1, "size", "calibration")
+        at_least(self, 0, "workers")
         if not 0 <= self.hold_out < 1:
             raise DsnetError(f"hold_out must be at least 0 and below 1, not {self.hold_out}")
 
@@ -48,7 +49,7 @@ class MixConfig:
     cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "mixup", "cutmix")
+        at_least(self, 0, "mixup", "cutmix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class SchemeConfig:
 
     def __post_init__(self) -> None:
         scheme = self.parse()
-        _at_least(self, 0, "random", "route", "complexity")
+        at_least(self, 0, "random", "route", "complexity")
         for name in ("start", "smoothing", "drop_path", "dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise DsnetError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
@@ -114,8 +115,8 @@ class OptimConfig:
     batch: int = 64  # images a step, over all ranks
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "epochs", "batch")
-        _at_least(self, 0, "weight_decay", "clip", "warmup")
+        at_least(self, 1, "epochs", "batch")
+        at_least(self, 0, "weight_decay", "clip", "warmup")
         if self.lr <= 0:
             raise DsnetError(f"lr must be above 0, not {self.lr}")
         if not 0 <= self.momentum < 1:
@@ -142,8 +143,8 @@ class RunConfig:
     save_steps: int = 0  # and after so many steps; 0: by the clock alone
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "log_every", "validate_every")
-        _at_least(self, 0, "seed", "save_minutes", "save_steps")
+        at_least(self, 1, "log_every", "validate_every")
+        at_least(self, 0, "seed", "save_minutes", "save_steps")
         if self.seed >= 2**63:
             raise DsnetError(f"seed must be below 2**63, not {self.seed}")
         if self.compile and self.graphs:

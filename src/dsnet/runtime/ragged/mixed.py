@@ -19,7 +19,8 @@ from dsnet.routing.rules import RoutedOutput, margin
 from dsnet.runtime.graphed import Prices, in_batches, set_prices
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.places import GatePlaces
-from dsnet.runtime.ragged.network import Gated, Ragged, State, Which, decide
+from dsnet.runtime.ragged.network import Gated, Ragged, State
+from dsnet.runtime.ragged.which import Which, decide
 from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["Mixed"]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,69 +13,13 @@ from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate, scalar_scores
 from dsnet.runtime.ragged import kernels
 from dsnet.runtime.ragged.structure import ACTIVATIONS, KERNELS, Link, chain_of, mismatch
+from dsnet.runtime.ragged.which import TILE, Which, kept_on, launched_on, power_of_two
 
-__all__ = ["Gated", "Ragged", "State", "Which", "decide"]
+__all__ = ["Gated", "Ragged", "State"]
 
-TILE = 16  # images of one route that a linear layer takes together
 STAGES = 3  # of a pipeline of loads
 SHARED = 96 * 1024  # bytes of a program's fast memory that every GPU of the last years has
 MANY = 4  # parts of a sum that a linear layer adds up itself
-
-
-class Which(NamedTuple):
-    """The routes of a batch, by place."""
-
-    routes: Tensor  # [images], int32; a negative one: the image is left out
-    order: Tensor | None = None  # [tiles, TILE]: images of one route each; none: there is one route
-    tiles: Tensor | None = None  # [tiles]: routes
-
-    @classmethod
-    def single(cls, images: int, device: torch.device) -> Which:
-        """All images at the only route."""
-        return cls(torch.zeros(images, dtype=torch.int32, device=device))
-
-    @classmethod
-    def admitted(cls, images: int, valid: Tensor) -> Which:
-        """The first of them, ``valid`` [1], at the only route, the others left out."""
-        routes = torch.empty(images, dtype=torch.int32, device=valid.device)
-        with _on(valid.device):
-            kernels.admit[(-(-images // 128),)](valid, routes, images, 128)
-        return cls(routes)
-
-    @classmethod
-    def arranged(cls, routes: Tensor, count: int) -> Which:
-        """Every image at its own [images], one of so many; a negative one: the image is left out."""
-        held = _on_device(tuple((route,) for route in (*range(count), -1)), routes.device)
-        valid = torch.full((1,), len(routes), dtype=torch.long, device=routes.device)
-        return cls.taken(torch.where(routes < 0, count, routes).long(), valid, held, count)
-
-    @classmethod
-    def taken(
-        cls, taken: Tensor, valid: Tensor, route_of: Tensor, count: int, asked: Tensor | None = None
-    ) -> Which:
-        """What images [images] take, by place in ``route_of``; no more than ``valid`` [1], none not asked."""
-        images, device = len(taken), taken.device
-        most = -(-images // TILE) + count
-        routes = torch.empty(images, dtype=torch.int32, device=device)
-        order = torch.empty(most, TILE, dtype=torch.int32, device=device)
-        tiles = torch.empty(most, dtype=torch.int32, device=device)
-        block = _power(images)
-        with _on(device):
-            kernels.arrange[(1,)](
-                taken, taken if asked is None else asked, valid, route_of, routes, order, tiles, images,
-                asked is not None, count, TILE, block, _power(most), most,
-                num_warps=8 if block >= 1024 else 4,
-            )  # fmt: skip
-        return cls(routes, order, tiles)
-
-
-def decide(scores: Tensor, prices: Tensor, places: Tensor, taken: Tensor) -> None:
-    """Into ``taken`` [images] what has the best score [images, choices] less its price, by its place."""
-    images, choices = scores.shape
-    with _on(scores.device):
-        kernels.decide[(-(-images // 128),)](
-            scores, prices, places, taken, images, scores.stride(0), choices, 128
-        )
 
 
 Sizes = tuple[tuple[int, int], ...]  # height and width of features, by route
@@ -148,7 +89,7 @@ class Ragged:
         """Features between two layers → those at the gate, or logits."""
         if state.scale is not None and not isinstance(self.layers[0], _Pointwise):
             state = State(state.scaled, state.sizes)
-        with _on(state.x.device):
+        with launched_on(state.x.device):
             for layer in self.layers[:-1]:
                 state = cast("State", layer.run(state, which))
             return cast("Gated | Tensor", self.layers[-1].run(state, which, out))
@@ -245,7 +186,7 @@ def pointwise_blocks(
 
     What is summed over positions is taken together alike in every batch.
     """
-    bn, bk = min(128, _power(outs, 16)), min(64, _power(ins, 16))
+    bn, bk = min(128, power_of_two(outs, 16)), min(64, power_of_two(ins, 16))
     few = images <= FEW and not summed
     if positions <= 64:
         return 64, bn, bk, 4
@@ -258,8 +199,8 @@ def pointwise_blocks(
 
 def depthwise_blocks(positions: int, channels: int) -> tuple[int, int, int]:
     """Positions and channels that a program takes together, and its warps; measured on an H200."""
-    bc = 32 if channels % 32 == 0 else min(16, _power(channels, 8))
-    return min(256 if bc == 32 and positions <= 256 else 128, _power(positions, 16)), bc, 4
+    bc = 32 if channels % 32 == 0 else min(16, power_of_two(channels, 8))
+    return min(256 if bc == 32 and positions <= 256 else 128, power_of_two(positions, 16)), bc, 4
 
 
 class _Pointwise:
@@ -313,7 +254,7 @@ class _Depthwise:
             for size, (kernel, padding) in zip(state.sizes, self.convs, strict=True)
         )
         table = [(*a, *b, *c) for a, b, c in zip(state.sizes, sizes, self.convs, strict=True)]
-        geometry = _on_device(tuple(table), state.x.device)
+        geometry = kept_on(tuple(table), state.x.device)
         positions = max(height * width for height, width in sizes)
         bp, bc, warps = depthwise_blocks(positions, row)
         tiles, columns = -(-positions // bp), -(-row // bc)
@@ -374,7 +315,7 @@ class _Stem:
         channels, kernel = conv.in_channels, conv.kernel_size[0]
         taps = channels * kernel**2
         w = conv.weight.detach().flatten(1).T
-        self.w = w.new_zeros(_power(taps, 16), w.shape[1])
+        self.w = w.new_zeros(power_of_two(taps, 16), w.shape[1])
         self.w[:taps] = w
         self.b = cast(Tensor, conv.bias).detach()
         self.channels, self.kernel, self.stride = channels, kernel, conv.stride[0]
@@ -391,7 +332,7 @@ class _Stem:
         kernels.stem[(images * tiles,)](
             begin, self.w, self.b, y, which.routes, *size, height, width, self.padding, tiles, row,
             row, self.channels, self.kernel, self.stride, self.act, _precision(self.w), bm,
-            _power(row, 16), self.w.shape[0], num_warps=4,
+            power_of_two(row, 16), self.w.shape[0], num_warps=4,
         )  # fmt: skip
         return State(y, ((height, width),))
 
@@ -403,7 +344,7 @@ def _linear(
     images, parts, row = x.shape
     w = weights.w
     y = w.new_empty(images, w.shape[1]) if out is None else out
-    bn, bk = 32, min(128, _power(row, 16))
+    bn, bk = 32, min(128, power_of_two(row, 16))
     tiles = -(-images // TILE) if which.order is None else len(which.order)
     nothing = which.routes
     kernels.linear[(-(-w.shape[1] // bn), tiles)](
@@ -415,11 +356,6 @@ def _linear(
     return y[:, None]
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels are launched on the current device, whatever tensors they are given."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
 def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
     height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
     if min(height, width) < 1:
@@ -427,16 +363,9 @@ def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tu
     return height, width
 
 
-@functools.cache
-def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Kept for good: graphs read it, and while one is recorded nothing can be copied there."""
-    with torch.inference_mode(False):
-        return torch.tensor(rows, dtype=torch.int32, device=device)
-
-
 def _counts(sizes: Sizes, device: torch.device) -> Tensor:
     """Positions by route."""
-    return _on_device(tuple((height * width,) for height, width in sizes), device)
+    return kept_on(tuple((height * width,) for height, width in sizes), device)
 
 
 def _sums(state: State) -> Tensor:
@@ -456,8 +385,3 @@ def _act(module: nn.Module) -> int:
 
 def _precision(w: Tensor) -> str:
     return "ieee" if w.dtype == torch.float32 else "tf32"
-
-
-def _power(number: int, least: int = 1) -> int:
-    """The next power of two."""
-    return max(least, 1 << (number - 1).bit_length())
