@@ -2,14 +2,16 @@
 
     python -m benchmarks.detection train --data DIR [--recipes bccd_mbnet bccd_ds_mbnet …] [--seeds 0 1 2]
                                          [--set KEY=VALUE …] [--keep DIR] [--json FILE]
+    python -m benchmarks.detection steps --data DIR [--recipes …] [--set KEY=VALUE …] [--json FILE]
     python -m benchmarks.detection speed [--model ds_mbnet] [--size 320] [--batch 64] [--routes S]
                                          [--backend cudagraphs] [--precision bfloat16] [--json FILE]
 
 *train*: every row is a run of `dsnet detect train`; mean average precision on the test split beside the
-multiply-adds of the whole detector. *busy* is the time of forward, backward and optimiser on a batch that is
-ready, over the time of a whole step, which also draws, cuts and matches its batch. *speed*: a plan for a
-mixed batch beside the ideal, which is each route's stand-alone detector, made ready by the same backend, on
-whole batches, weighted by the mix; and what boxes of the answers cost (decoding and NMS).
+multiply-adds of the whole detector. *steps*: milliseconds of a step of training, *ready* of forward, backward
+and optimiser on a batch that is ready, *busy* the share of a step in which the GPU computes; a step also
+draws, cuts and matches its batch.
+*speed*: a plan for a mixed batch beside the ideal, which is each route's stand-alone detector, made ready by
+the same backend, on whole batches, weighted by the mix; and what boxes of the answers cost (decoding, NMS).
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ from dsnet.training.loop import Watch
 from dsnet.training.run import pick_device
 from dsnet.training.settings import override, parse_assignments, to_plain
 
+BCCD = ("bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus")
+
 
 def run_train(args: argparse.Namespace) -> None:
     runs: list[dict[str, Any]] = []
@@ -57,10 +61,8 @@ def run_train(args: argparse.Namespace) -> None:
         for name in args.recipes:
             if (name, seed) in done:
                 continue
-            config = get_detector_recipe(name).config
-            config = replace(config, data=replace(config.data, root=args.data))
-            config = override(config, {**parse_assignments(args.set), "run.seed": seed})
-            runs.append({"recipe": name, "seed": seed, **_trained(config, args.keep, f"{name}-{seed}")})
+            trained = _trained(_config(name, args, seed), args.keep, f"{name}-{seed}")
+            runs.append({"recipe": name, "seed": seed, **trained})
             if args.json:
                 write_json(args.json, {"benchmark": "detection", **environment(device), "runs": runs})
     rows = [
@@ -77,40 +79,74 @@ def run_train(args: argparse.Namespace) -> None:
     print(table(["recipe", "seed", "route", "G MAdds", "2007", "2010", "COCO"], rows, left=("recipe",)))
 
 
+def _config(name: str, args: argparse.Namespace, seed: int) -> DetectConfig:
+    config = get_detector_recipe(name).config
+    config = replace(config, data=replace(config.data, root=args.data))
+    return override(config, {**parse_assignments(args.set), "run.seed": seed})
+
+
 def _trained(config: DetectConfig, keep: Path | None, name: str) -> dict[str, Any]:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         outcome = train_detector(config, (keep or Path(folder)) / name, watch=LiveWatch())
     seconds = round(time.perf_counter() - begun, 1)
-    whole, ready = step_times(config)
     return {
         "config": to_plain(config),
         "seconds": seconds,
         "results": [result.to_dict() for result in outcome.results],
-        "step_ms": whole,
-        "ready_ms": ready,
-        "busy": round(ready / whole, 3),
     }
 
 
-def step_times(config: DetectConfig, steps: int = 20) -> tuple[float, float]:
-    """Milliseconds of a whole step of training, and of one on a batch that is ready; nothing is kept."""
-    device, watch = pick_device(config.run.device), Watch()
-    train, _, _ = open_pictures(config, device, watch)
+def run_steps(args: argparse.Namespace) -> None:
+    device, rows = pick_device("auto"), []
+    for name in args.recipes:
+        config = _config(name, args, 0)
+        training = _training(config, device)
+        whole, ready = step_times(training)
+        row = {"recipe": name, "batch": config.optim.batch, "size": config.data.size}
+        rows.append({**row, "step_ms": round(whole, 2), "ready_ms": round(ready, 2)})
+        if device.type == "cuda":
+            kernels = kernel_times(training)
+            rows[-1]["kernels_ms"] = round(sum(kernels.values()), 2)
+            rows[-1]["busy"] = round(sum(kernels.values()) / whole, 3)
+            rows[-1]["most"] = [[key[:80], round(ms, 2)] for key, ms in list(kernels.items())[:12]]
+        print(rows[-1], flush=True)
+    if args.json:
+        write_json(args.json, {"benchmark": "detection steps", **environment(device), "results": rows})
+
+
+def _training(config: DetectConfig, device: torch.device) -> DetectorTraining:
+    train, _, _ = open_pictures(config, device, Watch())
     found = make_detector(config, train, None, Path())
-    training = DetectorTraining(config, found, train, Path(), device, watch)
+    return DetectorTraining(config, found, train, Path(), device, Watch())
+
+
+def step_times(training: DetectorTraining, steps: int = 20) -> tuple[float, float]:
+    """Milliseconds of a whole step of training, and of one on a batch that is ready; nothing is kept."""
     batch = training.ready()
     taken = []
     for made in (True, False):
         for step in range(3 + steps):
             if step == 3:
-                _wait(device)
+                _wait(training.device)
                 begun = time.perf_counter()
             training.learn(*(training.ready() if made else batch))
             training.step = (training.step + 1) % training.epoch_steps
-        _wait(device)
+        _wait(training.device)
         taken.append(1e3 * (time.perf_counter() - begun) / steps)
     return taken[0], taken[1]
+
+
+def kernel_times(training: DetectorTraining, steps: int = 5) -> dict[str, float]:
+    """Milliseconds a step by kernel, the longest first."""
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        for _ in range(steps):
+            training.learn(*training.ready())
+        _wait(training.device)
+    times = {event.key: event.self_device_time_total / 1e3 / steps for event in seen.key_averages()}
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 
 def _wait(device: torch.device) -> None:
@@ -191,14 +227,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     steps = parser.add_subparsers(required=True)
-    train = steps.add_parser("train")
-    train.add_argument("--data", required=True)
-    train.add_argument("--recipes", nargs="+", default=["bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus"])
+    train, one = steps.add_parser("train"), steps.add_parser("steps")
+    for parser_of, step in ((train, run_train), (one, run_steps)):
+        parser_of.add_argument("--data", required=True)
+        parser_of.add_argument("--recipes", nargs="+", default=list(BCCD))
+        parser_of.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+        parser_of.add_argument("--json", type=Path)
+        parser_of.set_defaults(step=step)
     train.add_argument("--seeds", nargs="+", type=int, default=[0])
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     train.add_argument("--keep", type=Path, metavar="DIR")
-    train.add_argument("--json", type=Path)
-    train.set_defaults(step=run_train)
     speed = steps.add_parser("speed")
     speed.add_argument("--model", default="ds_mbnet")
     speed.add_argument("--size", type=int, default=320)

@@ -171,13 +171,13 @@ class Gate(nn.Module):
             self.first.out_features,
             choices,
             form or old.form,
-            device=weight.device,
+            device=weight.device if generator is None else generator.device,
             dtype=weight.dtype,
         )
         for layer in new.modules():
             if isinstance(layer, SlicedLinear):
                 layer.reset_parameters(generator)
-        self.routing = new
+        self.routing = new.to(weight.device)
 
     def _routing(self) -> RoutingHead:
         if self.routing is None:

@@ -51,7 +51,8 @@ def imagenette_to_cifar10() -> Recipe:
             start="runs/imagenette_mbnet",
             data=DataConfig(name="cifar10", size=128),
             augment=Augment(padding=16, flip=True),  # an eighth of the side, as at 32 pixels
-            optim=OptimConfig(lr=0.1, weight_decay=1.25e-3, epochs=20, warmup=2, batch=512),
+            scheme=replace(small.CIFAR.scheme, name="label"),
+            optim=OptimConfig(lr=0.1, weight_decay=1.25e-3, epochs=12, warmup=1, batch=512),
         ),
         duration="not measured yet",
         expect="not measured yet",
