@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.detection.augment import cut, draw_windows, ssd_augment, whole
+from dsnet.detection.augment import changed, cut, draw_changes, draw_windows, whole
 from dsnet.detection.pictures import Boxes
 
 MEAN = (0.5, 0.25, 0.75)
@@ -89,7 +89,8 @@ def test_the_same_draws_give_the_same_images() -> None:
     images = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8)
     boxes = Boxes(torch.tensor([[[0.2, 0.2, 0.7, 0.8]]]).expand(4, 1, 4), torch.zeros(4, 1, dtype=torch.long))
     first, second, other = (
-        ssd_augment(images, boxes, 32, MEAN, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+        changed(images, boxes, draw_changes(boxes, torch.Generator().manual_seed(seed)), 32, MEAN)
+        for seed in (1, 1, 2)
     )
     assert first[0].shape == (4, 3, 32, 32)
     assert torch.equal(first[0], second[0])

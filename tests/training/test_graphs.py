@@ -1,50 +1,24 @@
-"""Graphs on a CPU: what surrounds a capture, with replays that run the captured passes again."""
+"""Graphs on a CPU: replays run the captured passes again."""
 
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
 
 import dsnet
 from dsnet.slicing import KeyState, Mode
 from dsnet.training import Scheme, Stage1
-from dsnet.training.graphs import Body, GraphedStep, _Recorded, _Replays
+from dsnet.training.graphs import GraphedStep, _Replays
+from tests.replays import pretend_cuda
 from tests.support import error_of, images
 from tests.training.test_step import KINDS, SCHEMES, setting
 
 
-class _Stream:
-    def wait_stream(self, other: _Stream) -> None:
-        pass
-
-
-class _Graph:
-    """Runs the pass again, as a graph's replay would."""
-
-    def __init__(self, body: Body, outputs: tuple[Tensor, ...]) -> None:
-        self.body, self.outputs = body, outputs
-
-    def replay(self) -> None:
-        for buffer, value in zip(self.outputs, self.body(), strict=True):
-            buffer.copy_(value)
-
-
 @pytest.fixture
 def _cuda_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def record(self: _Replays, pool: object, *bodies: Body) -> list[_Recorded]:
-        rehearsed = zip(bodies, self._rehearse(bodies), strict=True)
-        return [_Recorded(_Graph(body, outputs), outputs, touched) for body, (outputs, touched) in rehearsed]
-
-    monkeypatch.setattr(_Replays, "_record", record)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "default_generators", (torch.default_generator,))
+    pretend_cuda(monkeypatch)
 
 
 def graphed(stage: Stage1, model: dsnet.Supernet) -> GraphedStep:

@@ -7,6 +7,7 @@ are mixed alike.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -24,7 +25,6 @@ from dsnet.data.policies import (
     color,
     contrast,
     rand_augment,
-    to_device,
 )
 from dsnet.errors import DsnetError
 
@@ -33,9 +33,15 @@ __all__ = ["Augment", "Mixing", "draw_mixing", "normalise"]
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Bytes, or values in [0, 255], → float32 with this mean and deviation per channel."""
-    rows = torch.tensor([(1 / (255 * s), m / s) for m, s in zip(mean, std, strict=True)])
-    scale, shift = to_device(rows, images.device)[:, :, None, None].unbind(1)
+    scale, shift = _scales(mean, std, images.device)
     return (images * scale - shift).float()
+
+
+@functools.lru_cache(maxsize=64)
+def _scales(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Kept on the device: a CUDA graph can read them, not make them."""
+    rows = torch.tensor([(1 / (255 * s), m / s) for m, s in zip(mean, std, strict=True)])
+    return rows.to(device)[:, :, None, None].unbind(1)
 
 
 Policy = Literal["autoaugment_cifar10", "autoaugment_imagenet", "randaugment"]

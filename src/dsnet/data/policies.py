@@ -48,7 +48,7 @@ Table = tuple[tuple[Step, Step], ...]
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """A copy of what the host holds, without waiting for the device."""
-    if device.type == "cuda":
+    if device.type == "cuda" and values.device.type == "cpu":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 

@@ -6,16 +6,18 @@ image there is its channels' mean.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.augment import normalise
-from dsnet.data.policies import brightness, color, contrast
+from dsnet.data.policies import brightness, color, contrast, to_device
 from dsnet.detection.boxes import area
 from dsnet.detection.pictures import Boxes
 
-__all__ = ["cut", "draw_windows", "ssd_augment", "whole"]
+__all__ = ["Draws", "changed", "cut", "draw_changes", "draw_windows", "whole"]
 
 OUT = 4.0  # an image is zoomed out to at most so many times its side, every other time
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # that a crop shares at least with some box; the last: whatever
@@ -23,20 +25,34 @@ TRIES = 20  # windows that are drawn for an image; where none will do it stays w
 JITTER = 0.5  # of brightness, contrast and saturation
 
 
-def ssd_augment(
-    images: Tensor, boxes: Boxes, size: int, mean: tuple[float, ...], draws: torch.Generator
-) -> tuple[Tensor, Boxes]:
-    """Bytes [B, 3, S, S] → values in [0, 255] [B, 3, size, size], and the boxes that are still in them.
+class Draws(NamedTuple):
+    """What is drawn for B images."""
 
-    ``draws`` is on the CPU: the same on every device.
-    """
-    count, device = len(images), images.device
+    windows: Tensor  # [B, 4]
+    flip: Tensor  # [B]
+    factors: Tensor  # [3, B]: of brightness, contrast and saturation
+
+    def to(self, device: torch.device) -> Draws:
+        """The same on a device, without waiting for it."""
+        return Draws(*(to_device(drawn, device) for drawn in self))
+
+
+def draw_changes(boxes: Boxes, draws: torch.Generator) -> Draws:
+    """For images with these boxes. ``draws`` is on the CPU: the same on every device."""
+    count = len(boxes.classes)
     windows = draw_windows(boxes, draws)
     flip = torch.rand(count, generator=draws) < 0.5
     factors = 1 + JITTER * (2 * torch.rand(3, count, generator=draws) - 1)
-    factors = torch.where(torch.rand(3, count, generator=draws) < 0.5, factors, 1.0).to(device)
-    images = color(contrast(brightness(images, factors[0]), factors[1]), factors[2])
-    return cut(images, boxes, windows.to(device), flip.to(device), size, mean)
+    return Draws(windows, flip, torch.where(torch.rand(3, count, generator=draws) < 0.5, factors, 1.0))
+
+
+def changed(
+    images: Tensor, boxes: Boxes, drawn: Draws, size: int, mean: tuple[float, ...]
+) -> tuple[Tensor, Boxes]:
+    """Bytes [B, 3, S, S] → values in [0, 255] [B, 3, size, size], and the boxes that are still in them."""
+    bright, contrasted, saturated = drawn.factors
+    images = color(contrast(brightness(images, bright), contrasted), saturated)
+    return cut(images, boxes, drawn.windows, drawn.flip, size, mean)
 
 
 def whole(images: Tensor, boxes: Boxes, size: int, mean: tuple[float, ...]) -> tuple[Tensor, Boxes]:
@@ -106,7 +122,7 @@ def cut(
         align_corners=False,
     )
     found = F.grid_sample(around, grid, align_corners=False)
-    found += torch.tensor(mean, device=images.device).mul(255)[:, None, None]
+    found = normalise(found, tuple(-m for m in mean), (1 / 255,) * 3)
     inside = _holds(windows[:, None], boxes.corners)[:, 0] & (boxes.classes >= 0)
     moved = (boxes.corners - windows[:, None, :2].repeat(1, 1, 2)) / span[:, None].repeat(1, 1, 2)
     moved = moved.clamp(0, 1)

@@ -91,6 +91,7 @@ class BoxRun:
     device: str = "auto"  # auto: a GPU where there is one
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: forward passes under autocast
     channels_last: bool = False
+    graphs: bool = True  # on a GPU: passes are CUDA graphs
     log_every: int = 10  # steps
     save_minutes: float = 5.0  # between checkpoints
 

@@ -21,7 +21,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.blocks import ConvNormAct, Factory, count_steps, make_activation
 from dsnet.models.counting import prefix_cost
-from dsnet.models.features import Features, features_at
+from dsnet.models.features import Entered, Features, enter_features, features_behind
 from dsnet.models.twin import plain_cost
 from dsnet.routes import Route, Slice
 from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
@@ -139,9 +139,19 @@ class Detector(nn.Module):
 
     def answers(self, x: Tensor, routes: Iterable[Route], mode: Mode | None = None) -> Iterator[Answers]:
         """One route after the other; what stands in front of the gate runs once."""
+        entered = self.enter(x, mode)
+        for route in routes:
+            yield self.answer_from(entered, route)
+
+    def enter(self, x: Tensor, mode: Mode | None = None) -> Entered:
+        """Images up to the gate, with the maps that were made before it and are wanted."""
         self.network.check_images(x)
-        for features in features_at(self.network, x, routes, mode):
-            yield self._answer(features, (x.shape[2], x.shape[3]), mode)
+        return enter_features(self.network, x, mode).only(self.table.strides)
+
+    def answer_from(self, entered: Entered, route: Route) -> Answers:
+        """A route's answers from there on."""
+        features = features_behind(self.network, entered, route)
+        return self._answer(features, entered.walk.size, entered.walk.mode)
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that the gate takes for each image."""

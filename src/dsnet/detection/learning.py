@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.detection.augment import ssd_augment, whole
+from dsnet.data.policies import to_device
+from dsnet.detection.augment import Draws, changed, draw_changes, whole
 from dsnet.detection.calibrate import recalibrate_detector
 from dsnet.detection.config import BoxOptim, DetectConfig
 from dsnet.detection.evaluate import DetectionResult, evaluate_detector, prepare
-from dsnet.detection.loss import Targets, multibox_loss, targets_in
+from dsnet.detection.loss import Targets, targets_in
+from dsnet.detection.passes import GraphedPasses, Passes
 from dsnet.detection.pictures import Boxes, Pictures
 from dsnet.detection.saved import SavedDetector, save_detector
 from dsnet.errors import DsnetError
@@ -27,9 +29,12 @@ from dsnet.training.interrupt import StopRequest
 from dsnet.training.loop import Ending, Watch
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 from dsnet.training.records import LossBuffer, MetricsFile
+from dsnet.training.replay import Replay
 from dsnet.training.seeds import seeded
 
 __all__ = ["DetectorTraining", "rate_at"]
+
+ROOM = 8  # graphs are made for so many boxes an image, or a multiple of it
 
 
 def rate_at(optim: BoxOptim, step: int, epoch_steps: int) -> float:
@@ -61,6 +66,10 @@ class DetectorTraining:
         # On a CPU torch's bfloat16 gradients of small maps are wrong.
         half = config.run.precision == "bfloat16" and device.type == "cuda"
         self.precision = torch.bfloat16 if half else None
+        self.graphed = config.run.graphs and device.type == "cuda"
+        self.passes = (GraphedPasses if self.graphed else Passes)(self.detector, self.precision)
+        self._replays: dict[int, Replay[..., tuple[Tensor, Targets]]] = {}  # by number of boxes
+        self.boxes = train.boxes.to("cpu")
         self.priors = self.detector.priors(config.data.size)
         if train.boxes.classes.shape[1] > len(self.priors):
             at = int((train.boxes.classes >= 0).sum(1).argmax())
@@ -115,7 +124,16 @@ class DetectorTraining:
         batch = self.config.optim.batch
         epoch, place = divmod(self.step, self.epoch_steps)
         order = torch.randperm(len(self.train), generator=seeded(self.config.run.seed, "order", epoch))
-        x, boxes = self.batch(order[place * batch : (place + 1) * batch], self.step)
+        positions = order[place * batch : (place + 1) * batch]
+        images, boxes, drawn = self._drawn(positions, self.step)
+        if drawn is None or not self.graphed:
+            return self._matched(images, boxes, drawn)
+        room = -(-boxes.classes.shape[1] // ROOM) * ROOM
+        replay = self._replays.setdefault(room, Replay(self._matched))
+        return replay(images, boxes.padded(room), drawn)
+
+    def _matched(self, images: Tensor, boxes: Boxes, drawn: Draws | None) -> tuple[Tensor, Targets]:
+        x, boxes = self._seen(images, boxes, drawn)
         return x, targets_in(self.priors, boxes)
 
     def learn(self, x: Tensor, targets: Targets) -> dict[str, Tensor]:
@@ -124,23 +142,14 @@ class DetectorTraining:
         self.detector.train()
         set_learning_rate(self.optimizer, rate_at(optim, self.step, self.epoch_steps))
         routes = self._routes(seeded(seed, "routes", self.step))
-        place_loss, kind_loss = [], []
-        with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
-            answers = list(self.detector.answers(x, routes))
-        for answer in answers:
-            loss = multibox_loss(*answer, targets)
-            matched = loss.matched.sum().clamp(min=1)
-            place_loss.append(loss.place.sum() / matched)
-            kind_loss.append(loss.kind.sum() / matched)
-        total = (torch.stack(place_loss) + torch.stack(kind_loss)).mean()
         self.optimizer.zero_grad()
-        total.backward()  # type: ignore[no-untyped-call]
+        paid = self.passes.step(x, targets, routes)
         if optim.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, optim.clip)
         self.optimizer.step()
-        terms = {"loss": total}
-        for name, place_of, kind_of in zip(("largest", "smallest"), place_loss, kind_loss, strict=False):
-            terms |= {f"{name}/place": place_of, f"{name}/kind": kind_of}
+        terms = {"loss": torch.stack([loss.place + loss.kind for loss in paid]).mean()}
+        for name, loss in zip(("largest", "smallest"), paid, strict=False):
+            terms |= {f"{name}/place": loss.place, f"{name}/kind": loss.kind}
         return terms
 
     def _routes(self, draws: torch.Generator) -> list[Route]:
@@ -154,15 +163,24 @@ class DetectorTraining:
 
     def batch(self, positions: Tensor, step: int) -> tuple[Tensor, Boxes]:
         """Images as the network wants them, augmented by the draws of that step, and their boxes."""
-        data, seed = self.config.data, self.config.run.seed
-        at = positions.to(self.train.images.device)
+        return self._seen(*self._drawn(positions, step))
+
+    def _drawn(self, positions: Tensor, step: int) -> tuple[Tensor, Boxes, Draws | None]:
+        """Stored images, their boxes and what is drawn for them, all on the device."""
+        at = to_device(positions, self.train.images.device)
         images = self.train.images[at].to(self.device, non_blocking=True)
-        boxes = self.train.boxes.take(at).first(self.train.most(positions))
-        mean = self.found.prepared.mean
-        if data.augment:
-            x, boxes = ssd_augment(images, boxes.to(self.device), data.size, mean, seeded(seed, "cut", step))
+        boxes = self.boxes.take(positions).first(self.train.most(positions))
+        if not self.config.data.augment:
+            return images, boxes.to(self.device), None
+        drawn = draw_changes(boxes, seeded(self.config.run.seed, "cut", step))
+        return images, boxes.to(self.device), drawn.to(self.device)
+
+    def _seen(self, images: Tensor, boxes: Boxes, drawn: Draws | None) -> tuple[Tensor, Boxes]:
+        size, mean = self.config.data.size, self.found.prepared.mean
+        if drawn is None:
+            x, boxes = whole(images, boxes, size, mean)
         else:
-            x, boxes = whole(images, boxes.to(self.device), data.size, mean)
+            x, boxes = changed(images, boxes, drawn, size, mean)
         x = prepare(x, self.found.prepared)
         if self.config.run.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.decode import THREADS, DamagedError, open_image, pillow
+from dsnet.data.policies import to_device
 from dsnet.data.source import channel_statistics, divided
 from dsnet.detection.metrics import Truth
 from dsnet.detection.voc import Annotated, DetectionSet, Problem, read_voc
@@ -40,9 +42,15 @@ class Boxes(NamedTuple):
         """The first so many of every image."""
         return Boxes(self.corners[:, :most], self.classes[:, :most])
 
+    def padded(self, most: int) -> Boxes:
+        """With places for so many, at least as many as there are, the further ones empty."""
+        room = (0, most - self.classes.shape[1])
+        return Boxes(F.pad(self.corners, (0, 0, *room)), F.pad(self.classes, room, value=-1))
+
     def to(self, device: torch.device | str) -> Boxes:
-        """The same on a device."""
-        return Boxes(self.corners.to(device), self.classes.to(device))
+        """The same on a device, without waiting for it."""
+        device = torch.device(device)
+        return Boxes(to_device(self.corners, device), to_device(self.classes, device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

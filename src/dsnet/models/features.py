@@ -7,7 +7,7 @@ maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,15 @@ from dsnet.slicing import Mode
 if TYPE_CHECKING:
     from dsnet.models.supernet import Supernet
 
-__all__ = ["Features", "feature_shapes", "features_at", "routed_features"]
+__all__ = [
+    "Entered",
+    "Features",
+    "enter_features",
+    "feature_shapes",
+    "features_at",
+    "features_behind",
+    "routed_features",
+]
 
 
 class Features(NamedTuple):
@@ -34,18 +42,50 @@ class Features(NamedTuple):
     maps: dict[int, Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What stands at the first gate: features that it has scaled, and the maps that were made before it."""
+
+    x: Tensor
+    walk: _Walk
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of it."""
+        return (self.x, *self.walk.maps.values())
+
+    def holding(self, tensors: Sequence[Tensor]) -> Entered:
+        """The same with other tensors in place of these."""
+        maps = dict(zip(self.walk.maps, tensors[1:], strict=True))
+        return Entered(tensors[0], replace(self.walk, maps=maps))
+
+    def only(self, strides: Iterable[int]) -> Entered:
+        """Without the maps of other strides."""
+        maps = {stride: x for stride, x in self.walk.maps.items() if stride in strides}
+        return Entered(self.x, replace(self.walk, maps=maps))
+
+
+def enter_features(model: Supernet, x: Tensor, mode: Mode | None = None) -> Entered:
+    """Images up to the first gate."""
+    walk = _Walk((x.shape[2], x.shape[3]), mode)
+    return Entered(model.stand_at(0, walk.run(model, (), x)).x, walk)
+
+
+def features_behind(model: Supernet, entered: Entered, route: Route) -> Features:
+    """A route from there on."""
+    own = replace(entered.walk, maps=dict(entered.walk.maps))
+    y = own.run(model, route.choices[:1], entered.x)
+    for gates in range(2, len(route.choices) + 1):
+        y = own.run(model, route.choices[:gates], model.stand_at(gates - 1, y).x)
+    return own.end(y, route, torch.arange(len(y), device=y.device))
+
+
 def features_at(
     model: Supernet, x: Tensor, routes: Iterable[Route], mode: Mode | None = None
 ) -> Iterator[Features]:
     """All images at one route after the other; the prefix runs once."""
-    walk, places = _Walk((x.shape[2], x.shape[3]), mode), torch.arange(len(x), device=x.device)
-    start = model.stand_at(0, walk.run(model, (), x)).x
+    entered = enter_features(model, x, mode)
     for route in routes:
-        own = replace(walk, maps=dict(walk.maps))
-        y = own.run(model, route.choices[:1], start)
-        for gates in range(2, len(route.choices) + 1):
-            y = own.run(model, route.choices[:gates], model.stand_at(gates - 1, y).x)
-        yield own.end(y, route, places)
+        yield features_behind(model, entered, route)
 
 
 def routed_features(model: Supernet, x: Tensor, decide: Decide) -> list[Features]:

@@ -9,8 +9,7 @@ gives is copied out of the memory that all graphs share.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +20,11 @@ from dsnet.models import State, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import KeyState, Mode, batch_statistics
 from dsnet.slicing import functional as SF
+from dsnet.training.recording import Body, Recorded, Recorder
 from dsnet.training.step import Passes, Stage1, StepLosses, Target, Task, run_step
 
 __all__ = ["GraphedStep"]
 
-Body = Callable[[], tuple[Tensor, ...]]
 Form = tuple[Any, ...]
 
 
@@ -77,14 +76,8 @@ def _form(*tensors: Tensor) -> Form:
     return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
 
 
-class _Recorded(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    outputs: tuple[Tensor, ...]
-    touched: tuple[Tensor, ...]  # whose gradients it adds to
-
-
 class _Network(NamedTuple):
-    recorded: _Recorded
+    recorded: Recorded
     target: Target
     weights: tuple[Tensor, ...]
     given: list[float]  # what the weights hold
@@ -94,8 +87,8 @@ class _Prefix:
     """The shared prefix: its two graphs, and the copy of its end that networks begin at."""
 
     start: State | None = None
-    forward: _Recorded
-    backward: _Recorded
+    forward: Recorded
+    backward: Recorded
 
 
 class _Replays(Passes):
@@ -104,17 +97,17 @@ class _Replays(Passes):
     def __init__(self, stage: Stage1, model: Supernet) -> None:
         super().__init__(stage, model)
         self._device = model.head.classifier.weight.device
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         # What the prefix keeps for its way back must outlive the networks in between: memory of its own.
         self._pool, self._prefix_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
-        modules = [model] if stage.projector is None else [model, stage.projector]
-        self._leaves: list[Tensor] = [p for m in modules for p in m.parameters() if p.requires_grad]
-        self._gradients: dict[Tensor, Tensor] = {}
         drawn = {mode.generator for mode in (stage.mode, stage.largest_mode) if mode is not None} - {None}
-        self._generators = [generator for generator in drawn if generator is not None]
+        self._recorder = Recorder(
+            [model] if stage.projector is None else [model, stage.projector],
+            self._device,
+            generators=[generator for generator in drawn if generator is not None],
+        )
         self._networks: dict[Hashable, _Network] = {}
         self._prefixes: dict[Hashable, _Prefix] = {}
-        self._teachers: dict[Hashable, _Recorded] = {}
+        self._teachers: dict[Hashable, Recorded] = {}
 
     # --- inputs --------------------------------------------------------------------------------------
     def make_buffers(self, images: Tensor, labels: Tensor) -> None:
@@ -139,13 +132,13 @@ class _Replays(Passes):
         if key not in self._prefixes:
             self._prefixes[key] = self._record_prefix(mode)
         self._prefix = self._prefixes[key]
-        self._replay(self._prefix.forward)
+        self._recorder.replay(self._prefix.forward)
         assert self._prefix.start is not None
         self._start = self._prefix.start
 
     def leave(self) -> None:
         """Replays the prefix backward."""
-        self._replay(self._prefix.backward)
+        self._recorder.replay(self._prefix.backward)
 
     def network(
         self, task: Task, images: Tensor, labels: Tensor, target: Target, weights: Sequence[float | Tensor]
@@ -164,7 +157,7 @@ class _Replays(Passes):
             if network.given[at] != weight:
                 network.weights[at].fill_(weight)  # a kernel's argument: no copy that the host waits for
                 network.given[at] = weight
-        self._replay(network.recorded)
+        self._recorder.replay(network.recorded)
         if self.model.training and (task.mode is None or task.mode.statistics is None):
             for norm, number in self.model.norms(task.route.choices):
                 norm.states[number] = KeyState.RUNNING
@@ -195,8 +188,8 @@ class _Replays(Passes):
     # --- graphs --------------------------------------------------------------------------------------
     def _teach(self, key: Hashable, body: Body) -> tuple[Tensor, ...]:
         if key not in self._teachers:
-            (self._teachers[key],) = self._record(self._pool, body)
-        self._replay(self._teachers[key])
+            (self._teachers[key],) = self._recorder.record(self._pool, body)
+        self._recorder.replay(self._teachers[key])
         return self._teachers[key].outputs
 
     def _record_network(self, task: Task, target: Target, weights: list[float]) -> _Network:
@@ -207,7 +200,7 @@ class _Replays(Passes):
         dtype = SF.at_least_float32(self.model.head.classifier.weight.dtype)
         numbers = torch.tensor(weights, dtype=dtype, device=self._device).unbind()
         body = functools.partial(Passes.network, self, task, self._images, self._labels, own, numbers)
-        (recorded,) = self._record(self._pool, body)
+        (recorded,) = self._recorder.record(self._pool, body)
         return _Network(recorded, own, numbers, list(weights))
 
     def _record_prefix(self, mode: Mode | None) -> _Prefix:
@@ -231,77 +224,12 @@ class _Replays(Passes):
             Passes.leave(self)
             return ()
 
-        prefix.forward, prefix.backward = self._record(self._prefix_pool, forward, backward)
+        prefix.forward, prefix.backward = self._recorder.record(self._prefix_pool, forward, backward)
         del self._end  # autograd's side of it: a replay needs none
         assert prefix.start is not None
         if prefix.start.x.grad is not None:
-            self._leaves.append(prefix.start.x)
-            self._gradients[prefix.start.x] = prefix.start.x.grad
+            self._recorder.adopt(prefix.start.x)
         return prefix
-
-    def _record(self, pool: Any, *bodies: Body) -> list[_Recorded]:  # noqa: ANN401  (torch has no type for it)
-        recorded = []
-        for body, (outputs, touched) in zip(bodies, self._rehearse(bodies), strict=True):
-            self._attach(touched)
-            graph = torch.cuda.CUDAGraph()
-            for generator in self._generators:
-                graph.register_generator_state(generator)
-            # Another thread may use the device meanwhile, to load the next batch for instance.
-            with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
-                for buffer, value in zip(outputs, body(), strict=True):
-                    buffer.copy_(value)
-            recorded.append(_Recorded(graph, outputs, touched))
-        return recorded
-
-    def _rehearse(self, bodies: Sequence[Body]) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-        """Runs them once, as captures need it: what they give, and whose gradients they touch."""
-        rehearsed, leaves = [], list(self._leaves)
-        gradients = [leaf.grad for leaf in leaves]
-        with self._undone(), torch.cuda.stream(self._stream):
-            for body in bodies:
-                for leaf in leaves:
-                    leaf.grad = None
-                outputs = tuple(torch.empty_like(value) for value in body())
-                rehearsed.append((outputs, tuple(leaf for leaf in leaves if leaf.grad is not None)))
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            leaf.grad = gradient
-        return rehearsed
-
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """On the side stream; statistics and generators are afterwards what they were before."""
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        generators = [*self._generators, torch.cuda.default_generators[self._device.index or 0]]
-        states = [generator.get_state() for generator in generators]
-        main = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(main)
-        yield
-        main.wait_stream(self._stream)
-        for buffer, before in buffers:
-            buffer.data.copy_(before)  # `data`: autograd must not see a change where nothing changed
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-
-    def _replay(self, recorded: _Recorded) -> None:
-        self._attach(recorded.touched)
-        recorded.graph.replay()
-
-    def _attach(self, touched: Sequence[Tensor]) -> None:
-        """Gradients where graphs add to them; those that someone set to None begin at zero."""
-        fresh = []
-        for leaf in touched:
-            held = self._gradients.get(leaf)
-            if held is None:
-                held = self._gradients[leaf] = torch.zeros_like(leaf)
-            if leaf.grad is held:
-                continue
-            if leaf.grad is None:
-                fresh.append(held)
-            else:
-                held.copy_(leaf.grad)
-            leaf.grad = held
-        if fresh:
-            torch._foreach_zero_(fresh)
 
 
 def _tensors(target: Target) -> tuple[Tensor, ...]:
