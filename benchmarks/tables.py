@@ -13,6 +13,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from typing import Any
 from benchmarks.slicing import METHODS
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/benchmarks.md", "docs/training.md", "docs/routing.md", "docs/runtime.md")
+PAGES = (
+    "README.md",
+    "docs/benchmarks.md",
+    "docs/training.md",
+    "docs/routing.md",
+    "docs/runtime.md",
+    "docs/detection.md",
+)
 PLACE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
 Data = Mapping[str, Any]
 
@@ -202,15 +210,61 @@ def bench_table(name: str, data: Data) -> str:
     )
 
 
+def transfer_table(name: str, data: Data) -> str:
+    """Networks from scratch and from another run, with gates trained anew and from that run's heads."""
+    rows = []
+    for arm, gate in dict.fromkeys((run["network"], run["gate"]) for run in data["runs"]):
+        same = [run for run in data["runs"] if (run["network"], run["gate"]) == (arm, gate)]
+        ends = [list(run["test"].values()) for run in same]
+        taken: Counter[str] = Counter()
+        for run in same:
+            taken.update(run["gated"]["taken"])
+        shares = (f"{route}: {count / taken.total():.0%}" for route, count in sorted(taken.items()))
+        rows.append(
+            [
+                arm,
+                gate,
+                _mean([end[0] for end in ends]),
+                _mean([end[-1] for end in ends]),
+                _mean([run["gated"]["accuracy"] for run in same]),
+                f"{statistics.mean(run['gated']['madds'] for run in same) / 1e6:.1f}M",
+                ", ".join(shares),
+            ]
+        )
+    madds = list(data["runs"][0]["madds"].values())
+    ends_at = [f"route {at} ({madds[at] / 1e6:.0f}M)" for at in (0, len(madds) - 1)]
+    header = ["network", "gate", *ends_at, "gated", "its MAdds", "routes"]
+    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
+    return markdown(header, rows, f"{where}, mean ± deviation (seeds)")
+
+
+def detection_table(name: str, data: Data) -> str:
+    """Mean average precision of detectors at their routes and gated, by the cost of the whole detector."""
+    rows = []
+    for recipe in dict.fromkeys(run["recipe"] for run in data["runs"]):
+        same = [run for run in data["runs"] if run["recipe"] == recipe]
+        for at, result in enumerate(same[0]["results"]):
+            others = [run["results"][at] for run in same]
+            maps = [
+                _mean([100 * r["map"][rule] for r in others], 1) for rule in ("voc2007", "voc2010", "coco")
+            ]
+            madds = statistics.mean(r["madds"] for r in others)
+            route = "gate" if result["route"] is None else str(result["route"])
+            rows.append([recipe, route, f"{madds / 1e9:.2f}G", *maps])
+    header = ["recipe", "route", "MAdds", "VOC 2007", "VOC 2010", "COCO"]
+    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; mAP in percent on 72 test images"
+    return markdown(header, rows, f"{where}, mean ± deviation (seeds)")
+
+
 def _only(values: Iterable[float]) -> str:
     return f"{statistics.mean(values):.1f}"
 
 
-def _mean(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float], digits: int = 2) -> str:
     if not values:
         return ""
-    mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f} ({len(values)})"
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
 
 
 KINDS: dict[str, Callable[..., str]] = {
@@ -221,6 +275,8 @@ KINDS: dict[str, Callable[..., str]] = {
     "routing": routing_table,
     "gating": gating_table,
     "bench": bench_table,
+    "transfer": transfer_table,
+    "detection": detection_table,
 }
 
 

@@ -54,8 +54,8 @@ def imagenette_to_cifar10() -> Recipe:
             scheme=replace(small.CIFAR.scheme, name="label"),
             optim=OptimConfig(lr=0.1, weight_decay=1.25e-3, epochs=12, warmup=1, batch=512),
         ),
-        duration="not measured yet",
-        expect="not measured yet",
+        duration="3 minutes on an H200 that trains four more networks at the same time",
+        expect="89.9 / 90.8 % at the smallest / largest route (3 seeds; from scratch 87.1 / 88.2 %)",
     )
 
 

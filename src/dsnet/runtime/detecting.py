@@ -8,7 +8,7 @@ So grouping, padding and graphs work as they do for classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.detection.found import detections_of
-from dsnet.detection.fssd import Answers, Detector, rows
+from dsnet.detection.fssd import Answers, Detector
 from dsnet.detection.metrics import Detections
 from dsnet.models.blocks import ConvNormAct
 from dsnet.routes import Route, Slice
 from dsnet.runtime.engine import Engine
+from dsnet.runtime.norms import by_history
 from dsnet.runtime.parts import History, Part, in_precision
 from dsnet.runtime.plan import Plan
 
-__all__ = ["DetectorPlan", "RoutedAnswers", "answers_of", "pack_detector"]
+__all__ = ["DetectorPlan", "RoutedAnswers", "Split", "answers_of", "pack_detector", "split_detector"]
 
 
 class RoutedAnswers(NamedTuple):
@@ -99,6 +100,68 @@ def pack_detector(
     device: torch.device | None = None,
 ) -> dict[History, Part]:
     """The front and a part for every choice, as `dsnet.runtime.parts.pack`."""
+
+    def head(route: Route) -> nn.Module:
+        return _Head(_Projections(detector, route, image_size), _Pyramid(detector, route, image_size))
+
+    return _pack(detector, choices, head, image_size, precision, device)
+
+
+class Split(NamedTuple):
+    """A detector in parts of which the last is for images of all choices at once."""
+
+    parts: dict[History, Part]
+    rest: Part  # takes the place of each image's choice as a second input
+
+
+def split_detector(
+    detector: Detector,
+    choices: Sequence[int],
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    precision: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Split:
+    """As `pack_detector`, but parts end with the projections: what is behind them has the same weights for
+    all choices, except for its norms.
+    """
+    sizes = _handed_sizes(detector, choices, image_size)
+
+    def head(route: Route) -> nn.Module:
+        return _ToRow(_Projections(detector, route, image_size), sizes)
+
+    parts = _pack(detector, choices, head, image_size, precision, device)
+    ends = [
+        _FromRow(_Pyramid(detector, route, image_size, fold=False), detector.table.project, sizes).eval()
+        for route in (detector.network.space.of_choices((choice,)) for choice in choices)
+    ]
+    rest = by_history(ends) if len(ends) > 1 else ends[0]
+    row = Shape(detector.table.project * sum(map(math.prod, sizes)), 1, 1)
+    return Split(parts, Part(in_precision(rest.to(device), precision), row, len(ends)))
+
+
+def _handed_sizes(
+    detector: Detector, choices: Sequence[int], image_size: int | tuple[int, int] | None
+) -> list[tuple[int, int]]:
+    """Of each source, behind its projection: its own where all choices have the same, else as it is fused."""
+    network, fused = detector.network, detector.fused_shape(image_size)
+    shapes = [network.feature_shapes(network.space.of_choices((c,)), image_size) for c in choices]
+    found = []
+    for stride in detector.table.strides:
+        own = {(shape[stride].height, shape[stride].width) for shape in shapes}
+        found.append(own.pop() if len(own) == 1 else (fused.height, fused.width))
+    return found
+
+
+def _pack(
+    detector: Detector,
+    choices: Sequence[int],
+    head: Callable[[Route], nn.Module],
+    image_size: int | tuple[int, int] | None,
+    precision: torch.dtype | None,
+    device: torch.device | None,
+) -> dict[History, Part]:
+    """The front, and for every choice a part that ends with the head of its route."""
     network, wanted = detector.network, detector.table.strides
     for choice in choices:
         network.require_statistics(network.space.of_choices((choice,)))
@@ -115,8 +178,7 @@ def pack_detector(
         blocks, taps, last = _blocks(detector, (choice,), behind.shape, behind.stride, begun=True)
         taps = {**taps, last.stride: len(blocks)}
         own = {stride: tap for stride, tap in taps.items() if stride in wanted}
-        head = _Head(detector, network.space.of_choices((choice,)), image_size)
-        part = _Behind(blocks, handed, own, wanted, head).eval()
+        part = _Behind(blocks, handed, own, wanted, head(network.space.of_choices((choice,)))).eval()
         parts[choice,] = Part(in_precision(part.to(device), precision), row)
     return parts
 
@@ -200,44 +262,106 @@ class _Behind(nn.Module):
         return cast(Tensor, self.head([maps[stride] for stride in self.wanted]))
 
 
-class _Head(nn.Module):
-    """Projections, fusion, pyramid and heads of a route, norms folded where a convolution is before them."""
+class _Projections(nn.Module):
+    """The sources of a route with as many channels each, norms folded."""
 
     def __init__(self, detector: Detector, route: Route, image_size: int | tuple[int, int] | None) -> None:
         super().__init__()
-        table, key = detector.table, route.number
+        table = detector.table
         maps = detector.network.feature_shapes(route, image_size)
-        shape = detector.fused_shape(image_size)
-        self.size = (shape.height, shape.width)
-        self.projections = nn.ModuleList(
-            cast(ConvNormAct, block).extract(maps[stride], Slice(width=table.project), key, fold_bn=True)
+        self.blocks = nn.ModuleList(
+            cast(ConvNormAct, block).extract(
+                maps[stride], Slice(width=table.project), route.number, fold_bn=True
+            )
             for stride, block in zip(table.strides, detector.projections, strict=True)
         )
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        return [block(x) for x, block in zip(maps, self.blocks, strict=True)]
+
+
+class _Pyramid(nn.Module):
+    """Fusion, pyramid and heads of a route, norms folded where a convolution is before them."""
+
+    def __init__(
+        self,
+        detector: Detector,
+        route: Route,
+        image_size: int | tuple[int, int] | None,
+        *,
+        fold: bool = True,
+    ) -> None:
+        super().__init__()
+        shape, key = detector.fused_shape(image_size), route.number
+        self.size = (shape.height, shape.width)
         self.norm = detector.norm.extract(shape.channels, key)
         levels = []
         for level in detector.pyramid:
             block = cast(ConvNormAct, level)
             own = Slice(width=block.conv.out_channels, kernel=3, padding=1)
-            levels.append(block.extract(shape, own, key, fold_bn=True))
+            levels.append(block.extract(shape, own, key, fold_bn=fold))
             _, shape = block.cost(shape, own)
-        self.pyramid = nn.ModuleList(levels)
+        self.levels = nn.ModuleList(levels)
         self.places, self.kinds = _copies(detector.places), _copies(detector.kinds)
-        self.numbers = 1 + detector.classes
+
+    def forward(self, sources: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
+        same = [
+            x if size == self.size else _resized(x, self.size) for x, size in zip(sources, sizes, strict=True)
+        ]
+        y = self.norm(torch.cat(same, 1))
+        offsets, logits = [], []
+        for block, place, kind in zip(self.levels, self.places, self.kinds, strict=True):
+            y = block(y)
+            offsets.append(_flat(place(y)))
+            logits.append(_flat(kind(y)))
+        return torch.cat([*offsets, *logits], 1)
+
+
+def _resized(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+
+
+class _Head(nn.Module):
+    """All that is behind a route's features."""
+
+    def __init__(self, projections: _Projections, pyramid: _Pyramid) -> None:
+        super().__init__()
+        self.projections, self.pyramid = projections, pyramid
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        sources = []
-        for x, projection in zip(maps, self.projections, strict=True):
-            y = projection(x)
-            if y.shape[2:] != self.size:
-                y = F.interpolate(y, size=self.size, mode="bilinear", align_corners=False)
-            sources.append(y)
-        y = self.norm(torch.cat(sources, 1))
-        offsets, logits = [], []
-        for block, place, kind in zip(self.pyramid, self.places, self.kinds, strict=True):
-            y = block(y)
-            offsets.append(rows(place(y), 4).flatten(1))
-            logits.append(rows(kind(y), self.numbers).flatten(1))
-        return torch.cat([*offsets, *logits], 1)
+        sources = self.projections(maps)
+        return cast(Tensor, self.pyramid(sources, [(x.shape[2], x.shape[3]) for x in sources]))
+
+
+class _ToRow(nn.Module):
+    """Projections as one row, each map at a size that does not depend on the route."""
+
+    def __init__(self, projections: _Projections, sizes: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self.projections, self.sizes = projections, tuple(sizes)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        rows = []
+        for x, size in zip(self.projections(maps), self.sizes, strict=True):
+            rows.append(_flat(x if x.shape[2:] == size else _resized(x, size)))
+        return torch.cat(rows, 1)
+
+
+class _FromRow(nn.Module):
+    """The pyramid of such a row."""
+
+    def __init__(self, pyramid: _Pyramid, channels: int, sizes: Sequence[tuple[int, int]]) -> None:
+        super().__init__()
+        self.pyramid, self.channels, self.sizes = pyramid, channels, tuple(sizes)
+
+    def forward(self, row: Tensor) -> Tensor:
+        sources, start = [], 0
+        for height, width in self.sizes:
+            end = start + self.channels * height * width
+            piece = row[:, start:end].reshape(-1, height, width, self.channels)
+            sources.append(piece.permute(0, 3, 1, 2))
+            start = end
+        return cast(Tensor, self.pyramid(sources, self.sizes))
 
 
 def _copies(heads: nn.ModuleList) -> nn.ModuleList:
