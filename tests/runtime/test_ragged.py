@@ -30,6 +30,7 @@ if importlib.util.find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
 from dsnet.runtime.ragged import network as ragged
+from dsnet.runtime.ragged.mixed import Mixed
 from dsnet.runtime.ragged.network import Ragged, State, _sums
 from dsnet.runtime.ragged.structure import unsupported
 from dsnet.runtime.ragged.which import Which
@@ -200,6 +201,24 @@ def test_prices_and_given_choices() -> None:
     assert found.routes.tolist() == [3, 1, 0]
     for i, route in enumerate((3, 1, 0)):
         assert_close(found.logits[i : i + 1], model(x[i : i + 1], route), 1e-5)
+
+
+def test_programs_are_as_small_as_what_the_gate_takes() -> None:
+    model = copy.deepcopy(network(NAME))
+    model.reset_routing([0, 2], generator=torch.Generator().manual_seed(0))
+    with mock.patch.object(type(BACKEND), "missing", return_value=None):
+        some = runtime.compile(model, backend="triton", batch_buckets=(4,), routes=[0, 2, 3])
+    recorded, x = some.engine.graphed, pictures(model, 4)
+    assert isinstance(recorded, Mixed)
+    assert (recorded.reach, recorded.rest.count) == (2, 3)
+    assert some.engine.programs == 2 * 5
+    expected = run_gated(model, x)
+    assert_close(some(x), expected.logits, 1e-5)
+    assert_close(some(x, 3), model(x, 3), 1e-5)
+    taken = torch.tensor([[2], [0], [0], [2]])
+    ours, theirs = recorded.run(x, given=taken, own=True), recorded.run(x, given=taken)
+    assert ours.routes.tolist() == [2, 0, 0, 2]
+    assert torch.equal(ours.logits, theirs.logits)
 
 
 @pytest.mark.parametrize(("routes", "quantile"), [((0, 3), 0.4), ((0, 1, 3), 0.7)])

@@ -81,9 +81,18 @@ class Recorded(Protocol):
         """All of them."""
 
     def run(
-        self, x: Tensor, prices: Prices | None = None, given: Tensor | None = None, *, promote: bool = False
+        self,
+        x: Tensor,
+        prices: Prices | None = None,
+        given: Tensor | None = None,
+        *,
+        own: bool = False,
+        promote: bool = False,
     ) -> RoutedOutput:
-        """Images at the routes that gates take for these prices, or at given choices [B, gates]."""
+        """Images at the routes that gates take for these prices, or at given choices [B, gates].
+
+        ``own``: given choices are some that the gates can take.
+        """
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
         """All images at one route."""

@@ -109,7 +109,12 @@ def mixed(
     graphed = engine.graphed
     if graphed is not None:
         given = torch.tensor([route.choices for route in routes], device=engine.device)
-        return lambda x: graphed.run(x, given=given, promote=promote)
+        own = all(
+            choice in gate.choices
+            for route in routes
+            for choice, gate in zip(route.choices, engine.gates, strict=True)
+        )
+        return lambda x: graphed.run(x, given=given, own=own, promote=promote)
     network = Drawn.of(engine, routes, engine.device)
     decide = promoting(greedy, engine, network.gates) if promote else greedy
     return lambda x: run_numbered(network, x, decide)

@@ -118,8 +118,8 @@ def _taps(total, x, w, top, left, valid, c, end, height, width, row, KERNEL: tl.
 @triton.jit
 def depthwise(
     x,  # [images, x_most, row]
-    w,  # [routes, taps, row]
-    b,  # [routes, row]
+    w,  # [routes, taps, w_row]
+    b,  # [routes, w_row]
     y,  # [images, y_most, row]
     sums,  # [images, tiles, row]: over the positions of a tile
     which,
@@ -131,6 +131,7 @@ def depthwise(
     tiles,
     columns,
     row,
+    w_row,
     K0: tl.constexpr,  # kernels that routes have; 0: none
     K1: tl.constexpr,
     K2: tl.constexpr,
@@ -167,20 +168,20 @@ def depthwise(
     left = (p % out_width) * STRIDE - padding
     x += image.to(tl.int64) * x_most * row
     y += image.to(tl.int64) * y_most * row
-    w += route * taps * row
+    w += route * taps * w_row
     valid = p < positions
     total = tl.zeros((BP, BC), dtype=tl.float32)
     if K1 == 0:
-        total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K0)
+        total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K0)
     else:
         if kernel == K0:
-            total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K0)
+            total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K0)
         elif kernel == K1:
-            total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K1)
+            total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K1)
         else:
             if K2 > 0:
-                total = _taps(total, x, w, top, left, valid, c, end, height, width, row, K2)
-    bias = tl.load(b + route * row + c, mask=inside, other=0.0)
+                total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K2)
+    bias = tl.load(b + route * w_row + c, mask=inside, other=0.0)
     found = _activate(total + bias[None, :].to(tl.float32), ACT)
     valid = valid[:, None] & inside[None, :]
     tl.store(y + p[:, None] * end + c[None, :], found.to(y.dtype.element_ty), mask=valid)

@@ -58,6 +58,7 @@ class Mixed:
         places_held = [held.index(choice) if choice in held else 0 for choice in range(held[-1] + 1)]
         self.place_of = torch.tensor(places_held, device=device)  # by choice
         self.whole = all(choice in places for choice in choices)  # else decisions are looked at
+        self.reach = max((places[choice] + 1 for choice in choices if choice in places), default=None)
         self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
         self.dtype, self.image_size = image.dtype, (image.shape[2], image.shape[3])
         self.begin = torch.zeros(1, dtype=torch.long, device=device)  # the address of images
@@ -76,7 +77,15 @@ class Mixed:
         self.following = torch.zeros(1, dtype=torch.long, device=device)  # a cascade's next route, by place
         self.prices: Prices | None = None
         self.programs: dict[tuple[str, int], Program] = {}
-        steps = {"gated": self._gated, "given": self._given, "first": self._first, "next": self._next}
+        steps: dict[str, Callable[[int], None]] = {
+            "gated": self._gated,
+            "own": functools.partial(self._given, self.reach),
+            "any": functools.partial(self._given, None),
+            "first": self._first,
+            "next": self._next,
+        }
+        if self.reach == rest.count:
+            del steps["own"]
         jobs = [(name, size) for size in self.sizes for name in steps]
         with lanes.here():
             for name, size in progress(jobs, len(jobs), "program"):
@@ -89,20 +98,22 @@ class Mixed:
         assert isinstance(found, Gated)
         return found
 
-    def _finish(self, state: State, asked: Tensor | None = None) -> None:
-        """What was taken, for all images or those that are asked for."""
+    def _finish(self, state: State, reach: int | None = None, asked: Tensor | None = None) -> None:
+        """What was taken, for all images or those that are asked for; some of the first routes alone."""
         images = len(state.x)
-        which = Which.taken(self.gates[0].taken[:images], self.valid, self.route_of, self.rest.count, asked)
+        which = Which.taken(
+            self.gates[0].taken[:images], self.valid, self.route_of, self.rest.count, asked, reach
+        )
         state = state._replace(sizes=state.sizes[:1] * self.rest.count)
         self.rest.run(state, which, self.logits[:images])
 
     def _gated(self, images: int) -> None:
         found, gate = self._gate(images), self.gates[0]
         decide(found.scores, gate.prices, gate.places, gate.taken[:images])
-        self._finish(found.state)
+        self._finish(found.state, self.reach)
 
-    def _given(self, images: int) -> None:
-        self._finish(self._gate(images).state)
+    def _given(self, reach: int | None, images: int) -> None:
+        self._finish(self._gate(images).state, reach)
 
     def _first(self, images: int) -> None:
         """Of a cascade: its further routes find the features."""
@@ -120,7 +131,7 @@ class Mixed:
         taken.copy_(torch.where(asked, self.following, taken))
         height, width = self.map_size
         state = State(self.features[:images], ((height, width),), self.scales[:images])
-        self._finish(state, asked)
+        self._finish(state, asked=asked)
 
     # --- running it ----------------------------------------------------------------------------------
     def run(
@@ -129,23 +140,25 @@ class Mixed:
         prices: Prices | None = None,
         given: Tensor | None = None,
         *,
+        own: bool = False,
         promote: bool = False,
     ) -> RoutedOutput:
         """Images [B, C, H, W] at the routes that the gate takes for these prices, or at ``given`` [B, 1].
 
-        Nothing is ever promoted: there are no groups that would be faster together.
+        With ``own`` those are choices of the gate, and programs are as small as when it decides. Nothing is
+        ever promoted: there are no groups that would be faster together.
         """
 
         def some(at: slice) -> RoutedOutput:
-            own = self._readable(x[at])
-            images, size = self._point_at(own)
+            read = self._readable(x[at])
+            images, size = self._point_at(read)
             if given is None:
                 set_prices(self.gates, self.prices, prices)
                 self.prices = prices
                 self.programs["gated", size]()
             else:
                 torch.take(self.place_of, given[at].view(-1), out=self.gates[0].taken[:images])
-                self.programs["given", size]()
+                self.programs["own" if own and ("own", size) in self.programs else "any", size]()
             if not self.whole:
                 self._check(images)
             return self._found(images)
@@ -160,7 +173,7 @@ class Mixed:
             own = self._readable(x[at])
             images, size = self._point_at(own)
             self.gates[0].taken.fill_(place)
-            self.programs["given", size]()
+            self.programs["any", size]()
             return self._found(images)
 
         return in_batches(self, x, some).logits

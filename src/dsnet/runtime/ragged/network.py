@@ -127,6 +127,11 @@ class _Weights(NamedTuple):
     ins: Tensor
     outs: Tensor
     align: int  # that all of them are multiples of: memory is read in pieces of that many numbers
+    widths: tuple[int, ...]  # outs
+
+    def widest(self, which: Which) -> int:
+        """Outputs of the largest route that occurs."""
+        return max(self.widths[: which.reach])
 
     @classmethod
     def of(
@@ -141,7 +146,7 @@ class _Weights(NamedTuple):
             b[route, : len(bias)] = bias
         sizes = [torch.tensor(n, dtype=torch.int32, device=device) for n in (ins, outs)]
         align = min(16, math.gcd(*(n & -n for n in (*ins, *outs))))
-        return cls(w, b, sizes[0], sizes[1], align)
+        return cls(w, b, sizes[0], sizes[1], align, tuple(outs))
 
     @classmethod
     def linear(cls, layers: Sequence[nn.Linear]) -> _Weights:
@@ -217,9 +222,9 @@ class _Pointwise:
     def run(self, state: State, which: Which) -> State:
         images, positions, row = state.x.shape
         counts = _counts(state.sizes, state.x.device)
-        w = self.weights.w
-        rows = w.shape[1]
-        bm, bn, bk, warps = pointwise_blocks(positions, row, rows, images, summed=self.summed)
+        w, rows = self.weights.w, self.weights.widest(which)
+        # As for all routes, whichever occur: an image is run alike in every program.
+        bm, bn, bk, warps = pointwise_blocks(positions, w.shape[2], w.shape[1], images, summed=self.summed)
         while bk > 16 and STAGES * (bm + bn) * bk * w.element_size() > SHARED:
             bk //= 2
         tiles, columns = -(-positions // bm), -(-rows // bn)
@@ -228,7 +233,7 @@ class _Pointwise:
         kernels.pointwise[(images * tiles * columns,)](
             state.x, state.scale if state.scale is not None else state.x, w, self.weights.b, y, sums,
             which.routes, self.weights.ins, self.weights.outs, counts, positions, tiles, columns, row, rows,
-            w.shape[2], rows, state.scale is not None, self.store, self.summed, self.act, _precision(w),
+            w.shape[2], w.shape[1], state.scale is not None, self.store, self.summed, self.act, _precision(w),
             self.weights.align, bm, bn, bk, num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
         return State(y, state.sizes, None, sums if self.summed else None)
@@ -256,13 +261,14 @@ class _Depthwise:
         table = [(*a, *b, *c) for a, b, c in zip(state.sizes, sizes, self.convs, strict=True)]
         geometry = kept_on(tuple(table), state.x.device)
         positions = max(height * width for height, width in sizes)
-        bp, bc, warps = depthwise_blocks(positions, row)
+        w = self.weights.w
+        bp, bc, warps = depthwise_blocks(positions, w.shape[2])
         tiles, columns = -(-positions // bp), -(-row // bc)
         y = state.x.new_empty(images, positions, row)
         sums = y.new_empty(images, tiles if self.summed else 0, row, dtype=torch.float32)
         kernels.depthwise[(images * tiles * columns,)](
-            state.x, self.weights.w, self.weights.b, y, sums, which.routes, self.weights.ins, geometry,
-            before, positions, self.weights.w.shape[1], tiles, columns, row, *self.kernels, self.stride,
+            state.x, w, self.weights.b, y, sums, which.routes, self.weights.ins, geometry,
+            before, positions, w.shape[1], tiles, columns, row, w.shape[2], *self.kernels, self.stride,
             self.summed, self.act, self.weights.align, bp, bc, num_warps=warps,
         )  # fmt: skip
         return State(y, sizes, None, sums if self.summed else None)
@@ -342,12 +348,12 @@ def _linear(
 ) -> Tensor:
     """[images, parts, channels], to be divided by counts [routes] → [images, 1, outputs]."""
     images, parts, row = x.shape
-    w = weights.w
-    y = w.new_empty(images, w.shape[1]) if out is None else out
-    bn, bk = 32, min(128, power_of_two(row, 16))
+    w, wide = weights.w, weights.widest(which)
+    y = w.new_empty(images, wide) if out is None else out
+    bn, bk = 32, min(128, power_of_two(w.shape[2], 16))
     tiles = -(-images // TILE) if which.order is None else len(which.order)
     nothing = which.routes
-    kernels.linear[(-(-w.shape[1] // bn), tiles)](
+    kernels.linear[(-(-wide // bn), tiles)](
         x, w, weights.b, y, nothing if which.order is None else which.order,
         nothing if which.tiles is None else which.tiles, weights.ins, weights.outs, counts, images, parts,
         row, y.stride(0), w.shape[2], w.shape[1], which.order is None, kernels.ACTIVATIONS[act],

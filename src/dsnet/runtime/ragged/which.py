@@ -23,6 +23,7 @@ class Which(NamedTuple):
     routes: Tensor  # [images], int32; a negative one: the image is left out
     order: Tensor | None = None  # [tiles, TILE]: images of one route each; none: there is one route
     tiles: Tensor | None = None  # [tiles]: routes
+    reach: int | None = None  # only the first so many routes occur
 
     @classmethod
     def single(cls, images: int, device: torch.device) -> Which:
@@ -46,7 +47,13 @@ class Which(NamedTuple):
 
     @classmethod
     def taken(
-        cls, taken: Tensor, valid: Tensor, route_of: Tensor, count: int, asked: Tensor | None = None
+        cls,
+        taken: Tensor,
+        valid: Tensor,
+        route_of: Tensor,
+        count: int,
+        asked: Tensor | None = None,
+        reach: int | None = None,
     ) -> Which:
         """What images [images] take, by place in ``route_of``; no more than ``valid`` [1], none not asked."""
         images, device = len(taken), taken.device
@@ -61,7 +68,7 @@ class Which(NamedTuple):
                 asked is not None, count, TILE, block, power_of_two(most), most,
                 num_warps=8 if block >= 1024 else 4,
             )  # fmt: skip
-        return cls(routes, order, tiles)
+        return cls(routes, order, tiles, reach)
 
 
 def decide(scores: Tensor, prices: Tensor, places: Tensor, taken: Tensor) -> None:
