@@ -25,6 +25,7 @@ MAKERS = [
     ("ds_mbnet_tiny", None, "cudagraphs"),
     ("ds_vit_plus_tiny", None, "cudagraphs"),
     ("ds_resnet_tiny", "stage", "cudagraphs"),
+    ("three_gates", "prefix", "cudagraphs"),
     ("ds_mbnet_tiny", None, "inductor"),
     ("ds_mbnet_tiny", None, "triton"),
 ]

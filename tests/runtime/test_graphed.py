@@ -12,29 +12,38 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import dsnet
 from dsnet import runtime
+from dsnet.models.blocks import ChannelAttention, ConvNormAct, Factory, MaxPool, NormSpec, Step
 from dsnet.models.gated import run_gated
+from dsnet.models.options import ConvOptions
+from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CascadeRule, CostTable, GateRule
 from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin, run_numbered
+from dsnet.runtime import making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.batches import Division
 from dsnet.runtime.graphed import Graphed, prices_of
 from dsnet.runtime.lanes import Immediate
-from dsnet.runtime.parts import pack
+from dsnet.runtime.parts import find_stand_ins, pack, part_histories
+from dsnet.runtime.places import Table
 from dsnet.runtime.plan import Plan
 from dsnet.runtime.promotion import promoting
+from dsnet.slicing import SlicedConv2d
 from tests.runtime.conftest import network, pictures
-from tests.support import assert_close, error_of
+from tests.support import assert_close, error_of, randomise, spread_gates
 
-KINDS = [
-    ("ds_mbnet_tiny", None),
-    ("ds_vit_plus_tiny", None),
-    ("ds_resnet_tiny", "stage"),
-    ("ds_resnet_tiny", "prefix"),
-    ("three_gates", "prefix"),
+KINDS = [  # name, key of norms, whether parts stand in for others
+    ("ds_mbnet_tiny", None, False),
+    ("ds_vit_plus_tiny", None, False),
+    ("ds_resnet_tiny", "stage", False),
+    ("ds_resnet_tiny", "stage", True),
+    ("ds_resnet_tiny", "prefix", True),
+    ("three_gates", "prefix", False),
+    ("three_gates", "prefix", True),
 ]
 SIZES = (1, 3, 8)
 
@@ -50,14 +59,20 @@ class Counting(Immediate):
 
 
 @functools.cache
-def made(name: str, bn_key: str | None, only: tuple[int, ...] | None = None) -> tuple[Any, Graphed]:
+def made(
+    name: str, bn_key: str | None, stand_ins: bool, only: tuple[int, ...] | None = None
+) -> tuple[Any, Graphed]:
     model = network(name, torch.float64, bn_key)
     options = [gate.choices if only is None else only for gate in map(model.gate, range(len(model.gates)))]
+    return model, recorded(model, options, stand_ins)
+
+
+def recorded(model: dsnet.Supernet, options: list[tuple[int, ...]], stand_ins: bool) -> Graphed:
     image = pictures(model, 1)
-    parts = pack(model, options)
+    parts = pack(model, options, stand_ins=find_stand_ins(model, options) if stand_ins else None)
     calls = {h: get_backend("eager").convert(p.module)() for h, p in parts.items()}
     choices = [model.gate(g).choices for g in range(len(model.gates))]
-    graphed = Graphed(
+    return Graphed(
         calls,
         image=image,
         space=model.space,
@@ -66,16 +81,17 @@ def made(name: str, bn_key: str | None, only: tuple[int, ...] | None = None) -> 
         sizes=SIZES,
         lanes=Counting(),
     )
-    return model, graphed
 
 
 def numbers(model: dsnet.Supernet, choices: torch.Tensor) -> torch.Tensor:
     return torch.tensor([model.space.of_choices(way).number for way in choices.tolist()])
 
 
-@pytest.mark.parametrize(("name", "bn_key"), KINDS)
-def test_gates_decide_and_images_come_back_in_their_order(name: str, bn_key: str | None) -> None:
-    model, graphed = made(name, bn_key)
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_gates_decide_and_images_come_back_in_their_order(
+    name: str, bn_key: str | None, stand_ins: bool
+) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
     for count in (8, 1, 2, 7, 20):  # smaller ones find what larger ones left behind
         x = pictures(model, count, seed=count)
         expected, found = run_gated(model, x), graphed.run(x)
@@ -84,11 +100,11 @@ def test_gates_decide_and_images_come_back_in_their_order(name: str, bn_key: str
     assert len(set(found.routes.tolist())) > 1
 
 
-@pytest.mark.parametrize(("name", "bn_key"), KINDS)
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
-def test_any_mix(name: str, bn_key: str | None, data: st.DataObject) -> None:
-    model, graphed = made(name, bn_key)
+def test_any_mix(name: str, bn_key: str | None, stand_ins: bool, data: st.DataObject) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
     rows = st.tuples(*(st.sampled_from(model.gate(g).choices) for g in range(len(model.gates))))
     taken = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=19)))
     x = pictures(model, len(taken))
@@ -99,9 +115,9 @@ def test_any_mix(name: str, bn_key: str | None, data: st.DataObject) -> None:
         assert_close(found.logits[i : i + 1], alone, 1e-10)
 
 
-@pytest.mark.parametrize(("name", "bn_key"), KINDS)
-def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None) -> None:
-    model, graphed = made(name, bn_key)
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None, stand_ins: bool) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
     x, costs = pictures(model, 16), CostTable.of_model(model)
     choices = [model.gate(g).choices for g in range(len(model.gates))]
     seen = set()
@@ -116,7 +132,7 @@ def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None) -
 
 @pytest.mark.parametrize("quantiles", [(0.5,), (0.5, 0.9), (0.9, 0.5), (0.0, 1.0), (1.0, 1.0)])
 def test_cascades(quantiles: tuple[float, ...]) -> None:
-    model, graphed = made("ds_mbnet_tiny", None)
+    model, graphed = made("ds_mbnet_tiny", None, False)
     x = pictures(model, 20)
     routes = (0, 1, 3)[: len(quantiles) + 1]
     thresholds = tuple(
@@ -129,17 +145,17 @@ def test_cascades(quantiles: tuple[float, ...]) -> None:
     assert_close(found.logits, expected.logits, 1e-10)
 
 
-@pytest.mark.parametrize(("name", "bn_key"), KINDS)
-def test_every_route_by_itself(name: str, bn_key: str | None) -> None:
-    model, graphed = made(name, bn_key)
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_every_route_by_itself(name: str, bn_key: str | None, stand_ins: bool) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
     x = pictures(model, 11)
     for route in list(model.space)[:: max(1, len(model.space) // 16)]:
         assert_close(graphed.run_route(x, route), model(x, route), 1e-10)
 
 
 def test_the_host_waits_once_a_gate_and_for_no_single_route() -> None:
-    for name, bn_key in KINDS:
-        model, graphed = made(name, bn_key)
+    for kind in KINDS:
+        model, graphed = made(*kind)
         lanes = graphed.lanes
         assert isinstance(lanes, Counting)
         before = lanes.waited
@@ -150,7 +166,7 @@ def test_the_host_waits_once_a_gate_and_for_no_single_route() -> None:
 
 
 def test_programs_are_counted_and_none_is_added_later() -> None:
-    model, graphed = made("ds_mbnet_tiny", None)
+    model, graphed = made("ds_mbnet_tiny", None, False)
     parts, steps = 1 + len(model.space), 5  # begin, decide, arrange, everyone, unsure
     assert len(graphed.programs) == len(SIZES) * (parts + steps)
     for count in (1, 5, 8, 9):
@@ -159,13 +175,13 @@ def test_programs_are_counted_and_none_is_added_later() -> None:
     assert len(graphed.programs) == len(SIZES) * (parts + steps)
 
 
-@pytest.mark.parametrize(("name", "bn_key"), KINDS)
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
 def test_promoted_images_run_at_a_larger_route_and_say_so(
-    name: str, bn_key: str | None, data: st.DataObject
+    name: str, bn_key: str | None, stand_ins: bool, data: st.DataObject
 ) -> None:
-    model, graphed = made(name, bn_key)
+    model, graphed = made(name, bn_key, stand_ins)
     times = st.fixed_dictionaries(dict.fromkeys(SIZES, st.floats(1, 10)))
     divisions = {history: Division(data.draw(times)) for history in graphed.divisions}
     rows = st.tuples(*(st.sampled_from(model.gate(g).choices) for g in range(len(model.gates))))
@@ -186,7 +202,7 @@ def test_promoted_images_run_at_a_larger_route_and_say_so(
 
 
 def test_what_is_not_held_is_named() -> None:
-    model, graphed = made("ds_mbnet_tiny", None, (0, 3))
+    model, graphed = made("ds_mbnet_tiny", None, False, (0, 3))
     x = pictures(model, 4)
     assert_close(graphed.run_route(x, model.space.largest), model(x, 3), 1e-10)
     taken = torch.tensor([[1], [0], [3], [0]])
@@ -195,7 +211,7 @@ def test_what_is_not_held_is_named() -> None:
 
 
 def test_a_plan_runs_on_it() -> None:
-    model, graphed = made("ds_mbnet_tiny", None)
+    model, graphed = made("ds_mbnet_tiny", None, False)
     plan = runtime.compile(model, backend="eager")
     engine = dataclasses.replace(plan.engine, graphed=graphed)
     x, costs = pictures(model, 21), CostTable.of_model(model)
@@ -218,23 +234,153 @@ def test_a_plan_runs_on_it() -> None:
             assert_close(found.logits, expected.logits, 1e-10)
 
 
-@pytest.mark.parametrize(("name", "bn_key"), [("three_gates", "prefix"), ("ds_mbnet_tiny", None)])
+def as_on_a_gpu(model: dsnet.Supernet, **options: Any) -> Plan:  # noqa: ANN401
+    backend = get_backend("cudagraphs")
+    with mock.patch.object(type(backend), "missing", return_value=None):
+        return runtime.compile(model, backend="cudagraphs", batch_buckets=(1, 4), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "bn_key"),
+    [("three_gates", "prefix"), ("three_gates", "stage"), ("ds_resnet_tiny", None), ("ds_mbnet_tiny", None)],
+)
 def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> None:
     """As a session with a cap does, and a cascade over several gates."""
     model = network(name, torch.float64, bn_key)
-    backend = get_backend("cudagraphs")
-    with mock.patch.object(type(backend), "missing", return_value=None):  # a GPU
-        plan = runtime.compile(model, backend="cudagraphs", batch_buckets=(1, 4))
+    plan = as_on_a_gpu(model)
     x = pictures(model, 6)
     expected, found = run_numbered(model, x), run_numbered(plan.engine, x)
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-10)
     assert_close(plan.run(x).logits, expected.logits, 1e-10)
+    state = {(): plan.engine.enter(x)}
+    for route in list(model.space)[:: max(1, len(model.space) // 8)]:
+        assert plan.engine.holds(route)
+        assert plan.engine.milliseconds(route.choices, 3) > 0
+        assert_close(plan.engine.finish_from(state, route.choices), model(x, route), 1e-10)
+
+
+@pytest.mark.parametrize("bn_key", ["stage", "prefix"])
+def test_some_routes_of_several_gates(bn_key: str) -> None:
+    """The widest choice before is then not the widest there is."""
+    model = network("three_gates", torch.float64, bn_key)
+    ways = [(0, 2, 1), (2, 0, 3), (2, 2, 3)]
+    numbers = [model.space.of_choices(way).number for way in ways]
+    plan, x = as_on_a_gpu(model, routes=numbers), pictures(model, 6)
+    graphed = plan.engine.graphed
+    assert isinstance(graphed, Graphed)
+    assert {part for part in graphed.calls if len(part) == 2} == {(2, 0), (2, 2)}
+    found = graphed.run(x, given=torch.tensor(ways * 2))
+    assert found.routes.tolist() == numbers * 2
+    for i, number in enumerate(numbers * 2):
+        assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
+        assert_close(plan(x, number), model(x, number), 1e-10)
+    assert "does not hold the choices" in error_of(
+        lambda: graphed.run(x, given=torch.tensor([(0, 2, 0)] * 6))
+    )
+
+
+# --- parts that stand in for others ---------------------------------------------------------------------
+def test_one_part_for_every_choice_of_every_gate() -> None:
+    for bn_key, histories in (("stage", [1, 1, 1, 1, 1]), ("prefix", [1, 1, 4, 16, 64])):
+        model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
+        options = [model.gate(g).choices for g in range(4)]
+        found = part_histories(model, options, find_stand_ins(model, options))
+        assert len(found) == 1 + 4 + 3 * 4
+        assert set(found) == {(), *((c,) for c in range(4))} | {
+            (*(0,) * before, 3, c) for before in range(3) for c in range(4)
+        }
+        assert [max(len(own) for h, own in found.items() if len(h) == n) for n in range(5)] == histories
+
+
+@pytest.mark.parametrize("bn_key", ["stage", "prefix"])
+def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
+    model = network("three_gates", torch.float64, bn_key)
+    plan, pairs = as_on_a_gpu(model), runtime.compile(model, backend="eager", batch_buckets=(1,))
+    graphed = plan.engine.graphed
+    assert isinstance(graphed, Graphed)
+    assert len(graphed.calls) == 1 + 4 + 2 * 4
+    assert set(plan.engine.runners) == set(pairs.engine.runners)
+    assert plan.engine.resident < 0.6 * pairs.engine.resident
+    assert [gate.pairs for gate in graphed.gates] == [4, 4, 4]
+    assert [len({id(table.rows) for table in tables.values()}) for tables in graphed.tables] == [1, 1, 1]
+
+
+def test_larger_batches_where_parts_stand_in() -> None:
+    backend, device = get_backend("cudagraphs"), torch.device("cuda")
+    assert max(making._sizes(backend, device, pairs=False)) == 1024
+    assert max(making._sizes(backend, device, pairs=True)) == 256
+
+
+class Changed(ResNet):
+    """One whose segments are not the blocks alone: something in front of the second, or behind the first."""
+
+    def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
+        steps = super().segment_steps(choices)
+        in_front, behind = getattr(self, "in_front", None), getattr(self, "behind", None)
+        if in_front is not None and len(choices) == 2:
+            return [Step(in_front, steps[0].size), *steps]
+        if behind is not None and choices == (1,):
+            return [*steps, Step(behind, steps[0].size)]
+        return steps
+
+
+@functools.cache
+def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, Graphed]:
+    factory = Factory(device=None, dtype=torch.float64)
+    options = ConvOptions(num_classes=10, bn_key="stage" if bn_key == "stage" else "prefix")
+    model = Changed("ds_resnet_tiny", DS_RESNET_TINY, options, factory)
+    if kind == "attention":  # of as many channels as came in
+        model.in_front = ChannelAttention(64, factory)
+    elif kind == "depthwise":  # zeros do not stay zeros
+        conv = SlicedConv2d(64, 64, kernel=3, groups=64, dtype=torch.float64)
+        model.in_front = ConvNormAct(conv, NormSpec().make(64, 1, factory), nn.ReLU(), filters="input")
+    else:  # maps of other sizes
+        model.behind = MaxPool()
+    model.eval().seal(model.space)
+    randomise(model)
+    model.requires_grad_(False)
+    spread_gates(model, pictures(model, 64))
+    return model, recorded(model, [model.gate(g).choices for g in range(2)], stand_ins=True)
+
+
+@pytest.mark.parametrize("bn_key", ["stage", "prefix"])
+@pytest.mark.parametrize("kind", ["attention", "depthwise", "sizes"])
+def test_pairs_where_no_part_can_stand_in(kind: str, bn_key: str) -> None:
+    model, graphed = changed(kind, bn_key)
+    assert len(graphed.calls) == 1 + 4 + 16
+    assert [gate.pairs for gate in graphed.gates] == [4, 16]
+    for count in (8, 3, 20):
+        x = pictures(model, count, seed=count)
+        expected, found = run_gated(model, x), graphed.run(x)
+        assert torch.equal(found.routes, numbers(model, expected.choices))
+        assert_close(found.logits, expected.logits, 1e-10)
+    for route in list(model.space)[::5]:
+        assert_close(graphed.run_route(x, route), model(x, route), 1e-10)
+
+
+def test_an_identity_shortcut_allows_no_stand_in() -> None:
+    model = dsnet.create_model("ds_resnet_tiny")
+    options = [model.gate(g).choices for g in range(2)]
+    assert find_stand_ins(model, options)
+    model.stages[1][0].shortcut = None
+    assert not find_stand_ins(model, options)
+
+
+def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
+    table = Table.like(torch.ones(1, 6, 3, 2), 4)
+    table.rows.fill_(7)
+    x = torch.randn(2, 4, 3, 2)
+    table.put(torch.tensor([3, 1]), x)
+    found = table.get(torch.tensor([1, 3, 0]))
+    assert torch.equal(found[:2, :4], x.flip(0))
+    assert not found[:2, 4:].any()
+    assert bool((found[2] == 7).all())
 
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_parts_run_side_by_side_where_that_was_faster(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, graphed = made("ds_mbnet_tiny", None)
+    model, graphed = made("ds_mbnet_tiny", None, False)
     lanes: list[int] = []
     used = graphed.lanes.on
     monkeypatch.setattr(graphed.lanes, "on", lambda lane: lanes.append(lane) or used(lane))

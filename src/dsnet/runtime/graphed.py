@@ -1,11 +1,15 @@
 """Mixed batches on a GPU: everything between two decisions is one launch, and the host waits once a gate.
 
-All that programs read and write lies at fixed places: images, what stands in front of every gate (one table
-of features for each choice before it, a row for each image), scores, decisions, logits. A gate's decision
-sorts the images by what they take and tells the host how many take each; the host then starts, side by side,
-one program for every part that has images. A program gathers its images itself, by the sorted order, and
-puts what it makes of them back into their rows; where it has room for more images than take the part, the
-rest goes to a row that nobody reads.
+All that programs read and write lies at fixed places: images, what stands in front of every gate (a table of
+features with a row for each image), scores, decisions, logits. A gate's decision sorts the images by what
+they take and tells the host how many take each; the host then starts, side by side, one program for every
+part that has images. A program gathers its images itself, by the sorted order, and puts what it makes of them
+back into their rows; where it has room for more images than take the part, the rest goes to a row that nobody
+reads.
+
+A part behind the second gate or a later one stands in for all choices before it where it can: features are as
+wide as the widest of them, the rest is zeros, and images are sorted by the gate's own choice into few, large
+groups. Elsewhere there are parts and a table for each choice before, and images are sorted by both.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class Graphed:
 
     def __init__(
         self,
-        calls: Mapping[History, Executable],  # every part, for any number of images
+        calls: Mapping[History, Executable],  # every part, or its stand-in, for any number of images
         *,
         image: Tensor,  # [1, C, H, W], like those that will come
         space: RouteSpace,
@@ -69,10 +73,9 @@ class Graphed:
         self.asked = torch.zeros(self.most, dtype=torch.bool, device=self.device)  # by a cascade's last route
         self.gates: list[GatePlaces] = []
         self.tables: list[dict[int, Table]] = []  # by gate, then by the choice before it (0 at the first)
-        self.options = [
-            sorted({history[-1] for history in calls if len(history) == gates + 1})
-            for gates in range(len(choices))
-        ]
+        behind = [[part for part in calls if len(part) == gates] for gates in range(1, len(choices) + 1)]
+        self.options = [sorted({part[-1] for part in parts}) for parts in behind]
+        self.before = [sorted({part[-2] if part[1:] else 0 for part in parts}) for parts in behind]  # as made
         self._make_places(choices, image)
         self.held = [gate.held for gate in self.gates]
         ways = itertools.product(*(gate.held for gate in self.gates))
@@ -95,10 +98,13 @@ class Graphed:
         for number, own in enumerate(choices):
             held = sorted({*self.options[number], *own})
             before = len(self.gates[-1].held) if self.gates else 1
-            told = self.lanes.on_host(before * len(held))
+            told = self.lanes.on_host(len(held) * (1 if self._stands_in(number) else before))
             scores = next(iter(standing.values()))[1]
             self.gates.append(GatePlaces(own, held, before, self.most, scores, told))
-            self.tables.append({c: Table.like(found[0], self.most) for c, found in standing.items()})
+            tables = {c: Table.like(standing[c][0], self.most) for c in self.before[number]}
+            if self._stands_in(number):
+                tables = dict.fromkeys(standing, tables[self.before[number][0]])
+            self.tables.append(tables)
             following: dict[int, tuple[Tensor, ...]] = {}
             for previous, choice in itertools.product(standing, held):
                 history = part_behind(number, previous, choice)
@@ -134,9 +140,12 @@ class Graphed:
         return times
 
     def _is_faster_side_by_side(self, size: int) -> bool:
-        """For images that take all ways equally: kernels that fill the device only hinder each other."""
-        ways = list(itertools.product(*self.options))
-        given = torch.tensor([ways[i * len(ways) // size] for i in range(size)], device=self.device)
+        """For images that take all choices equally: kernels that fill the device only hinder each other."""
+        draw, columns = torch.Generator().manual_seed(0), []
+        for number, own in enumerate(self.options):
+            order = torch.randperm(size, generator=draw) if number else torch.arange(size)
+            columns.append(torch.tensor(own)[order * len(own) // size])
+        given = torch.stack(columns, 1).to(self.device)
         taken: dict[bool, list[float]] = {True: [], False: []}
         for number in range(1 + ROUNDS):
             for apart, samples in taken.items():
@@ -168,7 +177,7 @@ class Graphed:
         self._arrange(number, images)
 
     def _arrange(self, number: int, images: int) -> None:
-        previous = self.gates[number - 1].taken if number else None
+        previous = None if self._stands_in(number) else self.gates[number - 1].taken
         self.gates[number].arrange(images, previous, self.row < self.valid)
 
     def _unsure(self, images: int) -> None:
@@ -182,29 +191,41 @@ class Graphed:
         gate, last = self.gates[number], number + 1 == len(self.gates)
         previous, choice = history[-2] if number else 0, history[-1]
         pair, rows, call = self._pair(history), self.row[:size], self.calls[history]
-        before = self.options[number - 1].index(previous) if number else 0
+        place, options = self.options[number].index(choice), len(self.options[number])
+        apart = not self._stands_in(number)  # then all its images took the same choice before
 
         def body() -> None:
             at = gate.order[(gate.starts[pair] + rows).clamp_(max=self.most - 1)]
             to = torch.where(rows < gate.counts[pair], at, self.most)
             x = self.tables[number][previous].get(at)
             earlier = gate.earlier.index_select(0, at) if self.keyed else None
-            found = call(x, earlier) if earlier is not None and history in self.keyed else call(x)
+            if earlier is not None and history in self.keyed:
+                found = call(x, earlier // len(self.options[number - 1]) if apart else earlier)
+            else:
+                found = call(x)
             if last:
                 self.logits.index_copy_(0, to, found[0])
                 return
             self.tables[number + 1][choice].put(to, found[0])
             following = self.gates[number + 1]
             following.scores.index_copy_(0, to, found[1])
-            if earlier is not None and number:
-                following.earlier.index_copy_(0, to, earlier * len(self.options[number - 1]) + before)
+            if earlier is not None:
+                following.earlier.index_copy_(0, to, earlier * options + place)
 
         return body
+
+    def _stands_in(self, number: int) -> bool:
+        """Whether parts behind this gate are the same for all choices before it."""
+        return len(self.before[number]) == 1
+
+    def _serving(self, number: int, previous: int, choice: int) -> History:
+        """The part for images that took these choices."""
+        return part_behind(number, self.before[number][0] if self._stands_in(number) else previous, choice)
 
     def _pair(self, history: History) -> int:
         number = len(history) - 1
         own = self.gates[number].held.index(history[-1])
-        if number == 0:
+        if self._stands_in(number):
             return own
         before = self.gates[number - 1].held.index(history[-2])
         return before * len(self.gates[number].held) + own
@@ -216,11 +237,13 @@ class Graphed:
         prices: Prices | None = None,
         given: Tensor | None = None,
         *,
+        own: bool = False,
         promote: bool = False,
     ) -> RoutedOutput:
         """Images [B, C, H, W] at the routes that gates take for these prices, or at larger ones (promoted).
 
         ``given`` [B, gates] are choices that images are to take instead: for measuring, nobody is asked.
+        Whether they are the gates' ``own`` makes no difference here.
         """
 
         def some(at: slice) -> RoutedOutput:
@@ -261,8 +284,8 @@ class Graphed:
         self.programs["front", 0, size]()
         for number in range(len(self.gates)):
             self.programs["everyone", number, size]()
-            history = part_behind(number, route.choices[number - 1] if number else 0, route.choices[number])
-            self._run_part(history, images)
+            previous = route.choices[number - 1] if number else 0
+            self._run_part(self._serving(number, previous, route.choices[number]), images)
         return self._found(images, torch.full((images,), route.number, device=self.device))
 
     def _cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
@@ -305,7 +328,7 @@ class Graphed:
             if count:
                 before, own = divmod(pair, len(gate.held))
                 previous = self.gates[number - 1].held[before] if number else 0
-                history = part_behind(number, previous, gate.held[own])
+                history = self._serving(number, previous, gate.held[own])
                 jobs.append((self.division(history).time(count), history, count))
         lanes = {history: self._lane(history) if self.side_by_side[size] else 0 for _, history, _ in jobs}
         for _, history, count in sorted(jobs, reverse=True):
@@ -322,12 +345,12 @@ class Graphed:
             previous = self.gates[number - 1].held[before] if number else 0
 
             def milliseconds(own: int, images: int, previous: int = previous) -> float:
-                return self.division(part_behind(number, previous, gate.held[own])).time(images)
+                return self.division(self._serving(number, previous, gate.held[own])).time(images)
 
             for small, large in promotions(counts[first : first + width], milliseconds):
                 a, b = first + small, first + large
                 own = gate.taken == small
-                if number:
+                if not self._stands_in(number):
                     own &= self.gates[number - 1].taken == before
                 gate.taken.masked_fill_(own, large)
                 gate.starts[b : b + 1].copy_(gate.starts[a : a + 1])  # they lie side by side

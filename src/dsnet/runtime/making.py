@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, get_args, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.detection.fssd import Detector
@@ -19,7 +20,7 @@ from dsnet.runtime.detecting import DetectorPlan, answers_of, pack_detector
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
 from dsnet.runtime.lanes import lanes_for
-from dsnet.runtime.parts import History, Part, pack, share, weight_bytes
+from dsnet.runtime.parts import History, Part, find_stand_ins, pack, part_histories, share, weight_bytes
 from dsnet.runtime.plan import Plan
 from dsnet.runtime.programs import make_calls, make_runners
 from dsnet.runtime.timing import Progress, silent
@@ -28,7 +29,7 @@ from dsnet.training.run import pick_device
 __all__ = ["compile"]
 
 RECORDED = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # images, by a GPU
-RECORDED_SEVERAL = (1, 4, 8, 16, 32, 64, 128, 256)  # several gates: every size 52 times for DS-ResNet
+RECORDED_PAIRS = (1, 4, 8, 16, 32, 64, 128, 256)  # where there is a part for every pair of choices
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -107,11 +108,13 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     reason = made_by.missing(place, dtype)
     if reason is not None:
         raise DsnetError(f"backend {backend} cannot be used: {reason}")
-    buckets = _buckets(batch_buckets, _sizes(made_by, place, len(network.gates)))
     options = _options(network, router, routes)
+    stand_ins = find_stand_ins(network, options, image_size=image_size) if made_by.recorded(place) else {}
+    pairs = len(part_histories(network, options, stand_ins)) > 1 + sum(map(len, options))
+    buckets = _buckets(batch_buckets, _sizes(made_by, place, pairs=pairs))
     size = network.geometry.shape(image_size)
-    parts = _parts(model, network, options, memory, image_size, dtype, place)
-    made = _programs(network, made_by, parts, buckets, place, dtype, progress)
+    parts = _parts(model, network, options, stand_ins, memory, image_size, dtype, place)
+    made = _programs(network, made_by, parts, stand_ins, buckets, place, dtype, progress)
     engine = Engine(
         spec=network.spec,
         space=network.space,
@@ -137,6 +140,7 @@ def _parts(
     model: Supernet | Routed | Detector,
     network: Supernet,
     options: Sequence[Sequence[int]],
+    stand_ins: Mapping[History, History],
     memory: Memory,
     image_size: int | tuple[int, int] | None,
     precision: torch.dtype,
@@ -148,7 +152,9 @@ def _parts(
         return pack_detector(model, options[0], image_size=image_size, precision=precision, device=device)
     if memory == "shared":
         return share(network, options, image_size=image_size)
-    return pack(network, options, image_size=image_size, precision=precision, device=device)
+    return pack(
+        network, options, stand_ins=stand_ins, image_size=image_size, precision=precision, device=device
+    )
 
 
 class _Made(NamedTuple):
@@ -161,6 +167,7 @@ def _programs(
     network: Supernet,
     backend: Backend,
     parts: Mapping[History, Part],
+    stand_ins: Mapping[History, History],
     buckets: Sequence[int],
     device: torch.device,
     precision: torch.dtype,
@@ -189,7 +196,9 @@ def _programs(
         lanes=lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table)))),
         progress=progress,
     )
-    return _Made(_any_number(calls, buckets, keyed), graphed, resident)
+    asked = {**calls, **_widened(calls, parts, stand_ins)}
+    asked_keyed = keyed | {history for history, other in stand_ins.items() if other in keyed}
+    return _Made(_any_number(asked, buckets, asked_keyed), graphed, resident)
 
 
 def _joined(
@@ -222,6 +231,30 @@ def _joined(
     calls: dict[History, Executable] = {(): front.at(0)}
     calls |= {(choice,): rest.at(place) for place, choice in enumerate(options)}
     return _Made(_any_number(calls, buckets), mixed, front.resident + rest.resident)
+
+
+class _Widened:
+    """A part by its stand-in: features get channels of zeros, and keys the choice before."""
+
+    def __init__(self, call: Executable, channels: int, choices: int, place: int) -> None:
+        self.call, self.channels, self.choices, self.place = call, channels, choices, place
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        x, *earlier = inputs
+        keys = (number * self.choices + self.place for number in earlier)
+        return self.call(F.pad(x, (0, 0, 0, 0, 0, self.channels - x.shape[1])), *keys)
+
+
+def _widened(
+    calls: Mapping[History, Executable], parts: Mapping[History, Part], stand_ins: Mapping[History, History]
+) -> dict[History, Executable]:
+    """Every part that has a stand-in."""
+    made: dict[History, Executable] = {}
+    for history, other in stand_ins.items():
+        before = sorted({part[-2] for part in stand_ins if len(part) == len(history)})
+        channels = parts[other].shape.channels
+        made[history] = _Widened(calls[other], channels, len(before), before.index(history[-2]))
+    return made
 
 
 def _any_number(
@@ -266,10 +299,10 @@ def _precision(name: str) -> torch.dtype:
     return PRECISIONS[name]
 
 
-def _sizes(backend: Backend, device: torch.device, gates: int) -> tuple[int, ...]:
+def _sizes(backend: Backend, device: torch.device, *, pairs: bool) -> tuple[int, ...]:
     if not backend.recorded(device):
         return backend.buckets
-    return RECORDED if gates == 1 else RECORDED_SEVERAL
+    return RECORDED_PAIRS if pairs else RECORDED
 
 
 def _buckets(given: Sequence[int] | None, usual: Sequence[int]) -> tuple[int, ...]:

@@ -3,19 +3,20 @@
 A part is a plain module. The front and the parts that end at a gate give the features that the gate has
 scaled and its scores; those that end the network give logits. Together they hold every weight of every route
 that the gates can take, packed: contiguous, batch norms folded. A part belongs to a gate's choice and the one
-before it; where norms depend on choices before these, too, it takes the number of each image's history as a
-second input and its norms are not folded.
+before it, or to a gate's choice alone, for features as wide as any choice before gives (`find_stand_ins`).
+Where norms depend on choices before these, too, it takes the number of each image's history as a second input
+and its norms are not folded.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
@@ -29,6 +30,7 @@ __all__ = [
     "History",
     "Part",
     "canonical",
+    "find_stand_ins",
     "in_precision",
     "pack",
     "part_behind",
@@ -108,35 +110,90 @@ def part_behind(gate: int, previous: int, choice: int) -> History:
     return (*(0,) * (gate - 1), previous, choice) if gate else (choice,)
 
 
-def part_histories(model: Supernet, options: Sequence[Sequence[int]]) -> dict[History, list[History]]:
+def part_histories(
+    model: Supernet,
+    options: Sequence[Sequence[int]],
+    stand_ins: Mapping[History, History] | None = None,
+) -> dict[History, list[History]]:
     """Every part that routes with these choices at each gate run through, front first.
 
-    With the histories that its norms tell apart: one of them where all are alike.
+    With the histories that its norms tell apart: one of them where all are alike. In place of parts that have
+    one of ``stand_ins`` there is that one.
     """
     found: dict[History, list[History]] = {(): [()]}
     for gates in range(1, len(options) + 1):
         for history in itertools.product(*options[:gates]):
-            own = found.setdefault(canonical(history), [])
+            part = canonical(history)
+            own = found.setdefault((stand_ins or {}).get(part, part), [])
             if not own or not model.merges:
                 own.append(history)
     return found
+
+
+def find_stand_ins(
+    model: Supernet, options: Sequence[Sequence[int]], *, image_size: int | tuple[int, int] | None = None
+) -> dict[History, History]:
+    """Parts that another can stand in for, each with that one: the same behind the widest choice before.
+
+    It gives for narrower features, with zeros for the channels that they lack, what their own part gives;
+    the widest stands in for itself, too. There are none behind gates where that does not hold.
+    """
+    found: dict[History, History] = {}
+    if len(options) == 1:
+        return found
+    shapes = _shapes(model, options, image_size)
+    for gates, own in enumerate(options[1:], start=2):
+        alike = [[part for part in shapes if len(part) == gates and part[-1] == choice] for choice in own]
+        if all(len(parts) > 1 and _differ_in_channels_read(model, parts, shapes) for parts in alike):
+            for parts in alike:
+                widest = max(parts, key=lambda part: shapes[part].channels)
+                found |= dict.fromkeys(parts, widest)
+    return found
+
+
+def _differ_in_channels_read(
+    model: Supernet, parts: Sequence[History], shapes: Mapping[History, Shape]
+) -> bool:
+    """Whether parts are the same but for norms, and for how many channels their first convolutions read."""
+    chains = [[(step.block, step.size) for step in model.chain(part)] for part in parts]
+    maps = {(shapes[part].height, shapes[part].width) for part in parts}
+    if len(maps) > 1 or not chains[0] or any(chain != chains[0] for chain in chains):
+        return False
+    block, size, key = model.chain(parts[0])[0]
+    made = fx.symbolic_trace(block.extract(shapes[parts[0]], size, key, fold_bn=False))
+    (x,) = (node for node in made.graph.nodes if node.op == "placeholder")
+    readers = [made.get_submodule(str(node.target)) for node in x.users if node.op == "call_module"]
+    return len(readers) == len(x.users) and all(
+        isinstance(reader, nn.Conv2d) and reader.groups == 1 for reader in readers
+    )
 
 
 def pack(
     model: Supernet,
     options: Sequence[Sequence[int]],
     *,
+    stand_ins: Mapping[History, History] | None = None,  # for parts that are not to be made
     image_size: int | tuple[int, int] | None = None,
     precision: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> dict[History, Part]:
     """All parts, with weights of their own in ``precision``; gates stay in float32 or better."""
     shapes, parts = _shapes(model, options, image_size), dict[History, Part]()
-    for history, own in part_histories(model, options).items():
-        made = [_packed(model, h, shapes[history], fold=len(own) == 1) for h in own]
-        module = made[0] if len(own) == 1 else by_history(made)
+    for history, own in part_histories(model, options, stand_ins).items():
+        module = _packed(model, own[0], shapes[history], fold=len(own) == 1)
+        if len(own) > 1:
+            others = (_packed(model, h, shapes[history], fold=False) for h in own[1:])
+            module = by_history([module, *map(_norms_alone, others)])
         parts[history] = Part(in_precision(module.to(device), precision), shapes[history], len(own))
     return parts
+
+
+def _norms_alone(module: nn.Module) -> nn.Module:
+    """Without the weights of layers: there may be many histories."""
+    for child in module.modules():
+        if isinstance(child, nn.Conv2d | nn.Linear):
+            child.to("meta")
+    return module
 
 
 def _packed(model: Supernet, history: History, shape: Shape, *, fold: bool) -> nn.Module:

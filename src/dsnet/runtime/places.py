@@ -23,12 +23,17 @@ class Table(NamedTuple):
         return cls(features.new_zeros(images + 1, features[0].numel()), features.shape[1:])
 
     def put(self, at: Tensor | slice, x: Tensor) -> None:
-        """Features [n, C, H, W] into the rows of their images."""
+        """Features [n, C, H, W] into the rows of their images; zeros into channels that they lack."""
         flat = x.permute(0, 2, 3, 1).reshape(len(x), -1)
         if isinstance(at, slice):
             self.rows[at].copy_(flat)
-        else:
+        elif x.shape[1] == self.shape[0]:
             self.rows.index_copy_(0, at, flat)
+        else:
+            own = x.shape[1]
+            by_channel = self.rows.view(len(self.rows), -1, self.shape[0])
+            by_channel[:, :, :own].index_copy_(0, at, flat.view(len(x), -1, own))
+            by_channel[:, :, own:].index_fill_(0, at, 0)
 
     def get(self, at: Tensor) -> Tensor:
         """The features of some images [n]."""
@@ -41,6 +46,7 @@ class GatePlaces:
     """What a gate has to itself, and how images are sorted by its decisions.
 
     A *pair* is the choice before and the gate's own, as one number; both by their place among those held.
+    Where parts stand in for all choices before, it is the gate's own alone.
     """
 
     def __init__(
@@ -50,15 +56,15 @@ class GatePlaces:
         before: int,
         images: int,
         scores: Tensor,
-        told: Tensor,
+        told: Tensor,  # on the host: how many images take each pair
     ) -> None:
         device = scores.device
-        self.held, self.pairs, self.told = held, before * len(held), told
+        self.held, self.pairs, self.told = held, len(told), told
         self.places = torch.tensor([held.index(c) for c in choices], device=device)  # of scores among held
         self.scores = torch.zeros(images + 1, len(choices), dtype=scores.dtype, device=device)
         self.prices = torch.zeros(before, len(choices), dtype=torch.float64, device=device)
         self.taken = torch.zeros(images, dtype=torch.long, device=device)
-        self.earlier = torch.zeros(images + 1, dtype=torch.long, device=device)  # choices before the last
+        self.earlier = torch.zeros(images + 1, dtype=torch.long, device=device)  # all choices before
         self.order = torch.zeros(images, dtype=torch.long, device=device)  # of images, by what they take
         self.counts = torch.zeros(self.pairs, dtype=torch.long, device=device)
         self.starts = torch.zeros(self.pairs, dtype=torch.long, device=device)
@@ -72,7 +78,7 @@ class GatePlaces:
         self.taken[:images].copy_(self.places[best])
 
     def arrange(self, images: int, previous: Tensor | None, real: Tensor) -> None:
-        """Sorts images by pairs, and tells the host how many take each."""
+        """Sorts images by pairs, and tells the host how many take each; none before: by their own choice."""
         pair = self.taken[:images]
         if previous is not None:
             pair = previous[:images] * len(self.held) + pair
