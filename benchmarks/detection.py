@@ -48,6 +48,7 @@ from dsnet.training.loop import Watch
 from dsnet.training.run import pick_device
 from dsnet.training.settings import override, parse_assignments, to_plain
 
+WARM_UP = 80  # steps, in which every route is drawn and its graph is made
 BCCD = ("bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus")
 
 
@@ -126,8 +127,8 @@ def step_times(training: DetectorTraining, steps: int = 20) -> tuple[float, floa
     batch = training.ready()
     taken = []
     for made in (True, False):
-        for step in range(3 + steps):
-            if step == 3:
+        for step in range(WARM_UP + steps):
+            if step == WARM_UP:
                 _wait(training.device)
                 begun = time.perf_counter()
             training.learn(*(training.ready() if made else batch))

@@ -65,3 +65,24 @@ def test_replays_give_what_passes_give(name: str, monkeypatch: pytest.MonkeyPatc
             assert a.grad is None or torch.equal(a.grad, b.grad), key
         for a, b in zip(detector.buffers(), other.buffers(), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
+def test_graphs_give_what_passes_give(name: str) -> None:
+    detector, x, targets = setting(name)
+    detector, x = detector.cuda().float(), x.cuda().float()
+    targets = Targets(*(tensor.cuda() for tensor in targets))
+    other, space = copy.deepcopy(detector), detector.network.space
+    ours, theirs = GraphedPasses(detector), Passes(other)
+    for number in range(4):
+        routes = [space.largest, space.smallest, space[1 + number % 2]]
+        for network in (detector, other):
+            network.zero_grad()
+        paid, wanted = (p.step(x + number, targets, routes) for p in (ours, theirs))
+        assert_close(torch.stack([*map(torch.stack, paid)]), torch.stack([*map(torch.stack, wanted)]), 1e-4)
+        for (key, a), b in zip(detector.named_parameters(), other.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), key
+            assert a.grad is None or torch.allclose(a.grad, b.grad, rtol=1e-2, atol=1e-4), key
+        for a, b in zip(detector.buffers(), other.buffers(), strict=True):
+            assert torch.allclose(a.float(), b.float(), rtol=1e-4, atol=1e-5)

@@ -24,7 +24,7 @@ from dsnet.models.blocks import ConvNormAct
 from dsnet.routes import Route, Slice
 from dsnet.runtime.engine import Engine
 from dsnet.runtime.norms import by_history
-from dsnet.runtime.parts import History, Part, in_precision
+from dsnet.runtime.parts import End, History, Part, in_precision
 from dsnet.runtime.plan import Plan
 
 __all__ = ["DetectorPlan", "RoutedAnswers", "Split", "answers_of", "pack_detector", "split_detector"]
@@ -108,10 +108,10 @@ def pack_detector(
 
 
 class Split(NamedTuple):
-    """A detector in parts of which the last is for images of all choices at once."""
+    """A detector in parts, and what is behind them for images of all choices at once."""
 
     parts: dict[History, Part]
-    rest: Part  # takes the place of each image's choice as a second input
+    end: End
 
 
 def split_detector(
@@ -135,9 +135,8 @@ def split_detector(
         _FromRow(_Pyramid(detector, route, image_size, fold=False), detector.table.project, sizes).eval()
         for route in (detector.network.space.of_choices((choice,)) for choice in choices)
     ]
-    rest = by_history(ends) if len(ends) > 1 else ends[0]
-    row = Shape(detector.table.project * sum(map(math.prod, sizes)), 1, 1)
-    return Split(parts, Part(in_precision(rest.to(device), precision), row, len(ends)))
+    numbers = detector.table.project * sum(map(math.prod, sizes))
+    return Split(parts, End(in_precision(by_history(ends).to(device), precision), numbers))
 
 
 def _handed_sizes(

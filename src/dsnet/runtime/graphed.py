@@ -57,12 +57,13 @@ class Graphed:
         space: RouteSpace,
         choices: Sequence[Sequence[int]],  # that every gate decides between
         keyed: Collection[History] = (),  # parts that also take the number of each image's history
+        end: Executable | None = None,  # behind all parts: what they give, and the place of the last choice
         sizes: Sequence[int],
         lanes: Lanes,
         progress: Progress = silent,
     ) -> None:
         self.calls, self.space, self.lanes, self.lock = calls, space, lanes, threading.Lock()
-        self.keyed = keyed
+        self.keyed, self.end = keyed, end
         self.sizes = tuple(sorted(set(sizes)))
         self.device, self.most = image.device, self.sizes[-1]
         _, channels, height, width = image.shape
@@ -115,6 +116,13 @@ class Graphed:
             standing = following
         logits = next(iter(standing.values()))[0]
         self.logits = logits.new_zeros(self.most + 1, logits.shape[1])
+        options = self.options[-1]
+        places = [options.index(choice) if choice in options else 0 for choice in self.gates[-1].held]
+        self.place_of = torch.tensor(places, device=self.device)
+        self.answers = self.logits[: self.most]
+        if self.end is not None:
+            (answers,) = self.end(logits, torch.zeros(len(logits), dtype=torch.long, device=self.device))
+            self.answers = answers.new_zeros(self.most, answers.shape[1])
 
     def _record(self, progress: Progress) -> dict[History, dict[int, float]]:
         """Makes all programs; milliseconds of the front and of the parts, by size."""
@@ -134,7 +142,10 @@ class Graphed:
             }
             if number == 0:
                 steps["begin"] = functools.partial(self._begin, size)
-                steps["unsure"] = functools.partial(self._unsure, size)
+                if self.end is None:
+                    steps["unsure"] = functools.partial(self._unsure, size)
+                else:
+                    steps["end"] = functools.partial(self._end, size)
             for name, step in steps.items():
                 self.programs[name, number, size] = self.lanes.record(step, 0)
         return times
@@ -179,6 +190,12 @@ class Graphed:
     def _arrange(self, number: int, images: int) -> None:
         previous = None if self._stands_in(number) else self.gates[number - 1].taken
         self.gates[number].arrange(images, previous, self.row < self.valid)
+
+    def _end(self, images: int) -> None:
+        """What is behind all parts, for all images at once."""
+        assert self.end is not None
+        which = self.place_of[self.gates[-1].taken[:images]]
+        self.answers[:images].copy_(self.end(self.logits[:images], which)[0])
 
     def _unsure(self, images: int) -> None:
         """Those whose answer is not sure, of those that the last route was asked about."""
@@ -286,6 +303,7 @@ class Graphed:
             self.programs["everyone", number, size]()
             previous = route.choices[number - 1] if number else 0
             self._run_part(self._serving(number, previous, route.choices[number]), images)
+        self.gates[-1].taken.fill_(self.gates[-1].held.index(route.choices[-1]))
         return self._found(images, torch.full((images,), route.number, device=self.device))
 
     def _cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
@@ -310,14 +328,18 @@ class Graphed:
     def _load(self, x: Tensor) -> tuple[int, int]:
         """Puts images into their place: how many, and the size of programs that hold them all."""
         images = len(x)
-        size = next(size for size in self.sizes if size >= images)
         self.lanes.enter()
         self.images[:images].copy_(x)
         self.valid.fill_(images)
-        return images, size
+        return images, self._size(images)
+
+    def _size(self, images: int) -> int:
+        return next(size for size in self.sizes if size >= images)
 
     def _found(self, images: int, routes: Tensor) -> RoutedOutput:
-        found = RoutedOutput(self.logits[:images].clone(), routes)
+        if self.end is not None:
+            self.programs["end", 0, self._size(images)]()
+        found = RoutedOutput(self.answers[:images].clone(), routes)
         self.lanes.leave()
         return found
 

@@ -16,13 +16,22 @@ from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
 from dsnet.runtime.backends import Backend, Executable, Joining, get_backend, list_backends
 from dsnet.runtime.choose import choose_backend
-from dsnet.runtime.detecting import DetectorPlan, answers_of, pack_detector
+from dsnet.runtime.detecting import DetectorPlan, answers_of, pack_detector, split_detector
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
 from dsnet.runtime.lanes import lanes_for
-from dsnet.runtime.parts import History, Part, find_stand_ins, pack, part_histories, share, weight_bytes
+from dsnet.runtime.parts import (
+    End,
+    History,
+    Part,
+    find_stand_ins,
+    pack,
+    part_histories,
+    share,
+    weight_bytes,
+)
 from dsnet.runtime.plan import Plan
-from dsnet.runtime.programs import make_calls, make_runners
+from dsnet.runtime.programs import make_calls, make_end, make_runners
 from dsnet.runtime.timing import Progress, silent
 from dsnet.training.run import pick_device
 
@@ -113,8 +122,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     pairs = len(part_histories(network, options, stand_ins)) > 1 + sum(map(len, options))
     buckets = _buckets(batch_buckets, _sizes(made_by, place, pairs=pairs))
     size = network.geometry.shape(image_size)
-    parts = _parts(model, network, options, stand_ins, memory, image_size, dtype, place)
-    made = _programs(network, made_by, parts, stand_ins, buckets, place, dtype, progress)
+    parts, end = _parts(model, network, options, stand_ins, memory, image_size, dtype, place, made_by)
+    made = _programs(network, made_by, parts, end, stand_ins, buckets, place, dtype, progress)
     engine = Engine(
         spec=network.spec,
         space=network.space,
@@ -145,16 +154,24 @@ def _parts(
     image_size: int | tuple[int, int] | None,
     precision: torch.dtype,
     device: torch.device,
-) -> dict[History, Part]:
+    backend: Backend,
+) -> tuple[dict[History, Part], End | None]:
+    """All parts, and what is behind them for images of all choices at once."""
     if isinstance(model, Detector):
         if memory == "shared":
             raise DsnetError("memory='shared' is for networks alone; a detector's parts are packed")
-        return pack_detector(model, options[0], image_size=image_size, precision=precision, device=device)
+        if backend.recorded(device):
+            return split_detector(
+                model, options[0], image_size=image_size, precision=precision, device=device
+            )
+        packed = pack_detector(model, options[0], image_size=image_size, precision=precision, device=device)
+        return packed, None
     if memory == "shared":
-        return share(network, options, image_size=image_size)
-    return pack(
+        return share(network, options, image_size=image_size), None
+    packed = pack(
         network, options, stand_ins=stand_ins, image_size=image_size, precision=precision, device=device
     )
+    return packed, None
 
 
 class _Made(NamedTuple):
@@ -167,6 +184,7 @@ def _programs(
     network: Supernet,
     backend: Backend,
     parts: Mapping[History, Part],
+    end: End | None,
     stand_ins: Mapping[History, History],
     buckets: Sequence[int],
     device: torch.device,
@@ -174,7 +192,8 @@ def _programs(
     progress: Progress,
 ) -> _Made:
     """Programs for one part after the other, and where there are graphs those for mixed batches."""
-    resident = weight_bytes(part.module for part in parts.values())
+    modules = [part.module for part in parts.values()] + ([] if end is None else [end.module])
+    resident = weight_bytes(modules)
     if not backend.recorded(device):
         runners = make_runners(parts, backend, buckets, device=device, precision=precision, progress=progress)
         return _Made(runners, None, resident)
@@ -186,16 +205,21 @@ def _programs(
             return made
     calls = make_calls(parts, backend, device=device, precision=precision, progress=progress)
     keyed = {history for history, part in parts.items() if part.histories > 1}
+    last = None if end is None else make_end(end, backend, device=device, precision=precision)
     graphed = Graphed(
         calls,
         image=image,
         space=network.space,
         choices=choices,
         keyed=keyed,
+        end=last,
         sizes=buckets,
         lanes=lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table)))),
         progress=progress,
     )
+    if last is not None:
+        options = sorted(history[-1] for history in calls if history)
+        calls |= {(c,): _Ended(calls[c,], last, place) for place, c in enumerate(options)}
     asked = {**calls, **_widened(calls, parts, stand_ins)}
     asked_keyed = keyed | {history for history, other in stand_ins.items() if other in keyed}
     return _Made(_any_number(asked, buckets, asked_keyed), graphed, resident)
@@ -243,6 +267,17 @@ class _Widened:
         x, *earlier = inputs
         keys = (number * self.choices + self.place for number in earlier)
         return self.call(F.pad(x, (0, 0, 0, 0, 0, self.channels - x.shape[1])), *keys)
+
+
+class _Ended:
+    """A part with what is behind all parts, for images of one choice."""
+
+    def __init__(self, call: Executable, end: Executable, place: int) -> None:
+        self.call, self.end, self.place = call, end, place
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        (row,) = self.call(*inputs)
+        return self.end(row, torch.full((len(row),), self.place, dtype=torch.long, device=row.device))
 
 
 def _widened(

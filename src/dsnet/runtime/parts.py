@@ -27,6 +27,7 @@ from dsnet.runtime.norms import by_history
 from dsnet.slicing import ImageStatistics, Mode
 
 __all__ = [
+    "End",
     "History",
     "Part",
     "canonical",
@@ -53,6 +54,13 @@ class Part(NamedTuple):
         """Inputs for so many images."""
         x = torch.randn(images, *self.shape, generator=generator)
         return (x, torch.zeros(images, dtype=torch.long)) if self.histories > 1 else (x,)
+
+
+class End(NamedTuple):
+    """What is behind all parts: of a row of so many numbers an image and the places [B] of their choices."""
+
+    module: nn.Module
+    numbers: int
 
 
 class ToGate(nn.Module):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from dsnet.runtime.backends import Backend, Executable
 from dsnet.runtime.engine import Runner
-from dsnet.runtime.parts import History, Part
+from dsnet.runtime.parts import End, History, Part
 from dsnet.runtime.timing import Progress, silent, timed
 
-__all__ = ["make_calls", "make_runners"]
+__all__ = ["make_calls", "make_end", "make_runners"]
 
 WARM_UP, ROUNDS = 2, 7  # of timing
 
@@ -70,6 +70,13 @@ def make_calls(
         example = _placed(parts[history].example(2), device, precision)
         calls[history] = backend.convert(parts[history].module, *example)(*example)
     return calls
+
+
+def make_end(end: End, backend: Backend, *, device: torch.device, precision: torch.dtype) -> Executable:
+    """The same for what is behind all parts."""
+    row, which = torch.randn(2, end.numbers), torch.zeros(2, dtype=torch.long)
+    example = _placed((row, which), device, precision)
+    return backend.convert(end.module, *example)(*example)
 
 
 def _placed(example: tuple[Tensor, ...], device: torch.device, precision: torch.dtype) -> tuple[Tensor, ...]:

@@ -69,8 +69,9 @@ def make_ways(
         "gated": _one_by_one([functools.partial(mixed(engine, own), x) for own in routes]),
         "cascade": _cascades(engine, x, mix.cascade.routes, levels),
     }
-    # On a GPU several of those that a stream joins: the answers of one are taken while the next runs.
-    joined = 1 if engine.graphed is None else 4
+    # On a GPU many of those that a stream joins: the answers of one are taken while the next runs, and only
+    # the last one's answers are waited for.
+    joined = 1 if engine.graphed is None else 16
     streamed = max(2, joined, joined * together(engine) // batch)
     calls["stream"] = _streamed(engine, x, mix, streamed)
     backend = get_backend(engine.backend)
