@@ -1,0 +1,113 @@
+"""Norms by each image's own history, with what follows them, against the modules that they were made from."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dsnet.runtime.norms import NormByHistory, by_history
+from dsnet.runtime.scaling import AVAILABLE, KINDS, scaled
+from tests.support import assert_close, randomise
+
+ACTS = {"none": nn.Identity(), "relu": nn.ReLU(), "silu": nn.SiLU(), "hard_swish": nn.Hardswish()}
+
+
+class _Net(nn.Module):
+    """A norm alone, one with an activation, one with a branch and an activation, one that is read twice."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8), act)
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
+        self.shortcut = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8))
+        self.act, self.norm, self.twice = act, nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = self.act(self.second(y) + self.shortcut(y))
+        y = self.twice(self.norm(y))
+        return y + self.act(y)
+
+
+@functools.cache
+def networks(act: str) -> list[_Net]:
+    made = []
+    for seed in range(3):
+        torch.manual_seed(0)
+        net = _Net(ACTS[act]).double()
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                torch.manual_seed(10 + seed)
+                for tensor in (module.weight.data, module.bias.data, module.running_mean, module.running_var):
+                    tensor.copy_(0.5 + torch.rand(8))  # type: ignore[union-attr]
+        made.append(net.eval())
+    return made
+
+
+@pytest.mark.parametrize("act", ["relu", "silu", "hard_swish"])
+def test_every_image_has_the_norms_of_its_history(act: str) -> None:
+    made, whole = networks(act), by_history(networks(act))
+    norms = [module for module in whole.modules() if isinstance(module, NormByHistory)]
+    assert len(norms) == 5
+    assert sum(norm.act is not None for norm in norms) == 2  # behind the first, and behind the sum
+    x, which = torch.randn(5, 3, 6, 6, dtype=torch.float64), torch.tensor([2, 0, 1, 1, 2])
+    with torch.no_grad():
+        found = whole(x, which)
+        assert_close(found, torch.cat([made[w](x[i : i + 1]) for i, w in enumerate(which.tolist())]), 1e-12)
+
+
+def test_what_others_read_too_stays() -> None:
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.act = nn.BatchNorm2d(3), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x)
+            return self.act(y) + y
+
+    net = Read().eval()
+    randomise(net)
+    whole = by_history([net])
+    assert whole.norm.act is None
+    x = torch.randn(2, 3, 4, 4)
+    with torch.no_grad():
+        assert_close(whole(x, torch.zeros(2, dtype=torch.long)), net(x), 1e-6)
+
+
+@pytest.mark.skipif(not AVAILABLE or torch.cuda.is_available(), reason="needs Triton's interpreter")
+@settings(max_examples=12, deadline=None)
+@given(
+    act=st.sampled_from(list(KINDS)),
+    channels=st.sampled_from([3, 16, 40]),
+    side=st.integers(1, 7),
+    images=st.integers(1, 3),
+    add=st.booleans(),
+)
+def test_the_kernel_is_the_plain_formula(act: str, channels: int, side: int, images: int, add: bool) -> None:
+    draw = torch.Generator().manual_seed(channels + side)
+    shape = (images, channels, side, side + 1)
+    x, added = (torch.randn(shape, generator=draw).to(memory_format=torch.channels_last) for _ in "ab")
+    table, which = torch.randn(4, 2 * channels, generator=draw), torch.randint(4, (images,), generator=draw)
+    found = scaled(x, table, which, added if add else None, act)
+    scale, shift = table[which][:, :, None, None].chunk(2, 1)
+    expected = ACTS[act](x * scale + shift + (added if add else 0))
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("act", ["relu", "silu", "hard_swish"])
+def test_on_a_gpu(act: str, dtype: torch.dtype) -> None:
+    whole = by_history(networks(act)).cuda().to(dtype).to(memory_format=torch.channels_last)
+    x, which = torch.randn(5, 3, 6, 6, dtype=torch.float64), torch.tensor([2, 0, 1, 1, 2])
+    with torch.no_grad():
+        expected = by_history(networks(act))(x, which)
+        given = x.cuda().to(dtype).to(memory_format=torch.channels_last)
+        found = whole(given, which.cuda()).double().cpu()
+    assert_close(found, expected, 1e-4 if dtype == torch.float32 else 5e-2)
