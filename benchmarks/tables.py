@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.slicing import METHODS
+from dsnet.routes import evenly
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -204,7 +205,9 @@ def bench_table(name: str, data: Data) -> str:
         cells += [f"{row['speedup']:.2f} ×", f"{ms['cascade']:.2f}", f"{row['ratio_cascade']:.2f}"]
         rows.append([str(row["batch"]), *cells, *([f"{ms['twin']:.2f}"] if data["twin"] else [])])
     about = f"{data['device']}, {data['threads']} threads, {data['backend']}, torch {data['torch']}"
-    mix = ", ".join(f"{share:.0%} at route {route}" for route, share in data["shares"].items())
+    mix = data["mix"]
+    if len(data["shares"]) <= 8:
+        mix = ", ".join(f"{share:.0%} at route {route}" for route, share in data["shares"].items())
     return markdown(
         header, rows, f"{about}, {data['precision']}, {data['date']}; milliseconds a batch; {mix}"
     )
@@ -238,12 +241,17 @@ def transfer_table(name: str, data: Data) -> str:
     return markdown(header, rows, f"{where}, mean ± deviation (seeds)")
 
 
-def detection_table(name: str, data: Data) -> str:
-    """Mean average precision of detectors at their routes and gated, by the cost of the whole detector."""
+def detection_table(name: str, data: Data, routes: str | None = None) -> str:
+    """Mean average precision of detectors at so many routes and gated, by the cost of the whole detector."""
     rows = []
     for recipe in dict.fromkeys(run["recipe"] for run in data["runs"]):
         same = [run for run in data["runs"] if run["recipe"] == recipe]
-        for at, result in enumerate(same[0]["results"]):
+        found = same[0]["results"]
+        single = sum(result["route"] is not None for result in found)
+        wanted = evenly(single, int(routes or single))
+        for at, result in enumerate(found):
+            if at < single and at not in wanted:
+                continue
             others = [run["results"][at] for run in same]
             maps = [
                 _mean([100 * r["map"][rule] for r in others], 1) for rule in ("voc2007", "voc2010", "coco")

