@@ -16,6 +16,7 @@ import torch
 import dsnet
 from dsnet.cli import main
 from dsnet.cli.train import resolve_recipe
+from dsnet.detection.recipes import DETECTORS
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.registry import register_recipe
 from dsnet.training import load_checkpoint
@@ -59,10 +60,14 @@ def test_recipes_are_listed_with_command_duration_and_accuracy(capsys: pytest.Ca
     text = capsys.readouterr().out
     for name in list_recipes():
         assert f"dsnet train {name}" in text
+    for name in DETECTORS:
+        assert f"dsnet detect train {name}" in text
     assert main(["recipes", "digits_mbnet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digits_mbnet"]["settings"]["data"]["name"] == "digits"
     assert main(["recipes", "digits_mbnett"]) == 2
     assert "did you mean digits_mbnet" in capsys.readouterr().err
+    assert main(["train", "bccd_mbnet"]) == 2
+    assert "dsnet detect train bccd_mbnet" in capsys.readouterr().err
 
 
 def test_a_recipe_needs_a_name_of_its_own_and_a_docstring() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dsnet.detection.pictures import load_pictures
 from dsnet.detection.voc import read_voc
 from tests.support import error_of
 
@@ -98,6 +99,23 @@ def test_what_is_wrong_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert "and 4 more" in str(found)
     assert found.items[3].truth.boxes.shape == (0, 4)
     assert np.concatenate([item.truth.boxes for item in found.items]).shape == (3, 4)
+
+
+def test_a_turned_image_says_so(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    tag = image.Exif()
+    tag[0x0112] = 6  # shown a quarter to the right
+    write(tmp_path, "turned", ("cell", (1, 1, 5, 5)))
+    image.new("RGB", (20, 10)).save(tmp_path / "JPEGImages" / "turned.jpg", exif=tag)
+    write(tmp_path, "other", ("cell", (1, 1, 5, 5)))
+    image.new("RGB", (20, 12)).save(tmp_path / "JPEGImages" / "other.jpg")
+    write(tmp_path, "good", ("cell", (1, 1, 5, 5)))
+    image.new("RGB", (20, 10)).save(tmp_path / "JPEGImages" / "good.jpg")
+    (tmp_path / "ImageSets/Main/train.txt").write_text("turned\nother\ngood\n", encoding="utf-8")
+    pictures, problems = load_pictures(read_voc(tmp_path, "train"), 32)
+    assert [path.stem for path in pictures.paths] == ["good"]
+    assert "turned (EXIF), as 10 × 20 pixels, and its boxes are for 20 × 10" in problems[0].what
+    assert "it has 20 × 12 pixels, not 20 × 10" in problems[1].what
 
 
 def test_files_of_other_tools(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 
+from dsnet.detection.recipes import DETECTORS
+from dsnet.errors import DsnetError
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.training.settings import to_plain
 
@@ -27,8 +30,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(args: argparse.Namespace) -> int:
     """Prints the recipes."""
-    names = list_recipes() if args.name is None else {args.name: list_recipes().get(args.name, "")}
-    recipes = {name: get_recipe(name) for name in names}
+    names = {**list_recipes(), **{name: recipe.about for name, recipe in DETECTORS.items()}}
+    if args.name is not None:
+        if args.name not in names:
+            close = difflib.get_close_matches(args.name, names, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(names)}"
+            raise DsnetError(f"there is no recipe {args.name!r}; {hint}")
+        names = {args.name: names[args.name]}
+    recipes = {name: DETECTORS.get(name) or get_recipe(name) for name in names}
     if args.json:
         plain = {
             name: {
@@ -42,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plain, indent=2))
         return 0
     for name, recipe in recipes.items():
-        print(f"{name}\n  {names[name]}\n  command   dsnet train {name}")
+        command = f"dsnet detect train {name}" if name in DETECTORS else f"dsnet train {name}"
+        print(f"{name}\n  {names[name]}\n  command   {command}")
         print(f"  duration  {recipe.duration}\n  expect    {recipe.expect}\n")
     return 0

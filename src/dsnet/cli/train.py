@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dsnet.cli.live import LiveWatch
 from dsnet.data.survey import Survey, survey
+from dsnet.detection.recipes import DETECTORS
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe, list_recipes
@@ -93,6 +94,8 @@ def resolve_recipe(name: str, settings: list[str], data: str | None = None) -> T
         raise DsnetError(
             f"{name} is a folder, not a recipe; `dsnet train --data {name}` trains on its images"
         )
+    elif name in DETECTORS:
+        raise DsnetError(f"{name} is a recipe for a detector: dsnet detect train {name}")
     else:
         config = get_recipe(name).config
     if data is not None:

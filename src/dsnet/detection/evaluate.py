@@ -20,7 +20,7 @@ from dsnet.detection.pictures import Pictures, Progress
 from dsnet.detection.saved import Prepared
 from dsnet.routes import Route
 
-__all__ = ["DetectionResult", "evaluate_detector", "prepare"]
+__all__ = ["DetectionResult", "answered", "evaluate_detector", "prepare"]
 
 RULES: tuple[Rule, ...] = ("voc2007", "voc2010", "coco")
 
@@ -83,11 +83,18 @@ def evaluate_detector(
             x, _ = whole(pictures.images[where].to(device), some, prepared.size, prepared.mean)
             x = prepare(x, prepared)
             with torch.autocast(device.type, precision, enabled=precision is not None):
-                answers: Answers = detector(x, route)
-                own = [route.number] * len(x) if route is not None else detector.route(x).tolist()
+                answers, own = answered(detector, x, route)
             taken.update(own)
             found += detections_of(answers.offsets, answers.logits, priors)
         yield _result(pictures, found, route, taken, costs)
+
+
+def answered(detector: Detector, x: Tensor, route: Route | None) -> tuple[Answers, list[int]]:
+    """Answers at one route or, without one, gated; and the routes that gave them."""
+    if route is not None:
+        return detector(x, route), [route.number] * len(x)
+    found = detector.run(x)
+    return found.answers, found.routes.tolist()
 
 
 def _result(

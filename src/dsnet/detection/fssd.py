@@ -26,7 +26,7 @@ from dsnet.models.twin import plain_cost
 from dsnet.routes import Route, Slice
 from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
 
-__all__ = ["Answers", "Detector", "FssdTable", "rows"]
+__all__ = ["Answers", "Detector", "FssdTable", "RoutedAnswers", "rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,13 @@ class Answers(NamedTuple):
 
     offsets: Tensor  # [B, p, 4]
     logits: Tensor  # [B, p, 1 + classes]
+
+
+class RoutedAnswers(NamedTuple):
+    """Answers for every prior, and the number [B] of the route that gave each image's."""
+
+    answers: Answers
+    routes: Tensor
 
 
 class Detector(nn.Module):
@@ -130,12 +137,19 @@ class Detector(nn.Module):
         size = (x.shape[2], x.shape[3])
         if route is not None:
             return self._answer(self.network.features(x, route, mode=mode), size, mode)
-        groups = self.network.features(x)
+        return self.run(x).answers
+
+    def run(self, x: Tensor) -> RoutedAnswers:
+        """Every image at the route that the gate takes for it."""
+        size, groups = (x.shape[2], x.shape[3]), self.network.features(x)
         if not groups:  # no images, but their answers still have a shape
-            return self._answer(self.network.features(x, self.network.space.smallest), size, None)
+            nothing = self.network.features(x, self.network.space.smallest)
+            return RoutedAnswers(self._answer(nothing, size, None), nothing.places)
         found = [self._answer(group, size, None) for group in groups]
         order = torch.cat([group.places for group in groups]).argsort()
-        return Answers(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
+        numbers = torch.cat([torch.full_like(group.places, group.route.number) for group in groups])
+        answers = Answers(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
+        return RoutedAnswers(answers, numbers[order])
 
     def answers(self, x: Tensor, routes: Iterable[Route], mode: Mode | None = None) -> Iterator[Answers]:
         """One route after the other; what stands in front of the gate runs once."""

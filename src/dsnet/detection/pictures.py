@@ -165,6 +165,11 @@ def _decoded(item: Annotated, side: int) -> Tensor | str:
     except DamagedError as error:
         return str(error)
     if (width, height) != (item.width, item.height):
+        if (height, width) == (item.width, item.height):
+            return (
+                f"it is shown turned (EXIF), as {width} × {height} pixels, and its boxes are for "
+                f"{height} × {width}: turn the file itself or take the tag off"
+            )
         return f"it has {width} × {height} pixels, not {item.width} × {item.height} as its boxes say"
     return image
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from dsnet.data.decode import THREADS, DamagedError
 from dsnet.data.source import divided
 from dsnet.detection.augment import whole
-from dsnet.detection.evaluate import prepare
+from dsnet.detection.evaluate import answered, prepare
 from dsnet.detection.found import detections_of
-from dsnet.detection.fssd import Answers
 from dsnet.detection.metrics import Detections
 from dsnet.detection.pictures import Boxes, stretched
 from dsnet.detection.saved import SavedDetector
@@ -122,8 +121,7 @@ def _find(
     nothing = Boxes(torch.zeros(len(images), 1, 4), torch.full((len(images), 1), -1)).to(device)
     x, _ = whole(pixels, nothing, prepared.size, prepared.mean)
     x = prepare(x, prepared)
-    answers: Answers = detector(x, only)
-    taken = [only.number] * len(x) if only is not None else detector.route(x).tolist()
+    answers, taken = answered(detector, x, only)
     boxes = detections_of(answers.offsets, answers.logits, detector.priors(prepared.size), score=score)
     madds = {number: detector.cost(number, prepared.size).madds() for number in set(taken)}
     return [(own, number, madds[number]) for own, number in zip(boxes, taken, strict=True)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.detection.found import detections_of
-from dsnet.detection.fssd import Answers, Detector
+from dsnet.detection.fssd import Answers, Detector, RoutedAnswers
 from dsnet.detection.metrics import Detections
 from dsnet.models.blocks import ConvNormAct
 from dsnet.routes import Route, Slice
@@ -27,14 +27,7 @@ from dsnet.runtime.norms import by_history
 from dsnet.runtime.parts import End, History, Part, in_precision
 from dsnet.runtime.plan import Plan
 
-__all__ = ["DetectorPlan", "RoutedAnswers", "Split", "answers_of", "pack_detector", "split_detector"]
-
-
-class RoutedAnswers(NamedTuple):
-    """Answers for every prior, and the number [B] of the route that gave each image's."""
-
-    answers: Answers
-    routes: Tensor
+__all__ = ["DetectorPlan", "Split", "answers_of", "pack_detector", "split_detector"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
