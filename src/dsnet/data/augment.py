@@ -40,8 +40,9 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 @functools.lru_cache(maxsize=64)
 def _scales(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, ...]:
     """Kept on the device: a CUDA graph can read them, not make them."""
-    rows = torch.tensor([(1 / (255 * s), m / s) for m, s in zip(mean, std, strict=True)])
-    return rows.to(device)[:, :, None, None].unbind(1)
+    with torch.inference_mode(False):  # whoever asks next may want gradients
+        rows = torch.tensor([(1 / (255 * s), m / s) for m, s in zip(mean, std, strict=True)])
+        return rows.to(device)[:, :, None, None].unbind(1)
 
 
 Policy = Literal["autoaugment_cifar10", "autoaugment_imagenet", "randaugment"]
