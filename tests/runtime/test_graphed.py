@@ -130,11 +130,13 @@ def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None, s
     assert len(seen) > 2
 
 
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], KINDS[4], KINDS[5]])
 @pytest.mark.parametrize("quantiles", [(0.5,), (0.5, 0.9), (0.9, 0.5), (0.0, 1.0), (1.0, 1.0)])
-def test_cascades(quantiles: tuple[float, ...]) -> None:
-    model, graphed = made("ds_mbnet_tiny", None, False)
+def test_cascades(kind: tuple[str, str | None, bool], quantiles: tuple[float, ...]) -> None:
+    model, graphed = made(*kind)
     x = pictures(model, 20)
-    routes = (0, 1, 3)[: len(quantiles) + 1]
+    last = len(model.space) - 1
+    routes = (0, last // 2, last)[: len(quantiles) + 1]
     thresholds = tuple(
         float(margin(model(x, route)).quantile(q)) + (1e-9 if q == 1 else -1e-9)
         for route, q in zip(routes, quantiles, strict=False)

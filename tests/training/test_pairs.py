@@ -80,13 +80,15 @@ PAIRS = [(kind, scheme) for kind in KINDS for scheme in SCHEMES]
 
 def config(kind: str, scheme: str, teacher: Path | None, epochs: int | None = None) -> TrainConfig:
     model, options, optim = KINDS[kind]
+    data = DATA
     if epochs is not None:
+        data = DataConfig(name="digits", calibration=128)
         optim = OptimConfig(kind=optim.kind, lr=optim.lr, epochs=epochs, warmup=0.5, batch=128)
     named = SchemeConfig(
         name=scheme, alpha=0.97, random=2, teacher=str(teacher) if scheme.startswith("ed") else None
     )
     return TrainConfig(
-        model=model, options=options, data=DATA, augment=SHIFT, scheme=named, optim=optim, run=RUN
+        model=model, options=options, data=data, augment=SHIFT, scheme=named, optim=optim, run=RUN
     )
 
 

@@ -98,7 +98,7 @@ class Recorded(Protocol):
         """All images at one route."""
 
     def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
-        """One route after the other for those whose answer is not sure; for networks with one gate."""
+        """One route after the other for those whose answer is not sure."""
 
 
 class GateChoices(NamedTuple):

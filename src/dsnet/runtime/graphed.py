@@ -201,7 +201,8 @@ class Graphed:
         """Those whose answer is not sure, of those that the last route was asked about."""
         asked = self.asked[:images]
         asked.logical_and_(margin(self.logits[:images]) < self.threshold)
-        self.gates[0].only(asked)
+        for gate in self.gates:
+            gate.only(asked)
 
     def _part(self, history: History, size: int) -> Program:
         number = len(history) - 1
@@ -273,7 +274,7 @@ class Graphed:
         return in_batches(self, x, lambda at: self._run_route(x[at], route)).logits
 
     def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
-        """One route after the other for those whose answer is not sure; for networks with one gate."""
+        """One route after the other for those whose answer is not sure."""
         return in_batches(self, x, lambda at: self._cascade(x[at], routes, thresholds))
 
     def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None, *, promote: bool) -> RoutedOutput:
@@ -298,11 +299,7 @@ class Graphed:
 
     def _run_route(self, x: Tensor, route: Route) -> RoutedOutput:
         images, size = self._load(x)
-        self.programs["front", 0, size]()
-        for number in range(len(self.gates)):
-            self.programs["everyone", number, size]()
-            previous = route.choices[number - 1] if number else 0
-            self._run_part(self._serving(number, previous, route.choices[number]), images)
+        self._run_everyone(route, images, size)
         self.gates[-1].taken.fill_(self.gates[-1].held.index(route.choices[-1]))
         return self._found(images, torch.full((images,), route.number, device=self.device))
 
@@ -310,10 +307,8 @@ class Graphed:
         images, size = self._load(x)
         gate = self.gates[0]
         numbers = torch.full((images,), routes[0], dtype=torch.long, device=self.device)
-        self.programs["front", 0, size]()
-        self.programs["everyone", 0, size]()
+        self._run_everyone(self.space.resolve(routes[0]), images, size)
         self.asked.copy_(self.row < self.valid)
-        self._run_part(self.space.resolve(routes[0]).choices, images)
         for number, threshold in zip(routes[1:], thresholds, strict=True):
             self.threshold.fill_(threshold)
             self.programs["unsure", 0, size]()
@@ -321,9 +316,22 @@ class Graphed:
             count = int(gate.told[0])
             if not count:
                 break
-            self._run_part(self.space.resolve(number).choices, count)
+            for history in self._way(self.space.resolve(number)):
+                self._run_part(history, count)
             numbers[gate.order[:count]] = number
         return self._found(images, numbers)
+
+    def _run_everyone(self, route: Route, images: int, size: int) -> None:
+        """The front, and all images at one route."""
+        self.programs["front", 0, size]()
+        for number, history in enumerate(self._way(route)):
+            self.programs["everyone", number, size]()
+            self._run_part(history, images)
+
+    def _way(self, route: Route) -> list[History]:
+        """The parts of a route."""
+        pairs = zip((0, *route.choices[:-1]), route.choices, strict=True)
+        return [self._serving(number, *pair) for number, pair in enumerate(pairs)]
 
     def _load(self, x: Tensor) -> tuple[int, int]:
         """Puts images into their place: how many, and the size of programs that hold them all."""

@@ -141,7 +141,7 @@ def _calls(
 
 
 def _run_cascade(engine: Engine, rule: CascadeRule, x: Tensor) -> object:
-    if engine.graphed is not None and len(engine.gates) == 1:
+    if engine.graphed is not None:
         return engine.graphed.cascade(x, rule.routes, rule.thresholds)
     return rule(engine, x)
 

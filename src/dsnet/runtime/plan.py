@@ -80,10 +80,9 @@ class Plan:
         graphed, rule = self.engine.graphed, None if self.routed is None else self.routed.rule
         if graphed is not None and isinstance(x, Tensor) and len(x):
             self.engine.check_images(x)
-            if not isinstance(rule, CascadeRule):
-                return graphed.run(x, self.prices, promote=self.allow_promotion)
-            if len(self.engine.gates) == 1:
+            if isinstance(rule, CascadeRule):
                 return graphed.cascade(x, rule.routes, rule.thresholds)
+            return graphed.run(x, self.prices, promote=self.allow_promotion)
         if self.allow_promotion and not isinstance(rule, CascadeRule):
             return run_numbered(self.engine, x, promoting(self._decide(), self.engine))
         if self.routed is not None:

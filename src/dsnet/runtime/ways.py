@@ -175,7 +175,7 @@ def _cascades(
 ) -> Callable[[], object]:
     """The plan as a cascade, in which so many images of every batch go on."""
     graphed = engine.graphed
-    if graphed is None or len(engine.gates) > 1:
+    if graphed is None:
         return lambda: [_cascade(engine, x, routes, levels) for levels in batches]
     counts = [[len(level) for level in levels] for levels in batches]
     thresholds = [thresholds_for(engine, x, routes, own) for own in counts]
