@@ -20,9 +20,10 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +42,15 @@ from dsnet.detection.run import make_detector, open_pictures, train_detector
 from dsnet.report.text import table
 from dsnet.routing import GateConfig
 from dsnet.runtime.backends import get_backend
-from dsnet.runtime.detecting import pack_detector
+from dsnet.runtime.detecting import DetectorPlan, pack_detector
 from dsnet.runtime.mix import decisions
 from dsnet.runtime.ways import mixed
 from dsnet.training.loop import Watch
 from dsnet.training.run import pick_device
 from dsnet.training.settings import override, parse_assignments, to_plain
+
+if TYPE_CHECKING:
+    from dsnet.runtime.ragged.mixed import Mixed  # needs Triton
 
 WARM_UP = 80  # steps, in which every route is drawn and its graph is made
 BCCD = ("bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus")
@@ -166,6 +170,32 @@ class _Alone(nn.Module):
         return cast(Tensor, self.behind(self.front(x)[0]))
 
 
+def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Callable[[], object]:
+    """A route's stand-alone detector, made ready as the plan was, on a whole batch."""
+    engine = plan.engine
+    if engine.backend == "triton":  # as a plan that holds nothing else, its program without the host's part
+        own = runtime.compile(
+            detector,
+            device=engine.device,
+            backend="triton",
+            precision=str(engine.precision).removeprefix("torch."),
+            image_size=engine.image_size,
+            batch_buckets=[len(x)],
+            routes=[number],
+        )
+        own(x, number)  # its programs read these images from now on
+        program = cast("Mixed", own.engine.graphed).programs["any", len(x)]
+        return lambda: (program(), own)[0]  # whose memory it works in
+    parts = pack_detector(
+        detector, [number], image_size=engine.image_size, precision=engine.precision, device=engine.device
+    )
+    module = _Alone(parts[()].module, parts[number,].module)
+    call = get_backend(engine.backend).convert(module, x)(x)
+    if engine.graphed is None:
+        return lambda: call(x)
+    return engine.graphed.lanes.record(lambda: (call(x), None)[1], 0)
+
+
 @torch.no_grad()
 def run_speed(args: argparse.Namespace) -> None:
     device = pick_device("auto")
@@ -192,15 +222,8 @@ def run_speed(args: argparse.Namespace) -> None:
     calls: dict[str, Any] = {}
     gated = mixed(plan.engine, taken)
     calls["plan"] = lambda: gated(x)
-    parts = pack_detector(detector, routes, image_size=args.size, precision=dtype, device=device)
-    backend, lanes = get_backend(args.backend), plan.engine.graphed
     for number in routes:
-        module = _Alone(parts[()].module, parts[number,].module)
-        call = backend.convert(module, x)(x)
-        if lanes is None:
-            calls[f"alone {number}"] = lambda call=call: call(x)
-        else:
-            calls[f"alone {number}"] = lanes.lanes.record(lambda call=call: (call(x), None)[1], 0)
+        calls[f"alone {number}"] = _alone(detector, number, plan, x)
     answers = plan(x)
     calls["boxes"] = lambda: detections_of(answers.offsets, answers.logits, plan.priors, score=0.3)
     times = interleaved(calls, repeats=args.repeats, device=device)

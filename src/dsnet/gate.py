@@ -26,6 +26,7 @@ __all__ = [
     "DecidingGate",
     "Gate",
     "HeadForm",
+    "OpenDecidingGate",
     "OpenGate",
     "RoutingHead",
     "attention_width",
@@ -271,11 +272,14 @@ class OpenGate(Gate):
 
     def extract_deciding(self, channels: int) -> nn.Module:
         """Features as they are, and scores of one choice."""
-        return _Open()
+        return OpenDecidingGate()
 
 
-class _Open(nn.Module):
+class OpenDecidingGate(nn.Module):
+    """The gate of a network of one route, for plans: features as they are, and one score."""
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Images [B, C, H, W]."""
         return x, x.new_zeros(len(x), 1, dtype=torch.float32)
 
 

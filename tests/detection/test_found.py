@@ -1,8 +1,7 @@
-"""Boxes of answers against plain loops; suppression by a kernel, which Triton's interpreter runs here."""
+"""Boxes of answers against plain loops, and by kernels, which Triton's interpreter runs here."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 import threading
@@ -17,9 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsnet.detection import found as module
-from dsnet.detection.boxes import decode, iou, kept_of
-from dsnet.detection.found import _Graphed, best_boxes, detections_of
-from dsnet.detection.suppress import kept_of_sorted
+from dsnet.detection import suppress
+from dsnet.detection.boxes import decode, iou
+from dsnet.detection.found import best_boxes, detections_of
+from dsnet.detection.metrics import Detections
+from dsnet.errors import DsnetError
 
 Row = tuple[list[float], float, int]
 seeds = st.integers(0, 10**6)
@@ -39,25 +40,56 @@ def answers(images: int, count: int, kinds: int, seed: int) -> tuple[Tensor, Ten
     return offsets, logits, priors
 
 
-def by_hand(given: tuple[Tensor, Tensor, Tensor], score: float, overlap: float, most: int) -> list[list[Row]]:
+def exact_answers(images: int, count: int, kinds: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """No exponential is rounded: scores are 0, 1, 1/2, 1/3, ..., and some answers are not numbers."""
+    offsets, logits, priors = answers(images, count, kinds, seed)
+    draw = torch.Generator().manual_seed(seed)
+    offsets[:, :, 2:].clamp_(max=0.0)[offsets[:, :, 2:] > -1000] = 0.0
+    offsets[torch.rand(images, count, generator=draw) < 0.05] = math.nan
+    logits = torch.where(logits > 0, 0.0, -200.0)
+    for value in (math.nan, math.inf, -math.inf):
+        logits[torch.rand(images, count, 1 + kinds, generator=draw) < 0.05] = value
+    return offsets, logits, torch.rand(count, 4, generator=draw) if seed % 2 else priors
+
+
+def views(offsets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the same memory, as a detector gives them."""
+    rows = torch.cat([logits, offsets], 2)
+    return rows[:, :, logits.shape[2] :], rows[:, :, : logits.shape[2]]
+
+
+def by_hand(
+    given: tuple[Tensor, Tensor, Tensor], score: float, overlap: float, most: int, *, stable: bool = False
+) -> list[list[Row]]:
+    """Of equal scores the first counts as better if ``stable``; else it is a matter of `Tensor.topk`."""
     offsets, logits, priors = given
     boxes = decode(offsets.float(), priors).clamp(0, 1)
-    likely = logits.float().softmax(2)
+    likely = logits.float().softmax(2).nan_to_num(0.0)
     rows: list[list[Row]] = []
     for image in range(len(logits)):
         own: list[Row] = []
         for kind in range(logits.shape[2] - 1):
             column = likely[image, :, 1 + kind]
+            order = (
+                column.argsort(descending=True, stable=True) if stable else column.topk(len(column)).indices
+            )
             kept: list[int] = []
-            for place in column.topk(len(column)).indices.tolist():  # which of equals is first is its matter
+            for place in order[: module.CANDIDATES].tolist():
                 box = boxes[image, place][None]
-                if float(column[place]) > score and all(
-                    float(iou(boxes[image, other][None], box)) <= overlap for other in kept
-                ):
+                if float(column[place]) > score and not bool((iou(boxes[image, kept], box) > overlap).any()):
                     kept.append(place)
             own += [(boxes[image, place].tolist(), float(column[place]), kind) for place in kept]
         rows.append(sorted(own, key=lambda row: -row[1])[:most])
     return rows
+
+
+def check(found: list[Detections], expected: list[list[Row]]) -> None:
+    for own, rows in zip(found, expected, strict=True):
+        assert own.boxes.shape == (len(rows), 4)
+        np.testing.assert_array_equal(own.boxes, np.array([box for box, _, _ in rows]).reshape(-1, 4))
+        assert own.scores.tolist() == [likely for _, likely, _ in rows]
+        assert own.classes.tolist() == [kind for _, _, kind in rows]
+        assert (own.boxes.dtype, own.scores.dtype, own.classes.dtype) == (np.float64, np.float64, np.int64)
 
 
 @given(
@@ -76,33 +108,63 @@ def test_boxes_by_hand(
     given = answers(images, count, kinds, seed)
     expected = by_hand(given, score, overlap, most)
     found = detections_of(*given, score=score, overlap=overlap, most=most)
-    for own, rows in zip(found, expected, strict=True):
-        assert own.boxes.shape == (len(rows), 4)
-        assert own.boxes.tolist() == [box for box, _, _ in rows]
-        assert own.scores.tolist() == [likely for _, likely, _ in rows]
-        assert own.classes.tolist() == [kind for _, _, kind in rows]
-        assert (own.boxes.dtype, own.scores.dtype, own.classes.dtype) == (np.float64, np.float64, np.int64)
+    check(found, expected)
 
 
 @interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, by which numbers are interpreted
 @given(
     seed=seeds,
     images=st.integers(1, 2),
-    count=st.integers(1, 12),
+    count=st.integers(1, 40),
     kinds=st.integers(1, 3),
-    score=st.sampled_from([0.01, 0.25, 0.99]),
+    candidates=st.sampled_from([1, 4, 5, 200]),
+    score=st.sampled_from([-1.0, 0.01, 0.3, 1.0]),
+    overlap=st.sampled_from([0.0, 0.25, 0.45]),
     most=st.sampled_from([1, 3, 200]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @settings(max_examples=25, deadline=None)
-def test_as_on_a_gpu(seed: int, images: int, count: int, kinds: int, score: float, most: int) -> None:
-    given, setting = answers(images, count, kinds, seed), {"score": score, "overlap": 0.45, "most": most}
-    expected = best_boxes(*given, **setting)
+def test_kernels_by_hand(
+    seed: int,
+    images: int,
+    count: int,
+    kinds: int,
+    candidates: int,
+    score: float,
+    overlap: float,
+    most: int,
+    dtype: torch.dtype,
+) -> None:
+    offsets, logits, priors = exact_answers(images, count, kinds, seed)
+    offsets, logits = views(offsets.to(dtype), logits.to(dtype))
+    with (
+        mock.patch.object(module, "CANDIDATES", candidates),
+        mock.patch.object(module, "_unaided", return_value=True),
+    ):
+        expected = by_hand((offsets, logits, priors), score, overlap, most, stable=True)
+        check(detections_of(offsets, logits, priors, score=score, overlap=overlap, most=most), expected)
+
+
+@interpreted
+def test_kernels_as_without(apart: tuple[Tensor, Tensor, Tensor]) -> None:
+    given, setting = (apart[0][:1], apart[1][:1], apart[2]), {"score": 0.01, "overlap": 0.45, "most": 100}
+    expected = detections_of(*given, **setting)
     with mock.patch.object(module, "_unaided", return_value=True):
-        found = best_boxes(*given, **setting)
-    assert found.shape == (images, min(most, kinds * count), 6)
-    there = expected[:, :, 4] >= 0
-    assert torch.equal(found[:, : expected.shape[1]][there], expected[there])
-    assert int((found[:, :, 4] >= 0).sum()) == int(there.sum())
+        check_near(detections_of(*given, **setting), expected)
+
+
+@interpreted
+def test_kernels_give_as_many_as_can_be_and_refuse_what_does_not_fit() -> None:
+    offsets, logits, priors = answers(2, 10, 2, 0)
+    setting = {"score": 0.1, "overlap": 0.45, "most": 3, "candidates": 4}
+    assert suppress.boxes_by_kernels(offsets, logits, priors, **setting).shape == (2, 3, 6)
+    assert suppress.boxes_by_kernels(offsets, logits, priors, **{**setting, "most": 200}).shape == (2, 8, 6)
+    for own, alike in ((offsets[:, :9], priors), (offsets, priors[:9]), (offsets[:1], priors)):
+        with pytest.raises(DsnetError, match="same number of priors"):
+            suppress.boxes_by_kernels(own, logits, alike, **setting)
+    with mock.patch.object(suppress, "PRIORS", 9), pytest.raises(DsnetError, match="no more than 9"):
+        suppress.boxes_by_kernels(offsets, logits, priors, **setting)
 
 
 def test_what_is_not_a_number_is_not_found() -> None:
@@ -130,41 +192,6 @@ def test_answers_in_a_graph_of_gradients() -> None:
         assert own.boxes.tolist() == alike.boxes.tolist()
 
 
-@interpreted
-@given(
-    seed=seeds,
-    rows=st.integers(1, 3),
-    count=st.integers(1, 40),
-    grid=st.sampled_from([4, 1000]),
-    threshold=st.sampled_from([0.0, 0.3, 0.45]),
-)
-@settings(max_examples=40, deadline=None)
-def test_the_kernel_keeps_the_same(seed: int, rows: int, count: int, grid: int, threshold: float) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    boxes = (torch.rand(rows, count, 4, generator=draw) * grid).round() / grid
-    boxes[:, :, 2:] += boxes[:, :, :2] - 0.1  # some end before they begin
-    boxes[torch.rand(rows, count, generator=draw) < 0.05] = math.nan
-    there = torch.rand(rows, count, generator=draw) < 0.8
-    expected = kept_of(boxes, torch.zeros(rows, count), there, threshold=threshold)
-    assert torch.equal(kept_of_sorted(boxes, there, threshold=threshold), expected)
-
-
-def test_graphs_are_few_and_those_in_use_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRAPHS", 2)
-    monkeypatch.setattr(module, "IDLE", 3)
-    graphed, function = _Graphed(), functools.partial(best_boxes, score=0.1, overlap=0.5, most=3)
-    first, second = graphed._of("a", function), graphed._of("b", function)
-    assert first is not function
-    assert graphed._of("a", function) is first
-    assert graphed._of("c", function) is function  # both are in use
-    assert graphed._of("a", function) is first
-    third = graphed._of("c", function)
-    assert third not in (function, second)  # in place of the second
-    assert graphed._of("c", function) is third
-    assert graphed._of("a", function) is first
-    assert graphed._of("b", function) is function
-
-
 @pytest.fixture
 def apart() -> tuple[Tensor, Tensor, Tensor]:
     """No two scores and no overlap and its limit are near each other; all but priors are bfloat16 exactly."""
@@ -179,27 +206,41 @@ def apart() -> tuple[Tensor, Tensor, Tensor]:
     return offsets, logits, torch.rand(count, 4, generator=draw) * 0.2 + 0.1
 
 
+def check_near(found: list[Detections], expected: list[Detections]) -> None:
+    for own, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own.scores, right.scores, atol=1e-5)
+        np.testing.assert_allclose(own.boxes, right.boxes, atol=1e-5)
+        assert own.classes.tolist() == right.classes.tolist()
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_finds_the_same_and_replays(apart: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("most_priors", [suppress.PRIORS, 100])  # by kernels, and without
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_gpu_finds_the_same(
+    apart: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype, most_priors: int
+) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     setting = {"score": 0.4, "overlap": 0.45, "most": 100}
     offsets, logits, priors = apart
     expected = detections_of(offsets, logits, priors, **setting)
-    with (
-        mock.patch.object(module, "best_boxes", wraps=best_boxes) as calls,
-        mock.patch.object(module, "_GRAPHED", _Graphed()),
-    ):
-        for turn in range(3):
-            given = (offsets.roll(turn, 0).to(dtype), logits.roll(turn, 0).to(dtype), priors)
-            found = detections_of(*(part.to("cuda") for part in given), **setting)
-            assert calls.call_count == 2  # before a graph is recorded, and then
-            for image, own in enumerate(found):
-                right = expected[(image - turn) % len(found)]
-                np.testing.assert_allclose(own.scores, right.scores, atol=1e-5)
-                np.testing.assert_allclose(own.boxes, right.boxes, atol=1e-5)
-                assert own.classes.tolist() == right.classes.tolist()
+    given = views(offsets.to("cuda", dtype), logits.to("cuda", dtype))
+    with mock.patch.object(suppress, "PRIORS", most_priors):
+        check_near(detections_of(*given, priors.to("cuda"), **setting), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("images", "count", "kinds"), [(1, 1, 1), (2, 33, 2), (3, 1000, 3), (2, 9602, 3), (1, 24564, 20)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_by_hand(images: int, count: int, kinds: int, dtype: torch.dtype) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    offsets, logits, priors = exact_answers(images, count, kinds, 1)
+    expected = by_hand((offsets, logits, priors), 0.01, 0.45, 200, stable=True)
+    given = views(offsets.to("cuda", dtype), logits.to("cuda", dtype))
+    check(detections_of(*given, priors.to("cuda")), expected)
 
 
 @pytest.mark.gpu

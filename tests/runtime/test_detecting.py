@@ -16,14 +16,14 @@ from dsnet.detection.fssd import Detector
 from dsnet.runtime import making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.choose import Choice
-from dsnet.runtime.detecting import DetectorPlan
+from dsnet.runtime.detecting import DetectorPlan, split_detector
 from dsnet.runtime.graphed import Graphed
 from tests.detection.test_fssd import NAMES, TABLE
 from tests.detection.test_fssd import detector as detector_of
 from tests.support import assert_close, images
 
 
-def test_auto_does_not_offer_kernels_for_classes() -> None:
+def test_auto_times_what_runs_all_of_a_detector() -> None:
     asked: list[Sequence[str]] = []
 
     def choose(model: object, *, candidates: Sequence[str], **given: Any) -> Choice:  # noqa: ANN401
@@ -79,6 +79,7 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
 def test_some_routes_of_a_detector() -> None:
     detector = detector_of(NAMES[0])
     x = images(detector.network, 3, size=32)
+    assert_close(recorded(detector, 32, [1])(x, 1).logits, detector(x, 1).logits, 1e-10)
     plan = recorded(detector, 32, [0, 3])
     graphed = plan.engine.graphed
     assert isinstance(graphed, Graphed)
@@ -87,16 +88,32 @@ def test_some_routes_of_a_detector() -> None:
         assert_close(found.logits[i : i + 1], detector(x[i : i + 1], number).logits, 1e-10)
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("choices", [(0, 2, 3), (1,)])
 @pytest.mark.parametrize("name", NAMES)
-def test_on_a_gpu(name: str) -> None:
+def test_parts_that_end_with_the_fused_map(name: str, choices: tuple[int, ...]) -> None:
+    detector = detector_of(name)
+    x = images(detector.network, len(choices), size=16)
+    parts, end = split_detector(detector, choices, fused=True, image_size=16)
+    features, _ = parts[()].module(x)
+    rows = torch.cat([parts[c,].module(features[i : i + 1]) for i, c in enumerate(choices)])
+    assert rows.shape == (len(choices), end.numbers)
+    answers = end.module(rows, torch.arange(len(choices)))
+    for i, route in enumerate(choices):
+        alone = detector(x[i : i + 1], route)
+        assert_close(answers[i], torch.cat([alone.offsets.flatten(), alone.logits.flatten()]), 1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_gpu(name: str, backend: str) -> None:
     detector = copy.deepcopy(detector_of(name)).cuda().float()
     network = detector.network
     x = images(network, 7, size=32).cuda()
-    plan = runtime.compile(detector, backend="cudagraphs", image_size=32, batch_buckets=(1, 4))
+    plan = runtime.compile(detector, backend=backend, image_size=32, batch_buckets=(1, 4))
     assert torch.equal(plan.route(x), detector.route(x))
     graphed = plan.engine.graphed
-    assert isinstance(graphed, Graphed)
+    assert graphed is not None
     ways = [network.space[i % len(network.space)] for i in range(7)]
     given = torch.tensor([route.choices for route in ways], device="cuda")
     for _ in range(2):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dsnet.runtime.norms import NormByHistory, by_history
-from dsnet.runtime.scaling import AVAILABLE, KINDS, scaled
+from dsnet.runtime.scaling import AVAILABLE, scaled
 from tests.support import assert_close, randomise
 
 ACTS = {"none": nn.Identity(), "relu": nn.ReLU(), "silu": nn.SiLU(), "hard_swish": nn.Hardswish()}
@@ -83,7 +83,7 @@ def test_what_others_read_too_stays() -> None:
 @pytest.mark.skipif(not AVAILABLE or torch.cuda.is_available(), reason="needs Triton's interpreter")
 @settings(max_examples=12, deadline=None)
 @given(
-    act=st.sampled_from(list(KINDS)),
+    act=st.sampled_from(list(ACTS)),
     channels=st.sampled_from([3, 16, 40]),
     side=st.integers(1, 7),
     images=st.integers(1, 3),

@@ -29,9 +29,10 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
-from dsnet.runtime.ragged import network as ragged
+from dsnet.runtime.ragged import layers as ragged
+from dsnet.runtime.ragged.layers import State, sums_of
 from dsnet.runtime.ragged.mixed import Mixed
-from dsnet.runtime.ragged.network import Ragged, State, _sums
+from dsnet.runtime.ragged.network import Ragged
 from dsnet.runtime.ragged.structure import unsupported
 from dsnet.runtime.ragged.which import Which
 
@@ -103,7 +104,7 @@ def test_an_image_alone_equals_itself_in_a_batch_bit_for_bit() -> None:
 
 def test_sums_of_many_parts() -> None:
     x = torch.randn(3, 70, 40)
-    found = _sums(State(x, ((1, 1),), sums=x))
+    found = sums_of(State(x, ((1, 1),), sums=x))
     assert found.shape == (3, 1, 40)
     assert_close(found, x.sum(1, keepdim=True), 1e-5)
 

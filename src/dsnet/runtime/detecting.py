@@ -27,7 +27,16 @@ from dsnet.runtime.norms import by_history
 from dsnet.runtime.parts import End, History, Part, in_precision
 from dsnet.runtime.plan import Plan
 
-__all__ = ["DetectorPlan", "Split", "answers_of", "pack_detector", "split_detector"]
+__all__ = [
+    "Behind",
+    "DetectorPlan",
+    "Front",
+    "Split",
+    "ToFused",
+    "answers_of",
+    "pack_detector",
+    "split_detector",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,24 +120,34 @@ def split_detector(
     detector: Detector,
     choices: Sequence[int],
     *,
+    fused: bool = False,
     image_size: int | tuple[int, int] | None = None,
     precision: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Split:
     """As `pack_detector`, but parts end with the projections: what is behind them has the same weights for
     all choices, except for its norms.
+
+    ``fused``: they end where all features are one map, for a backend that writes them there at once.
     """
-    sizes = _handed_sizes(detector, choices, image_size)
+    sizes, shape = _handed_sizes(detector, choices, image_size), detector.fused_shape(image_size)
+    numbers = math.prod(shape) if fused else detector.table.project * sum(map(math.prod, sizes))
 
     def head(route: Route) -> nn.Module:
-        return _ToRow(_Projections(detector, route, image_size), sizes)
+        sources = _Projections(detector, route, image_size)
+        if fused:
+            norm = detector.norm.extract(shape.channels, route.number)
+            return ToFused(sources, norm, (shape.height, shape.width))
+        return _ToRow(sources, sizes)
+
+    def end(route: Route) -> nn.Module:
+        fold = len(choices) == 1
+        if fused:
+            return _FromFused(_Levels(detector, route, image_size, fold=fold), shape)
+        return _FromRow(_Pyramid(detector, route, image_size, fold=fold), detector.table.project, sizes)
 
     parts = _pack(detector, choices, head, image_size, precision, device)
-    ends = [
-        _FromRow(_Pyramid(detector, route, image_size, fold=False), detector.table.project, sizes).eval()
-        for route in (detector.network.space.of_choices((choice,)) for choice in choices)
-    ]
-    numbers = detector.table.project * sum(map(math.prod, sizes))
+    ends = [end(detector.network.space.of_choices((choice,))).eval() for choice in choices]
     return Split(parts, End(in_precision(by_history(ends).to(device), precision), numbers))
 
 
@@ -163,14 +182,14 @@ def _pack(
     shapes = network.feature_shapes(network.space.of_choices((choices[0],)), image_size)
     handed = {**{stride: shapes[stride] for stride in noted}, 0: behind.shape}
     gate = network.gate(0).extract_deciding(behind.shape.channels)
-    front = _Front(blocks, list(noted.values()), gate).eval()
+    front = Front(blocks, list(noted.values()), gate).eval()
     parts: dict[History, Part] = {(): Part(in_precision(front.to(device), precision), image)}
     row = Shape(sum(math.prod(shape) for shape in handed.values()), 1, 1)
     for choice in choices:
         blocks, taps, last = _blocks(detector, (choice,), behind.shape, behind.stride, begun=True)
         taps = {**taps, last.stride: len(blocks)}
         own = {stride: tap for stride, tap in taps.items() if stride in wanted}
-        part = _Behind(blocks, handed, own, wanted, head(network.space.of_choices((choice,)))).eval()
+        part = Behind(blocks, handed, own, wanted, head(network.space.of_choices((choice,)))).eval()
         parts[choice,] = Part(in_precision(part.to(device), precision), row)
     return parts
 
@@ -202,7 +221,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).flatten(1)
 
 
-class _Front(nn.Module):
+class Front(nn.Module):
     """Images → maps that are wanted later and the features at the gate as one row, and scores."""
 
     def __init__(self, blocks: Sequence[nn.Module], taps: Sequence[int], gate: nn.Module) -> None:
@@ -210,6 +229,7 @@ class _Front(nn.Module):
         self.blocks, self.taps, self.gate = nn.ModuleList(blocks), tuple(taps), gate
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [B, numbers, 1, 1] and scores [B, choices]."""
         kept = []
         for number, block in enumerate(self.blocks):
             if number in self.taps:
@@ -219,7 +239,7 @@ class _Front(nn.Module):
         return torch.cat([*kept, _flat(x)], 1)[:, :, None, None], scores
 
 
-class _Behind(nn.Module):
+class Behind(nn.Module):
     """A row of the front → a row of answers."""
 
     def __init__(
@@ -235,6 +255,7 @@ class _Behind(nn.Module):
         self.wanted, self.head = tuple(wanted), head
 
     def forward(self, row: Tensor) -> Tensor:
+        """Rows [B, numbers, 1, 1] → [B, numbers]."""
         maps: dict[int, Tensor] = {}
         start = 0
         for stride, shape in self.handed.items():
@@ -272,8 +293,39 @@ class _Projections(nn.Module):
         return [block(x) for x, block in zip(maps, self.blocks, strict=True)]
 
 
+class _Levels(nn.Module):
+    """Pyramid and heads of a route, norms folded where asked for."""
+
+    def __init__(
+        self,
+        detector: Detector,
+        route: Route,
+        image_size: int | tuple[int, int] | None,
+        *,
+        fold: bool,
+    ) -> None:
+        super().__init__()
+        shape, key = detector.fused_shape(image_size), route.number
+        levels = []
+        for level in detector.pyramid:
+            block = cast(ConvNormAct, level)
+            own = Slice(width=block.conv.out_channels, kernel=3, padding=1)
+            levels.append(block.extract(shape, own, key, fold_bn=fold))
+            _, shape = block.cost(shape, own)
+        self.levels = nn.ModuleList(levels)
+        self.places, self.kinds = _copies(detector.places), _copies(detector.kinds)
+
+    def forward(self, y: Tensor) -> Tensor:
+        offsets, logits = [], []
+        for block, place, kind in zip(self.levels, self.places, self.kinds, strict=True):
+            y = block(y)
+            offsets.append(_flat(place(y)))
+            logits.append(_flat(kind(y)))
+        return torch.cat([*offsets, *logits], 1)
+
+
 class _Pyramid(nn.Module):
-    """Fusion, pyramid and heads of a route, norms folded where a convolution is before them."""
+    """Fusion, pyramid and heads of a route."""
 
     def __init__(
         self,
@@ -284,29 +336,16 @@ class _Pyramid(nn.Module):
         fold: bool = True,
     ) -> None:
         super().__init__()
-        shape, key = detector.fused_shape(image_size), route.number
+        shape = detector.fused_shape(image_size)
         self.size = (shape.height, shape.width)
-        self.norm = detector.norm.extract(shape.channels, key)
-        levels = []
-        for level in detector.pyramid:
-            block = cast(ConvNormAct, level)
-            own = Slice(width=block.conv.out_channels, kernel=3, padding=1)
-            levels.append(block.extract(shape, own, key, fold_bn=fold))
-            _, shape = block.cost(shape, own)
-        self.levels = nn.ModuleList(levels)
-        self.places, self.kinds = _copies(detector.places), _copies(detector.kinds)
+        self.norm = detector.norm.extract(shape.channels, route.number)
+        self.levels = _Levels(detector, route, image_size, fold=fold)
 
     def forward(self, sources: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
         same = [
             x if size == self.size else _resized(x, self.size) for x, size in zip(sources, sizes, strict=True)
         ]
-        y = self.norm(torch.cat(same, 1))
-        offsets, logits = [], []
-        for block, place, kind in zip(self.levels, self.places, self.kinds, strict=True):
-            y = block(y)
-            offsets.append(_flat(place(y)))
-            logits.append(_flat(kind(y)))
-        return torch.cat([*offsets, *logits], 1)
+        return cast(Tensor, self.levels(self.norm(torch.cat(same, 1))))
 
 
 def _resized(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -354,6 +393,40 @@ class _FromRow(nn.Module):
             sources.append(piece.permute(0, 3, 1, 2))
             start = end
         return cast(Tensor, self.pyramid(sources, self.sizes))
+
+
+class ToFused(nn.Module):
+    """Projections as one map, normed, as one row: positions, then channels."""
+
+    scale: Tensor  # [C]
+    shift: Tensor
+
+    def __init__(self, projections: _Projections, norm: nn.BatchNorm2d, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.projections, self.size = projections, size
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        scale = (norm.weight * torch.rsqrt(norm.running_var + norm.eps)).detach()
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", norm.bias.detach() - norm.running_mean * scale)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        """Maps [B, C, H, W] → [B, numbers]."""
+        sources = self.projections(maps)
+        y = torch.cat([x if x.shape[2:] == self.size else _resized(x, self.size) for x in sources], 1)
+        return _flat(y * self.scale[:, None, None] + self.shift[:, None, None])
+
+
+class _FromFused(nn.Module):
+    """Pyramid and heads of such a row."""
+
+    def __init__(self, levels: _Levels, shape: Shape) -> None:
+        super().__init__()
+        self.levels, self.shape = levels, shape
+
+    def forward(self, row: Tensor) -> Tensor:
+        channels, height, width = self.shape
+        return cast(Tensor, self.levels(row.view(-1, height, width, channels).permute(0, 3, 1, 2)))
 
 
 def _copies(heads: nn.ModuleList) -> nn.ModuleList:

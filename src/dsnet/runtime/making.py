@@ -32,6 +32,7 @@ from dsnet.runtime.parts import (
 )
 from dsnet.runtime.plan import Plan
 from dsnet.runtime.programs import make_calls, make_end, make_runners
+from dsnet.runtime.ragged.structure import unsupported
 from dsnet.runtime.timing import Progress, silent
 from dsnet.training.run import pick_device
 
@@ -108,7 +109,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     _check_memory(memory, backend, shared=(place, dtype) == (weight.device, weight.dtype))
     if backend == "auto":
         names = ["eager"] if memory == "shared" else None
-        if isinstance(model, Detector):  # kernels of our own are for what ends in classes
+        if isinstance(model, Detector):  # timed without what is behind it, which our kernels do not run
             names = [name for name in list_backends() if name != "triton"]
         backend = choose_backend(
             network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
@@ -162,7 +163,12 @@ def _parts(
             raise DsnetError("memory='shared' is for networks alone; a detector's parts are packed")
         if backend.recorded(device):
             return split_detector(
-                model, options[0], image_size=image_size, precision=precision, device=device
+                model,
+                options[0],
+                fused=isinstance(backend, Joining),
+                image_size=image_size,
+                precision=precision,
+                device=device,
             )
         packed = pack_detector(model, options[0], image_size=image_size, precision=precision, device=device)
         return packed, None
@@ -200,7 +206,7 @@ def _programs(
     choices = [network.gate(g).choices for g in range(len(network.gates))]
     image = torch.zeros(1, *parts[()].shape, device=device, dtype=precision)
     if len(choices) == 1 and isinstance(backend, Joining):
-        made = _joined(network, backend, parts, buckets, image, progress)
+        made = _joined(network, backend, parts, end, buckets, image, progress)
         if made is not None:
             return made
     calls = make_calls(parts, backend, device=device, precision=precision, progress=progress)
@@ -229,18 +235,28 @@ def _joined(
     network: Supernet,
     backend: Joining,
     parts: Mapping[History, Part],
+    end: End | None,
     buckets: Sequence[int],
     image: Tensor,
     progress: Progress,
 ) -> _Made | None:
-    """All parts behind the only gate as one, if the backend can."""
+    """All parts behind the only gate as one, if the backend can; what is behind them by torch's own kernels.
+
+    Parts of a detector cannot be had otherwise.
+    """
     options = [history[0] for history in parts if history]
-    front = backend.join([parts[()].module])
-    rest = backend.join([parts[choice,].module for choice in options])
+    behind = [parts[choice,].module for choice in options]
+    front, rest = backend.join([parts[()].module]), backend.join(behind)
     if front is None or rest is None:
-        return None
+        if end is None:
+            return None
+        reason = unsupported([parts[()].module]) or unsupported(behind)
+        raise DsnetError(f"backend {backend.name}: {reason}; try inductor or cudagraphs")
     from dsnet.runtime.ragged.mixed import Mixed  # needs Triton
 
+    last = None
+    if end is not None:
+        last = make_end(end, get_backend("cudagraphs"), device=image.device, precision=image.dtype)
     mixed = Mixed(
         front,
         rest,
@@ -248,13 +264,17 @@ def _joined(
         image=image,
         space=network.space,
         choices=network.gate(0).choices,
+        end=last,
         sizes=buckets,
         lanes=lanes_for(image.device, 1),
         progress=progress,
     )
     calls: dict[History, Executable] = {(): front.at(0)}
-    calls |= {(choice,): rest.at(place) for place, choice in enumerate(options)}
-    return _Made(_any_number(calls, buckets), mixed, front.resident + rest.resident)
+    for place, choice in enumerate(options):
+        call = rest.at(place)
+        calls[choice,] = call if last is None else _Ended(call, last, place)
+    resident = front.resident + rest.resident + weight_bytes([] if end is None else [end.module])
+    return _Made(_any_number(calls, buckets), mixed, resident)
 
 
 class _Widened:

@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
 
-__all__ = ["NormByHistory", "by_history"]
+__all__ = ["ACTIVATIONS", "NormByHistory", "by_history"]
 
-
+# That kernels of our own know, by the name they have there.
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hard_swish"}
 
 

@@ -10,13 +10,14 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # there is none for macOS and Windows
+
+    from dsnet.runtime.ragged.kernels import ACTIVATIONS, activate
+except ImportError:  # there is no Triton for macOS and Windows
     triton = None
 
-__all__ = ["AVAILABLE", "KINDS", "scaled"]
+__all__ = ["AVAILABLE", "scaled"]
 
 AVAILABLE = triton is not None
-KINDS = {"none": 0, "relu": 1, "silu": 2, "hard_swish": 3}
 NUMBERS = 4096  # that a program takes
 
 
@@ -37,7 +38,7 @@ def scaled(x: Tensor, table: Tensor, which: Tensor, added: Tensor | None, act: s
     with torch.cuda.device_of(x):  # kernels are launched on the current device
         _scaled[(images * tiles * columns,)](
             x, x if added is None else added, table, which, y, positions, channels, tiles, columns,
-            added is not None, KINDS[act], bp, bc, num_warps=4,
+            added is not None, ACTIVATIONS[act], bp, bc, num_warps=4,
         )  # fmt: skip
     return y
 
@@ -74,10 +75,5 @@ if AVAILABLE:
         found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
         if ADD:
             found += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
-        if KIND == 1:
-            found = tl.maximum(found, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        if KIND == 2:
-            found = found * tl.sigmoid(found)
-        if KIND == 3:
-            found = found * tl.minimum(tl.maximum(found + 3.0, 0.0), 6.0) / 6.0  # NaN by the first factor
+        found = activate(found, KIND)
         tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)

@@ -18,7 +18,7 @@ ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "hard_swish": 3, "one_plus_tanh"
 
 
 @triton.jit
-def _activate(x, KIND: tl.constexpr):
+def activate(x, KIND: tl.constexpr):
     if KIND == 1:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if KIND == 2:
@@ -36,7 +36,8 @@ def pointwise(
     scale,  # [images, x_row], of channels
     w,  # [routes, w_rows, w_row]: output channels by input channels
     b,  # [routes, w_rows]
-    y,  # [images, most, y_row]
+    post,  # [routes, 2, w_rows]: scales and shifts behind the activation
+    y,  # [images, most, y_row], images ``y_image`` numbers apart
     sums,  # [images, tiles, y_row]: over the positions of a tile
     which,
     ins,  # [routes]
@@ -47,9 +48,12 @@ def pointwise(
     columns,
     x_row,
     y_row,
+    y_image,
     w_row,
     w_rows,
     SCALED: tl.constexpr,
+    POST: tl.constexpr,
+    PLACED: tl.constexpr,  # every position has ``y_row`` numbers, of which these are some
     STORE: tl.constexpr,
     SUM: tl.constexpr,
     ACT: tl.constexpr,
@@ -78,7 +82,7 @@ def pointwise(
             tl.store(sums + n, tl.zeros((BN,), dtype=tl.float32), mask=n < n_end)
         return
     x += image.to(tl.int64) * most * x_row
-    y += image.to(tl.int64) * most * y_row
+    y += image.to(tl.int64) * y_image
     w += route.to(tl.int64) * w_rows * w_row
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, k_end, BK):
@@ -93,10 +97,18 @@ def pointwise(
         c = tl.load(w + at, mask=(n < n_end)[:, None] & inside[None, :], other=0.0)
         total = tl.dot(a, tl.trans(c), total, input_precision=PRECISION)
     bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
-    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    found = activate(total + bias[None, :].to(tl.float32), ACT)
+    if POST:
+        post += route * 2 * w_rows
+        by = tl.load(post + n, mask=n < n_end, other=0.0).to(tl.float32)
+        shift = tl.load(post + w_rows + n, mask=n < n_end, other=0.0).to(tl.float32)
+        found = found * by[None, :] + shift[None, :]
     valid = (m < positions)[:, None] & (n < n_end)[None, :]
     if STORE:
-        tl.store(y + m[:, None] * n_end + n[None, :], found.to(y.dtype.element_ty), mask=valid)
+        row = n_end
+        if PLACED:
+            row = y_row
+        tl.store(y + m[:, None] * row + n[None, :], found.to(y.dtype.element_ty), mask=valid)
     if SUM:
         summed = tl.sum(tl.where(valid, found, 0.0), 0)
         tl.store(sums + n, summed, mask=n < n_end)
@@ -182,7 +194,7 @@ def depthwise(
             if K2 > 0:
                 total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K2)
     bias = tl.load(b + route * w_row + c, mask=inside, other=0.0)
-    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    found = activate(total + bias[None, :].to(tl.float32), ACT)
     valid = valid[:, None] & inside[None, :]
     tl.store(y + p[:, None] * end + c[None, :], found.to(y.dtype.element_ty), mask=valid)
     if SUM:
@@ -247,7 +259,7 @@ def linear(
         )
         total = tl.dot((a / divisor).to(c.dtype), tl.trans(c), total, input_precision=PRECISION)
     bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
-    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    found = activate(total + bias[None, :].to(tl.float32), ACT)
     mask = valid[:, None] & (n < n_end)[None, :]
     tl.store(y + image[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=mask)
 
@@ -310,9 +322,60 @@ def stem(
     c = tl.load(w + k[:, None] * w_row + n[None, :], mask=(n < w_row)[None, :], other=0.0)
     bias = tl.load(b + n, mask=n < w_row, other=0.0)
     total = tl.dot(a, c, input_precision=PRECISION)
-    found = _activate(total + bias[None, :].to(tl.float32), ACT)
+    found = activate(total + bias[None, :].to(tl.float32), ACT)
     mask = (p < positions)[:, None] & (n < w_row)[None, :]
     tl.store(y + p[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _between(place, size, out_size):
+    """The two places that a place of a resized map lies between, and how far it is from the first."""
+    at = (place.to(tl.float32) + 0.5) * (size.to(tl.float32) / out_size) - 0.5
+    at = tl.maximum(at, 0.0)
+    first = tl.minimum(at.to(tl.int32), size - 1)
+    return first, tl.minimum(first + 1, size - 1), at - first.to(tl.float32)
+
+
+@triton.jit
+def resize(
+    x,  # [images, most, channels]
+    y,  # [images, out_height · out_width, y_row], images ``y_image`` numbers apart
+    which,
+    sizes,  # [routes, 2]: height and width
+    most,
+    y_image,
+    y_row,
+    channels,
+    out_height,
+    out_width,
+    tiles,
+    columns,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Maps of the sizes of their routes to one size, each number from the four nearest."""
+    column = tl.program_id(0) % columns * BC
+    image = tl.program_id(0) // columns // tiles
+    tile = tl.program_id(0) // columns % tiles
+    route = tl.load(which + image)
+    if route < 0:
+        return
+    height, width = tl.load(sizes + route * 2), tl.load(sizes + route * 2 + 1)
+    p = tile * BP + tl.arange(0, BP)
+    c = column + tl.arange(0, BC)
+    mask = (p < out_height * out_width)[:, None] & (c < channels)[None, :]
+    top, bottom, down = _between(p // out_width, height, out_height)
+    left, right, across = _between(p % out_width, width, out_width)
+    x += image.to(tl.int64) * most * channels
+    a = tl.load(x + (top * width + left)[:, None] * channels + c[None, :], mask=mask, other=0.0)
+    b = tl.load(x + (top * width + right)[:, None] * channels + c[None, :], mask=mask, other=0.0)
+    upper = a.to(tl.float32) * (1.0 - across)[:, None] + b.to(tl.float32) * across[:, None]
+    a = tl.load(x + (bottom * width + left)[:, None] * channels + c[None, :], mask=mask, other=0.0)
+    b = tl.load(x + (bottom * width + right)[:, None] * channels + c[None, :], mask=mask, other=0.0)
+    lower = a.to(tl.float32) * (1.0 - across)[:, None] + b.to(tl.float32) * across[:, None]
+    found = upper * (1.0 - down)[:, None] + lower * down[:, None]
+    y += image.to(tl.int64) * y_image
+    tl.store(y + p[:, None] * y_row + c[None, :], found.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit

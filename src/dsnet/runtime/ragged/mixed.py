@@ -1,7 +1,8 @@
 """Mixed batches as one program: front, decision, and the rest with every image at its own widths.
 
 There are no groups, so nothing is sorted, gathered or padded, and the host waits for nothing; only where a
-gate may take what a plan does not hold, it looks. Images are read where they lie.
+gate may take what a plan does not hold, it looks. Images are read where they lie. What is behind all routes
+of a detector runs in the same program, for all images at once.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from torch import Tensor
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput, margin
+from dsnet.runtime.backends import Executable
 from dsnet.runtime.graphed import Prices, in_batches, set_prices
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.places import GatePlaces
-from dsnet.runtime.ragged.network import Gated, Ragged, State
+from dsnet.runtime.ragged.layers import Gated, State
+from dsnet.runtime.ragged.network import Ragged
 from dsnet.runtime.ragged.which import Which, decide
 from dsnet.runtime.timing import Progress, silent
 
@@ -40,12 +43,13 @@ class Mixed:
         image: Tensor,  # [1, C, H, W], like those that will come
         space: RouteSpace,
         choices: Sequence[int],  # that the gate decides between
+        end: Executable | None = None,  # behind ``rest``: what it gives, and the place of the choice
         sizes: Sequence[int],
         lanes: Lanes,
         progress: Progress = silent,
     ) -> None:
         self.front, self.space, self.lanes, self.lock = front, space, lanes, threading.Lock()
-        self.rest = rest
+        self.rest, self.end = rest, end
         self.sizes = tuple(sorted(set(sizes)))
         self.most, device = self.sizes[-1], image.device
         held = sorted({*options, *choices})
@@ -66,10 +70,15 @@ class Mixed:
             features, scores = front(image)
             (logits,) = rest.at(0)(features)
         self.gates = [GatePlaces(choices, held, 1, self.most, scores, lanes.on_host(len(held)))]
-        _, channels, *self.map_size = features.shape
-        self.features = features.new_zeros(self.most, features[0, 0].numel(), channels)
-        self.scales = torch.zeros(self.most, channels, device=device)
-        self.logits = logits.new_zeros(self.most, logits.shape[1])
+        self.logits = self.answers = logits.new_zeros(self.most, logits.shape[1])
+        if end is None:
+            _, channels, *self.map_size = features.shape
+            self.features = features.new_zeros(self.most, features[0, 0].numel(), channels)
+            self.scales = torch.ones(self.most, channels, device=device)
+        else:
+            with torch.no_grad():
+                (answers,) = end(logits, torch.zeros(1, dtype=torch.int32, device=device))
+            self.answers = answers.new_zeros(self.most, answers.shape[1])
         self.valid = torch.zeros(1, dtype=torch.long, device=device)
         self.images = 0  # what ``valid`` holds
         self.asked = torch.zeros(self.most, dtype=torch.bool, device=device)  # by a cascade's last route
@@ -81,9 +90,9 @@ class Mixed:
             "gated": self._gated,
             "own": functools.partial(self._given, self.reach),
             "any": functools.partial(self._given, None),
-            "first": self._first,
-            "next": self._next,
         }
+        if end is None:
+            steps |= {"first": self._first, "next": self._next}
         if self.reach == rest.count:
             del steps["own"]
         jobs = [(name, size) for size in self.sizes for name in steps]
@@ -98,29 +107,38 @@ class Mixed:
         assert isinstance(found, Gated)
         return found
 
-    def _finish(self, state: State, reach: int | None = None, asked: Tensor | None = None) -> None:
+    def _finish(
+        self,
+        state: State,
+        reach: int | None = None,
+        asked: Tensor | None = None,
+        noted: Sequence[State] = (),
+    ) -> None:
         """What was taken, for all images or those that are asked for; some of the first routes alone."""
         images = len(state.x)
         which = Which.taken(
             self.gates[0].taken[:images], self.valid, self.route_of, self.rest.count, asked, reach
         )
-        state = state._replace(sizes=state.sizes[:1] * self.rest.count)
-        self.rest.run(state, which, self.logits[:images])
+        self.rest.run(state, which, self.logits[:images], noted)
+        if self.end is not None:  # images left out as any others: nobody reads their answers
+            (answers,) = self.end(self.logits[:images], which.routes.clamp(min=0))
+            self.answers[:images].copy_(answers)
 
     def _gated(self, images: int) -> None:
         found, gate = self._gate(images), self.gates[0]
         decide(found.scores, gate.prices, gate.places, gate.taken[:images])
-        self._finish(found.state, self.reach)
+        self._finish(found.state, self.reach, noted=found.noted)
 
     def _given(self, reach: int | None, images: int) -> None:
-        self._finish(self._gate(images).state, reach)
+        found = self._gate(images)
+        self._finish(found.state, reach, noted=found.noted)
 
     def _first(self, images: int) -> None:
         """Of a cascade: its further routes find the features."""
         state = self._gate(images).state
-        assert state.scale is not None
         self.features[:images].copy_(state.x)
-        self.scales[:images].copy_(state.scale)
+        if state.scale is not None:
+            self.scales[:images].copy_(state.scale)
         self.asked.fill_(True)
         self._finish(state)
 
@@ -179,7 +197,9 @@ class Mixed:
         return in_batches(self, x, some).logits
 
     def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
-        """One route after the other for those whose answer is not sure."""
+        """One route after the other for those whose answer is not sure; not for detectors."""
+        if self.end is not None:
+            raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
         places = [self._place(self.space.resolve(number)) for number in routes]
 
         def some(at: slice) -> RoutedOutput:
@@ -225,6 +245,6 @@ class Mixed:
         return images, size
 
     def _found(self, images: int) -> RoutedOutput:
-        found = RoutedOutput(self.logits[:images].clone(), self.number[self.gates[0].taken[:images]])
+        found = RoutedOutput(self.answers[:images].clone(), self.number[self.gates[0].taken[:images]])
         self.lanes.leave()
         return found

@@ -2,63 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate, scalar_scores
-from dsnet.runtime.ragged import kernels
-from dsnet.runtime.ragged.structure import ACTIVATIONS, KERNELS, Link, chain_of, mismatch
-from dsnet.runtime.ragged.which import TILE, Which, kept_on, launched_on, power_of_two
+from dsnet.gate import DecidingGate
+from dsnet.runtime.detecting import Behind, Front
+from dsnet.runtime.ragged.layers import (
+    Attention,
+    Classifier,
+    Depthwise,
+    Gate,
+    Gated,
+    Note,
+    OpenGate,
+    Pointwise,
+    Source,
+    State,
+    Stem,
+)
+from dsnet.runtime.ragged.structure import ASIDE, Link, chain_of, mismatch
+from dsnet.runtime.ragged.which import Which, launched_on
 
-__all__ = ["Gated", "Ragged", "State"]
-
-STAGES = 3  # of a pipeline of loads
-SHARED = 96 * 1024  # bytes of a program's fast memory that every GPU of the last years has
-MANY = 4  # parts of a sum that a linear layer adds up itself
-
-
-Sizes = tuple[tuple[int, int], ...]  # height and width of features, by route
-
-
-class State(NamedTuple):
-    """Features between two layers."""
-
-    x: Tensor  # [images, positions, channels] of the largest route, of others in the beginning of an image's
-    # memory; in front of a stem [1], the address of images [images, C, H, W]
-    sizes: Sizes
-    scale: Tensor | None = None  # [images, channels], yet to be multiplied with
-    sums: Tensor | None = None  # [images, parts, channels] over positions
-
-    @property
-    def scaled(self) -> Tensor:
-        """Features multiplied with what they are yet to be."""
-        return self.x if self.scale is None else self.x * self.scale.to(self.x.dtype)[:, None]
-
-
-class Gated(NamedTuple):
-    """What a gate gives: features yet to be scaled, and scores [images, choices]."""
-
-    state: State
-    scores: Tensor
-
-    @property
-    def features(self) -> Tensor:
-        """Scaled, [images, channels, height, width]."""
-        ((height, width),) = self.state.sizes
-        x = self.state.scaled
-        return x.view(len(x), height, width, x.shape[2]).permute(0, 3, 1, 2)
+__all__ = ["Ragged"]
 
 
 class Ragged:
     """Modules of one structure as one function of images and their routes.
 
-    Gives what the modules give; with ``out`` logits are written there, rows of images left out stay as they
-    are.
+    Gives what the modules give; with ``out`` logits, or a detector's rows, are written there, those of images
+    left out stay as they are.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -66,6 +43,9 @@ class Ragged:
         reason = mismatch(chains)
         if reason is not None:
             raise DsnetError(reason)
+        module = modules[0]
+        self.gives_rows = isinstance(module, Front)
+        self.handed = tuple(module.handed.values()) if isinstance(module, Behind) else ()  # as one row
         self.layers = _layers(chains)
         self.count = len(modules)
 
@@ -75,24 +55,48 @@ class Ragged:
         """Images, or features, [B, C, H, W] → features and scores, or logits."""
         which = Which.single(len(x), x.device) if which is None else which
         images, channels, height, width = x.shape
-        if isinstance(self.layers[0], _Stem):
+        noted: list[State] = []
+        if isinstance(self.layers[0], Stem):
             x = x.to(self.layers[0].w.dtype).contiguous()
-            begin = torch.full((1,), x.data_ptr(), device=x.device)
+            state = State(torch.full((1,), x.data_ptr(), device=x.device), ((height, width),))
+        elif self.handed:
+            *noted, state = _taken_apart(x, self.handed)
         else:
             begin = x.permute(0, 2, 3, 1).contiguous().view(images, height * width, channels)
-        found = self.run(State(begin, ((height, width),) * self.count), which, out)
+            state = State(begin, ((height, width),))
+        found = self.run(state, which, out, noted)
         if isinstance(found, Gated):
-            return found.features, found.scores
+            return found.row if self.gives_rows else found.features, found.scores
         return (found,)
 
-    def run(self, state: State, which: Which, out: Tensor | None = None) -> Gated | Tensor:
-        """Features between two layers → those at the gate, or logits."""
-        if state.scale is not None and not isinstance(self.layers[0], _Pointwise):
+    def run(
+        self, state: State, which: Which, out: Tensor | None = None, noted: Sequence[State] = ()
+    ) -> Gated | Tensor:
+        """Features between two layers → those at the gate, or logits, or with features of before a row.
+
+        All routes begin with the same sizes.
+        """
+        through = [layer for layer in self.layers if not isinstance(layer, Note | Source)]
+        if state.scale is not None and not isinstance(through[0] if through else None, Pointwise):
             state = State(state.scaled, state.sizes)
+        state, *given = (s._replace(sizes=s.sizes[:1] * self.count) for s in (state, *noted))
+        last, kept = self.layers[-1], list[State]()
+        if isinstance(last, Source) and out is None:
+            out = state.x.new_empty(len(state.x), last.numbers)
         with launched_on(state.x.device):
-            for layer in self.layers[:-1]:
-                state = cast("State", layer.run(state, which))
-            return cast("Gated | Tensor", self.layers[-1].run(state, which, out))
+            for layer in self.layers:
+                if isinstance(layer, Note):
+                    kept.append(state)
+                elif isinstance(layer, Source):
+                    assert out is not None
+                    layer.write(given.pop(0) if layer.early else state, which, out)
+                elif layer is last:
+                    found: Gated | Tensor = layer.run(state, which, out)
+                    return found._replace(noted=tuple(kept)) if isinstance(found, Gated) else found
+                else:
+                    state = layer.run(state, which)
+        assert out is not None
+        return out
 
     def at(self, place: int) -> Callable[..., tuple[Tensor, ...]]:
         """All images at the route of that place."""
@@ -118,276 +122,45 @@ class Ragged:
         return sum(found.values())
 
 
-# --- how they are run ------------------------------------------------------------------------------------
-class _Weights(NamedTuple):
-    """Of all routes, padded with zeros to the largest."""
-
-    w: Tensor
-    b: Tensor
-    ins: Tensor
-    outs: Tensor
-    align: int  # that all of them are multiples of: memory is read in pieces of that many numbers
-    widths: tuple[int, ...]  # outs
-
-    def widest(self, which: Which) -> int:
-        """Outputs of the largest route that occurs."""
-        return max(self.widths[: which.reach])
-
-    @classmethod
-    def of(
-        cls, weights: Sequence[Tensor], biases: Sequence[Tensor], ins: list[int], outs: list[int]
-    ) -> _Weights:
-        device = weights[0].device
-        shape = [max(sizes) for sizes in zip(*(w.shape for w in weights), strict=True)]
-        w = weights[0].new_zeros(len(weights), *shape)
-        b = biases[0].new_zeros(len(biases), max(len(bias) for bias in biases))
-        for route, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            w[route, : weight.shape[0], : weight.shape[1]] = weight
-            b[route, : len(bias)] = bias
-        sizes = [torch.tensor(n, dtype=torch.int32, device=device) for n in (ins, outs)]
-        align = min(16, math.gcd(*(n & -n for n in (*ins, *outs))))
-        return cls(w, b, sizes[0], sizes[1], align, tuple(outs))
-
-    @classmethod
-    def linear(cls, layers: Sequence[nn.Linear]) -> _Weights:
-        return cls.of(
-            [layer.weight.detach() for layer in layers],
-            [layer.bias.detach() for layer in layers],
-            [layer.in_features for layer in layers],
-            [layer.out_features for layer in layers],
-        )
+def _taken_apart(row: Tensor, shapes: Sequence[Shape]) -> list[State]:
+    """Features of these shapes out of what holds them one behind the other [images, numbers, 1, 1]."""
+    found, start = [], 0
+    for channels, height, width in shapes:
+        stop = start + channels * height * width
+        x = row[:, start:stop].reshape(len(row), height * width, channels).contiguous()
+        found.append(State(x, ((height, width),)))
+        start = stop
+    return found
 
 
 def _layers(chains: Sequence[Sequence[Link]]) -> list[Any]:
     layers: list[Any] = []
     columns = list(zip(*chains, strict=True))
+    start = 0  # of a source's channels
     for at, links in enumerate(columns):
         kind = links[0][0]
-        following = columns[at + 1][0][0] if at + 1 < len(columns) else ""
+        following = next((later[0][0] for later in columns[at + 1 :] if later[0][0] not in ASIDE), "")
         summed = following in ("attention", "classifier", "gate")
         parts = [own for _, own in links]
+        if kind == "note":
+            layers.append(Note())
+            continue
+        if kind in ("source", "noted"):
+            layers.append(Source(parts, start, early=kind == "noted"))
+            start = layers[-1].stop
+            continue
         if kind == "pointwise":
-            layers.append(_Pointwise(parts, store=following != "classifier", summed=summed))
+            layers.append(Pointwise(parts, store=following != "classifier", summed=summed))
         elif kind == "depthwise":
-            layers.append(_Depthwise(parts, summed=summed))
+            layers.append(Depthwise(parts, summed=summed))
         elif kind == "attention":
-            layers.append(_Attention([own[0] for own in parts]))
+            layers.append(Attention([own[0] for own in parts]))
         elif kind == "stem":
-            layers.append(_Stem(cast(nn.Conv2d, parts[0][0]), parts[0][1]))
+            layers.append(Stem(cast(nn.Conv2d, parts[0][0]), parts[0][1]))
         elif kind == "gate":
-            layers.append(_Gate(cast(DecidingGate, parts[0][0])))
+            layers.append(Gate(cast(DecidingGate, parts[0][0])))
+        elif kind == "open":
+            layers.append(OpenGate())
         else:
-            layers.append(_Classifier([cast(nn.Linear, own[0]) for own in parts]))
+            layers.append(Classifier([cast(nn.Linear, own[0]) for own in parts]))
     return layers
-
-
-FEW = 128  # images: smaller programs, so that all of the GPU has some
-
-
-def pointwise_blocks(
-    positions: int, ins: int, outs: int, images: int, *, summed: bool
-) -> tuple[int, int, int, int]:
-    """Positions, outputs and inputs that a program takes together, and its warps; measured on an H200.
-
-    What is summed over positions is taken together alike in every batch.
-    """
-    bn, bk = min(128, power_of_two(outs, 16)), min(64, power_of_two(ins, 16))
-    few = images <= FEW and not summed
-    if positions <= 64:
-        return 64, bn, bk, 4
-    if positions <= 256:  # if there are many images, one program for all of them
-        return (64, min(64, bn), bk, 4) if few else (256, min(64, bn), min(32, bk), 8)
-    if bn <= 32:
-        return 256, bn, bk, 4
-    return (64, bn, bk, 4) if bn == 128 and not few else (128, min(64, bn), min(32, bk), 4)
-
-
-def depthwise_blocks(positions: int, channels: int) -> tuple[int, int, int]:
-    """Positions and channels that a program takes together, and its warps; measured on an H200."""
-    bc = 32 if channels % 32 == 0 else min(16, power_of_two(channels, 8))
-    return min(256 if bc == 32 and positions <= 256 else 128, power_of_two(positions, 16)), bc, 4
-
-
-class _Pointwise:
-    def __init__(self, parts: Sequence[Sequence[nn.Module]], *, store: bool, summed: bool) -> None:
-        convs = [cast(nn.Conv2d, own[0]) for own in parts]
-        self.weights = _Weights.of(
-            [conv.weight.detach().flatten(1) for conv in convs],
-            [cast(Tensor, conv.bias).detach() for conv in convs],
-            [conv.in_channels for conv in convs],
-            [conv.out_channels for conv in convs],
-        )
-        self.act, self.store, self.summed = _act(parts[0][1]), store, summed
-
-    def run(self, state: State, which: Which) -> State:
-        images, positions, row = state.x.shape
-        counts = _counts(state.sizes, state.x.device)
-        w, rows = self.weights.w, self.weights.widest(which)
-        # As for all routes, whichever occur: an image is run alike in every program.
-        bm, bn, bk, warps = pointwise_blocks(positions, w.shape[2], w.shape[1], images, summed=self.summed)
-        while bk > 16 and STAGES * (bm + bn) * bk * w.element_size() > SHARED:
-            bk //= 2
-        tiles, columns = -(-positions // bm), -(-rows // bn)
-        y = state.x.new_empty(images, positions if self.store else 0, rows)
-        sums = y.new_empty(images, tiles if self.summed else 0, rows, dtype=torch.float32)
-        kernels.pointwise[(images * tiles * columns,)](
-            state.x, state.scale if state.scale is not None else state.x, w, self.weights.b, y, sums,
-            which.routes, self.weights.ins, self.weights.outs, counts, positions, tiles, columns, row, rows,
-            w.shape[2], w.shape[1], state.scale is not None, self.store, self.summed, self.act, _precision(w),
-            self.weights.align, bm, bn, bk, num_warps=warps, num_stages=STAGES,
-        )  # fmt: skip
-        return State(y, state.sizes, None, sums if self.summed else None)
-
-
-class _Depthwise:
-    def __init__(self, parts: Sequence[Sequence[nn.Module]], *, summed: bool) -> None:
-        convs = [cast(nn.Conv2d, own[0]) for own in parts]
-        self.convs = [(conv.kernel_size[0], int(conv.padding[0])) for conv in convs]
-        self.kernels = [*sorted({kernel for kernel, _ in self.convs}), 0, 0][:KERNELS]
-        self.stride = convs[0].stride[0]
-        channels = [conv.in_channels for conv in convs]
-        biases = [cast(Tensor, conv.bias).detach() for conv in convs]
-        self.weights = _Weights.of(
-            [conv.weight.detach().flatten(1).T for conv in convs], biases, channels, channels
-        )
-        self.act, self.summed = _act(parts[0][1]), summed
-
-    def run(self, state: State, which: Which) -> State:
-        images, before, row = state.x.shape
-        sizes = tuple(
-            _behind(size, kernel, self.stride, padding)
-            for size, (kernel, padding) in zip(state.sizes, self.convs, strict=True)
-        )
-        table = [(*a, *b, *c) for a, b, c in zip(state.sizes, sizes, self.convs, strict=True)]
-        geometry = kept_on(tuple(table), state.x.device)
-        positions = max(height * width for height, width in sizes)
-        w = self.weights.w
-        bp, bc, warps = depthwise_blocks(positions, w.shape[2])
-        tiles, columns = -(-positions // bp), -(-row // bc)
-        y = state.x.new_empty(images, positions, row)
-        sums = y.new_empty(images, tiles if self.summed else 0, row, dtype=torch.float32)
-        kernels.depthwise[(images * tiles * columns,)](
-            state.x, w, self.weights.b, y, sums, which.routes, self.weights.ins, geometry,
-            before, positions, w.shape[1], tiles, columns, row, w.shape[2], *self.kernels, self.stride,
-            self.summed, self.act, self.weights.align, bp, bc, num_warps=warps,
-        )  # fmt: skip
-        return State(y, sizes, None, sums if self.summed else None)
-
-
-class _Attention:
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.first = _Weights.linear([cast(nn.Linear, module.first) for module in modules])
-        self.second = _Weights.linear([cast(nn.Linear, module.attention) for module in modules])
-
-    def run(self, state: State, which: Which) -> State:
-        counts = _counts(state.sizes, state.x.device)
-        hidden = _linear(_sums(state), self.first, which, "relu", counts)
-        ones = _counts(((1, 1),) * len(state.sizes), state.x.device)
-        scale = _linear(hidden, self.second, which, "one_plus_tanh", ones)
-        return state._replace(scale=scale[:, 0], sums=None)
-
-
-class _Classifier:
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self.weights = _Weights.linear(layers)
-
-    def run(self, state: State, which: Which, out: Tensor | None) -> Tensor:
-        counts = _counts(state.sizes, state.x.device)
-        return _linear(_sums(state), self.weights, which, "none", counts, out)[:, 0]
-
-
-class _Gate:
-    """In float32, by the same kernels: an image is decided alike in any batch."""
-
-    def __init__(self, module: DecidingGate) -> None:
-        self.first, self.attention = _Weights.linear([module.first]), _Weights.linear([module.attention])
-        self.last, self.routes = _Weights.linear([module.last]), module.routes
-        self.separate = None if module.separate is None else _Weights.linear([module.separate])
-
-    def run(self, state: State, which: Which, out: Tensor | None) -> Gated:
-        sums, counts = _sums(state), _counts(state.sizes, state.x.device)
-        one = _counts(((1, 1),), state.x.device)
-        hidden = _linear(sums, self.first, which, "relu", counts)
-        scale = _linear(hidden, self.attention, which, "one_plus_tanh", one)
-        code = hidden if self.separate is None else _linear(sums, self.separate, which, "relu", counts)
-        scores = _linear(code, self.last, which, "none", one)[:, 0]
-        if self.routes is not None:
-            scores = scalar_scores(scores.sigmoid(), self.routes)
-        return Gated(State(state.x, state.sizes, scale[:, 0]), scores)
-
-
-class _Stem:
-    def __init__(self, conv: nn.Conv2d, act: nn.Module) -> None:
-        channels, kernel = conv.in_channels, conv.kernel_size[0]
-        taps = channels * kernel**2
-        w = conv.weight.detach().flatten(1).T
-        self.w = w.new_zeros(power_of_two(taps, 16), w.shape[1])
-        self.w[:taps] = w
-        self.b = cast(Tensor, conv.bias).detach()
-        self.channels, self.kernel, self.stride = channels, kernel, conv.stride[0]
-        self.padding, self.act = int(conv.padding[0]), _act(act)
-
-    def run(self, state: State, which: Which) -> State:
-        begin = state.x
-        (size,) = state.sizes
-        height, width = _behind(size, self.kernel, self.stride, self.padding)
-        images, row = len(which.routes), self.w.shape[1]
-        bm = 128
-        tiles = -(-height * width // bm)
-        y = self.w.new_empty(images, height * width, row)
-        kernels.stem[(images * tiles,)](
-            begin, self.w, self.b, y, which.routes, *size, height, width, self.padding, tiles, row,
-            row, self.channels, self.kernel, self.stride, self.act, _precision(self.w), bm,
-            power_of_two(row, 16), self.w.shape[0], num_warps=4,
-        )  # fmt: skip
-        return State(y, ((height, width),))
-
-
-def _linear(
-    x: Tensor, weights: _Weights, which: Which, act: str, counts: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """[images, parts, channels], to be divided by counts [routes] → [images, 1, outputs]."""
-    images, parts, row = x.shape
-    w, wide = weights.w, weights.widest(which)
-    y = w.new_empty(images, wide) if out is None else out
-    bn, bk = 32, min(128, power_of_two(w.shape[2], 16))
-    tiles = -(-images // TILE) if which.order is None else len(which.order)
-    nothing = which.routes
-    kernels.linear[(-(-wide // bn), tiles)](
-        x, w, weights.b, y, nothing if which.order is None else which.order,
-        nothing if which.tiles is None else which.tiles, weights.ins, weights.outs, counts, images, parts,
-        row, y.stride(0), w.shape[2], w.shape[1], which.order is None, kernels.ACTIVATIONS[act],
-        _precision(w), weights.align, TILE, bn, bk, num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return y[:, None]
-
-
-def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
-    height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
-    if min(height, width) < 1:
-        raise DsnetError(f"a kernel of {kernel} with padding {padding} does not fit a map of {size}")
-    return height, width
-
-
-def _counts(sizes: Sizes, device: torch.device) -> Tensor:
-    """Positions by route."""
-    return kept_on(tuple((height * width,) for height, width in sizes), device)
-
-
-def _sums(state: State) -> Tensor:
-    sums = state.sums
-    assert sums is not None
-    images, parts, row = sums.shape
-    if parts <= MANY:
-        return sums
-    total = sums.new_empty(images, 1, row)
-    kernels.add_up[(images, -(-row // 32))](sums, total, parts, row, 32, 32)
-    return total
-
-
-def _act(module: nn.Module) -> int:
-    return kernels.ACTIVATIONS[ACTIVATIONS.get(type(module), "none")]
-
-
-def _precision(w: Tensor) -> str:
-    return "ieee" if w.dtype == torch.float32 else "tf32"

@@ -1,4 +1,9 @@
-"""Which networks there are kernels for: chains of pointwise and depthwise layers, alike but for sizes."""
+"""Which networks there are kernels for: chains of pointwise and depthwise layers, alike but for sizes.
+
+Chains of detectors have links beside the others, which let features pass: at a "note" they are kept, a
+"source" is a pointwise layer that writes what it makes of them to its channels of an image's fused map, and
+so does a "noted" one with those that were kept in front of the gate.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,14 @@ from typing import cast
 from torch import nn
 
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate, is_attention
+from dsnet.gate import DecidingGate, OpenDecidingGate, is_attention
+from dsnet.runtime.detecting import Behind, Front, ToFused
+from dsnet.runtime.norms import ACTIVATIONS
 from dsnet.runtime.parts import ToGate, ToLogits
 
-__all__ = ["ACTIVATIONS", "KERNELS", "Link", "chain_of", "mismatch", "unsupported"]
+__all__ = ["ASIDE", "KERNELS", "Link", "chain_of", "mismatch", "unsupported"]
 
 KERNELS = 3  # sizes of depthwise kernels that routes may have
-
-ACTIVATIONS: dict[type[nn.Module], str] = {nn.SiLU: "silu", nn.ReLU: "relu", nn.Hardswish: "hard_swish"}
 
 
 BEHIND = {  # what may stand in front of a layer; "": nothing
@@ -24,8 +29,12 @@ BEHIND = {  # what may stand in front of a layer; "": nothing
     "depthwise": ("", "stem", "pointwise", "depthwise"),
     "attention": ("pointwise", "depthwise"),
     "gate": ("pointwise", "depthwise"),
+    "open": ("pointwise", "depthwise"),
     "classifier": ("pointwise", "depthwise"),
 }
+
+ENDS = ("gate", "open", "classifier", "source", "noted")  # open: a gate with one choice
+ASIDE = ("note", "source", "noted")  # features are behind them what they are in front of them
 
 
 def unsupported(modules: Sequence[nn.Module]) -> str | None:
@@ -41,7 +50,38 @@ Link = tuple[str, tuple[nn.Module, ...]]  # what it is, and of what it is made
 
 def chain_of(module: nn.Module) -> list[Link]:
     """A module as a list of layers that there are kernels for."""
-    leaves, chain = list(_leaves(module)), list[Link]()
+    chain = _chain(module)
+    through = [kind for kind, _ in chain if kind not in ASIDE]
+    for before, kind in zip(["", *through], through, strict=False):
+        if before not in BEHIND[kind]:
+            raise DsnetError(f"there is no kernel for {kind} behind {before or 'nothing'}")
+    if not chain or chain[-1][0] not in ENDS:
+        raise DsnetError("a network ends at a gate or at a classifier, or with a detector's features")
+    return chain
+
+
+def _chain(module: nn.Module) -> list[Link]:
+    if isinstance(module, Front):
+        chain = list[Link]()
+        for number, block in enumerate(module.blocks):
+            chain += [("note", ())] * (number in module.taps) + _links(_leaves(block))
+        return chain + _links([module.gate])
+    if isinstance(module, Behind) and isinstance(module.head, ToFused):
+        sources = {}
+        for stride, block in zip(module.wanted, module.head.projections.blocks, strict=True):
+            ((_, parts),) = _links(_leaves(block))
+            sources[stride] = (*parts, module.head)
+        chain, done = [("noted", sources[stride]) for stride in module.handed if stride], 0
+        for stride, tap in sorted(module.taps.items()):
+            chain += _links([leaf for block in module.blocks[done:tap] for leaf in _leaves(block)])
+            chain.append(("source", sources[stride]))
+            done = tap
+        return chain  # nobody reads what is behind the last of them
+    return _links(_leaves(module))
+
+
+def _links(leaves: list[nn.Module]) -> list[Link]:
+    chain = list[Link]()
     while leaves:
         head = leaves.pop(0)
         if isinstance(head, nn.Conv2d):
@@ -51,16 +91,13 @@ def chain_of(module: nn.Module) -> list[Link]:
             chain.append(("attention", (head,)))
         elif isinstance(head, DecidingGate) and not leaves:
             chain.append(("gate", (head,)))
+        elif isinstance(head, OpenDecidingGate) and not leaves:
+            chain.append(("open", ()))
         elif _classifies([head, *leaves]):
             chain.append(("classifier", (leaves.pop(),)))
             leaves.clear()
         else:
             raise DsnetError(f"there is no kernel for {type(head).__name__} there")
-    for (before, _), (kind, _) in zip([("", ()), *chain], chain, strict=False):
-        if before not in BEHIND[kind]:
-            raise DsnetError(f"there is no kernel for {kind} behind {before or 'nothing'}")
-    if not chain or chain[-1][0] not in ("gate", "classifier"):
-        raise DsnetError("a network ends at a gate or at a classifier")
     return chain
 
 
@@ -101,13 +138,13 @@ def mismatch(chains: Sequence[Sequence[Link]]) -> str | None:
     kinds = {tuple(kind for kind, _ in chain) for chain in chains}
     if len(kinds) > 1:
         return "routes have layers of different kinds"
-    if len(chains) > 1 and {"stem", "gate"} & {kind for kind, _ in chains[0]}:
+    if len(chains) > 1 and {"stem", "gate", "open"} & {kind for kind, _ in chains[0]}:
         return "a stem or a gate is one of all routes"
-    first = {conv.in_channels for chain in chains if isinstance(conv := chain[0][1][0], nn.Conv2d)}
-    if len(first) > 1:
+    begins = [next((parts[0] for kind, parts in chain if kind not in ASIDE), None) for chain in chains]
+    if len({conv.in_channels for conv in begins if isinstance(conv, nn.Conv2d)}) > 1:
         return "routes begin with other numbers of channels"
     for links in zip(*chains, strict=True):
-        convs = [parts[0] for _, parts in links if isinstance(parts[0], nn.Conv2d)]
+        convs = [parts[0] for _, parts in links if parts and isinstance(parts[0], nn.Conv2d)]
         if len({(conv.stride, type(parts[1])) for conv, (_, parts) in zip(convs, links, strict=False)}) > 1:
             return "routes have other strides or activations"
         if len({conv.kernel_size for conv in convs}) > KERNELS:
