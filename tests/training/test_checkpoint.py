@@ -125,6 +125,15 @@ def test_a_killed_writer_leaves_a_whole_checkpoint(delay: float, tmp_path: Path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", "last-01000000"]
 
 
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    (tmp_path / ".last-00000007.123").mkdir()
+    (tmp_path / ".last.123").write_text("last-00000007\n", encoding="utf-8")
+    (tmp_path / ".last_good.123").write_text("of another name\n", encoding="utf-8")
+    save_checkpoint(tmp_path, "last", model, step=8)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".last_good.123", "last", "last-00000008"]
+
+
 def test_damaged_and_missing_checkpoints_are_errors(tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     assert "it has none" in error_of(lambda: load_checkpoint(tmp_path))

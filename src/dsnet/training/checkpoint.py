@@ -135,9 +135,12 @@ def _replace_text(path: Path, text: str) -> None:
 
 def _remove_others(folder: Path, name: str, keep: Path) -> None:
     own = re.compile(rf"\.?{re.escape(name)}-\d+(-again)*(\.\d+)?")  # not those of a name that begins like it
+    begun = re.compile(rf"\.{re.escape(name)}\.\d+")  # by a process that was killed while it told the name
     for old in folder.iterdir():
         if old != keep and own.fullmatch(old.name) and old.is_dir():
             shutil.rmtree(old, ignore_errors=True)
+        elif begun.fullmatch(old.name) and old.is_file():
+            old.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
