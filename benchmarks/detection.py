@@ -42,7 +42,8 @@ from dsnet.detection.run import make_detector, open_pictures, train_detector
 from dsnet.report.text import table
 from dsnet.routing import GateConfig
 from dsnet.runtime.backends import get_backend
-from dsnet.runtime.detecting import DetectorPlan, pack_detector
+from dsnet.runtime.detecting import DetectorPlan
+from dsnet.runtime.detector_parts import pack_detector
 from dsnet.runtime.mix import decisions
 from dsnet.runtime.ways import mixed
 from dsnet.training.loop import Watch

@@ -96,3 +96,16 @@ def test_the_gate_learns_and_nothing_else() -> None:
     assert changed
     assert all(".routing." in name for name in changed)
     assert detector.route(images).tolist() == [0] * 8  # cost alone: the cheapest
+
+
+@pytest.mark.gpu
+def test_heads_on_a_gpu_are_those_on_the_host() -> None:
+    here, there = dsnet.create_model("ds_mbnet_tiny"), dsnet.create_model("ds_mbnet_tiny").cuda()
+    for network in (here, there):
+        network.reset_routing(generator=torch.Generator().manual_seed(3))
+    ours, theirs = (network.gate(0).routing for network in (here, there))
+    assert ours is not None
+    assert theirs is not None
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert b.is_cuda
+        assert torch.equal(a, b.cpu())

@@ -16,7 +16,8 @@ from dsnet.detection.fssd import Detector
 from dsnet.runtime import making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.choose import Choice
-from dsnet.runtime.detecting import DetectorPlan, split_detector
+from dsnet.runtime.detecting import DetectorPlan
+from dsnet.runtime.detector_parts import split_detector
 from dsnet.runtime.graphed import Graphed
 from tests.detection.test_fssd import NAMES, TABLE
 from tests.detection.test_fssd import detector as detector_of

@@ -15,8 +15,8 @@ from dsnet.models.gated import run_gated
 from dsnet.routing import CascadeRule, CostTable, GateRule
 from dsnet.routing.router import Point, Router
 from dsnet.routing.rules import margin
-from dsnet.runtime.graphed import prices_of
 from dsnet.runtime.plan import Plan
+from dsnet.runtime.prices import prices_of
 from tests.runtime.conftest import network, pictures, sure_rows
 
 pytestmark = pytest.mark.gpu

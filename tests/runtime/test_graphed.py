@@ -26,11 +26,12 @@ from dsnet.routing.rules import margin, run_numbered
 from dsnet.runtime import making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.batches import Division
-from dsnet.runtime.graphed import Graphed, prices_of
+from dsnet.runtime.graphed import Graphed
 from dsnet.runtime.lanes import Immediate
 from dsnet.runtime.parts import find_stand_ins, pack, part_histories
 from dsnet.runtime.places import Table
 from dsnet.runtime.plan import Plan
+from dsnet.runtime.prices import prices_of
 from dsnet.runtime.promotion import promoting
 from dsnet.slicing import SlicedConv2d
 from tests.runtime.conftest import network, pictures

@@ -19,9 +19,9 @@ from dsnet.models.gated import run_gated
 from dsnet.routing import CascadeRule, CostTable, GateRule
 from dsnet.routing.rules import margin
 from dsnet.runtime.backends.triton import BACKEND
-from dsnet.runtime.graphed import prices_of
 from dsnet.runtime.parts import History, Part, pack
 from dsnet.runtime.plan import Plan
+from dsnet.runtime.prices import prices_of
 from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, error_of, relative_error
 

@@ -15,7 +15,8 @@ import dsnet
 from dsnet import runtime
 from dsnet.detection.fssd import Detector, FssdTable
 from dsnet.runtime.backends.triton import BACKEND
-from dsnet.runtime.detecting import DetectorPlan, Front, split_detector
+from dsnet.runtime.detecting import DetectorPlan
+from dsnet.runtime.detector_parts import Front, split_detector
 from tests.detection.test_fssd import NAMES, TABLE
 from tests.detection.test_fssd import detector as detector_of
 from tests.support import assert_close, error_of, images, randomise

@@ -7,7 +7,7 @@ maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +28,6 @@ __all__ = [
     "Features",
     "enter_features",
     "feature_shapes",
-    "features_at",
     "features_behind",
     "routed_features",
 ]
@@ -77,15 +76,6 @@ def features_behind(model: Supernet, entered: Entered, route: Route) -> Features
     for gates in range(2, len(route.choices) + 1):
         y = own.run(model, route.choices[:gates], model.stand_at(gates - 1, y).x)
     return own.end(y, route, torch.arange(len(y), device=y.device))
-
-
-def features_at(
-    model: Supernet, x: Tensor, routes: Iterable[Route], mode: Mode | None = None
-) -> Iterator[Features]:
-    """All images at one route after the other; the prefix runs once."""
-    entered = enter_features(model, x, mode)
-    for route in routes:
-        yield features_behind(model, entered, route)
 
 
 def routed_features(model: Supernet, x: Tensor, decide: Decide) -> list[Features]:

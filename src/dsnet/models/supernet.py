@@ -25,7 +25,13 @@ from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import Code, Gate, HeadForm
 from dsnet.models.blocks import Head, Step, run_steps
-from dsnet.models.features import Features, feature_shapes, features_at, routed_features
+from dsnet.models.features import (
+    Features,
+    enter_features,
+    feature_shapes,
+    features_behind,
+    routed_features,
+)
 from dsnet.models.gated import Decide, finish_along, greedy, run_gated
 from dsnet.models.geometry import Geometry
 from dsnet.routes import Route, RouteSpace, Slice
@@ -217,7 +223,7 @@ class Supernet(nn.Module, ABC):
         self.check_images(x)
         if route is None:
             return routed_features(self, x, decide)
-        return next(features_at(self, x, [self.space.resolve(route)], mode))
+        return features_behind(self, enter_features(self, x, mode), self.space.resolve(route))
 
     def feature_shapes(
         self, route: Route | int, image_size: int | tuple[int, int] | None = None

@@ -18,9 +18,9 @@ from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput
 from dsnet.runtime.backends import Executable, Writing
 from dsnet.runtime.batches import Division
-from dsnet.runtime.graphed import Prices
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, canonical
+from dsnet.runtime.prices import Prices
 from dsnet.slicing import Mode
 
 __all__ = ["Engine", "GateChoices", "Memory", "Recorded", "Runner", "Scored"]

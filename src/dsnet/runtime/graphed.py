@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,23 +26,21 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
-from dsnet.routing.costs import CostTable
 from dsnet.routing.rules import RoutedOutput, margin
 from dsnet.runtime.backends import Executable
 from dsnet.runtime.batches import Division, promotions
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, part_behind
 from dsnet.runtime.places import GatePlaces, Table
+from dsnet.runtime.prices import Prices, set_prices
 from dsnet.runtime.timing import Progress, silent, timed
 
-__all__ = ["SIDE", "Graphed", "Prices", "in_batches", "prices_of", "set_prices"]
+__all__ = ["SIDE", "Graphed", "in_batches"]
 
 SIDE = 8  # lanes beside the caller's own, at most
 ROUNDS = 5  # of timing a program
 
 Program = Callable[[], None]
-Prices = tuple[tuple[tuple[float, ...], ...], ...]
-"""What is taken off every score: by gate, the choice before it, its own choice, all by position."""
 
 
 class Graphed:
@@ -424,30 +421,3 @@ def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice], RoutedOutp
     if not found:
         raise DsnetError("there are no images to run")
     return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))
-
-
-def set_prices(gates: Sequence[GatePlaces], before: Prices | None, prices: Prices | None) -> None:
-    """Where they are others than before."""
-    if prices == before:
-        return
-    for number, gate in enumerate(gates):
-        if prices is None:
-            gate.prices.zero_()
-        else:
-            gate.prices.copy_(torch.tensor(prices[number], dtype=torch.float64))
-
-
-def prices_of(
-    costs: CostTable, weight: float, choices: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
-) -> Prices | None:
-    """``weight`` · cost / cost of the largest route: choices of every gate behind all that are held."""
-    if not math.isfinite(weight):
-        raise DsnetError(f"the weight of cost must be finite, not {weight}")
-    if weight == 0:
-        return None
-    price = weight / costs.largest
-    before = ((0,), *held[:-1])
-    return tuple(
-        tuple(tuple(price * costs.segment(gate, previous, choice) for choice in own) for previous in rows)
-        for gate, (rows, own) in enumerate(zip(before, choices, strict=True))
-    )

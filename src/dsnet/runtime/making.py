@@ -16,7 +16,8 @@ from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
 from dsnet.runtime.backends import Backend, Executable, Joining, get_backend, list_backends
 from dsnet.runtime.choose import choose_backend
-from dsnet.runtime.detecting import DetectorPlan, answers_of, pack_detector, split_detector
+from dsnet.runtime.detecting import DetectorPlan, answers_of
+from dsnet.runtime.detector_parts import pack_detector, split_detector
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
 from dsnet.runtime.lanes import lanes_for

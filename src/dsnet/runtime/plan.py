@@ -17,8 +17,8 @@ from dsnet.routes import Route
 from dsnet.routing.router import Routed, Router
 from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
 from dsnet.runtime.engine import Engine
-from dsnet.runtime.graphed import Prices, prices_of
 from dsnet.runtime.paying import BreakEven, measure
+from dsnet.runtime.prices import Prices, prices_of
 from dsnet.runtime.promotion import promoting
 from dsnet.runtime.stream import Answer, stream, together
 from dsnet.runtime.timing import Progress, silent

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate, scalar_scores
-from dsnet.runtime.detecting import ToFused
+from dsnet.runtime.detector_parts import ToFused
 from dsnet.runtime.norms import ACTIVATIONS
 from dsnet.runtime.ragged import kernels
 from dsnet.runtime.ragged.structure import KERNELS

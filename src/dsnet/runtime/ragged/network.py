@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate
-from dsnet.runtime.detecting import Behind, Front
+from dsnet.runtime.detector_parts import Behind, Front
 from dsnet.runtime.ragged.layers import (
     Attention,
     Classifier,

@@ -14,7 +14,7 @@ from torch import nn
 
 from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate, OpenDecidingGate, is_attention
-from dsnet.runtime.detecting import Behind, Front, ToFused
+from dsnet.runtime.detector_parts import Behind, Front, ToFused
 from dsnet.runtime.norms import ACTIVATIONS
 from dsnet.runtime.parts import ToGate, ToLogits
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsnet.runtime.ragged import kernels
+from dsnet.runtime.ragged import deciding
 
 __all__ = ["TILE", "Which", "decide", "kept_on", "launched_on", "power_of_two"]
 
@@ -35,7 +35,7 @@ class Which(NamedTuple):
         """The first of them, ``valid`` [1], at the only route, the others left out."""
         routes = torch.empty(images, dtype=torch.int32, device=valid.device)
         with launched_on(valid.device):
-            kernels.admit[(-(-images // 128),)](valid, routes, images, 128)
+            deciding.admit[(-(-images // 128),)](valid, routes, images, 128)
         return cls(routes)
 
     @classmethod
@@ -63,7 +63,7 @@ class Which(NamedTuple):
         tiles = torch.empty(most, dtype=torch.int32, device=device)
         block = power_of_two(images)
         with launched_on(device):
-            kernels.arrange[(1,)](
+            deciding.arrange[(1,)](
                 taken, taken if asked is None else asked, valid, route_of, routes, order, tiles, images,
                 asked is not None, count, TILE, block, power_of_two(most), most,
                 num_warps=8 if block >= 1024 else 4,
@@ -75,7 +75,7 @@ def decide(scores: Tensor, prices: Tensor, places: Tensor, taken: Tensor) -> Non
     """Into ``taken`` [images] what has the best score [images, choices] less its price, by its place."""
     images, choices = scores.shape
     with launched_on(scores.device):
-        kernels.decide[(-(-images // 128),)](
+        deciding.decide[(-(-images // 128),)](
             scores, prices, places, taken, images, scores.stride(0), choices, 128
         )
 
