@@ -301,13 +301,21 @@ class DecidingGate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, C, H, W] → the same scaled, and scores [B, choices]."""
-        pooled = x.to(self.first.weight.dtype).mean((2, 3))
+        pooled = self.pooled(x)
         hidden = F.relu(self.first(pooled))
-        scale = 1 + torch.tanh(self.attention(hidden))
+        by = self.attention(hidden)
         scores = self.last(hidden if self.separate is None else F.relu(self.separate(pooled)))
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
-        return x * scale.to(x.dtype)[:, :, None, None], scores
+        return self.scaled(x, by), scores
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """Means over positions [B, C]."""
+        return x.mean((2, 3), dtype=self.first.weight.dtype)
+
+    def scaled(self, x: Tensor, by: Tensor) -> Tensor:
+        """Channels times 1 + tanh of ``by`` [B, C]."""
+        return x * (1 + torch.tanh(by)).to(x.dtype)[:, :, None, None]
 
 
 def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:

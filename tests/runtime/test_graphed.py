@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -381,18 +382,47 @@ def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
     assert bool((found[2] == 7).all())
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_parts_run_side_by_side_where_that_was_faster(apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("abreast", [1, 2, 3, 4])
+def test_as_many_parts_run_side_by_side_as_was_fastest(abreast: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, graphed = made("ds_mbnet_tiny", None, False)
     lanes: list[int] = []
     used = graphed.lanes.on
     monkeypatch.setattr(graphed.lanes, "on", lambda lane: lanes.append(lane) or used(lane))
-    monkeypatch.setattr(graphed, "side_by_side", dict(graphed.side_by_side))
-    times = iter(itertools.cycle((1.0, 2.0) if apart else (2.0, 1.0)))
+    monkeypatch.setattr(graphed, "abreast", dict(graphed.abreast))
+    times = itertools.cycle([1.0 if count == abreast else 2.0 for count in (1, 2, 3, 4)])
     monkeypatch.setattr("dsnet.runtime.graphed.timed", lambda call, device: (call(), next(times))[1])
-    graphed.side_by_side[8] = graphed._is_faster_side_by_side(8)
-    assert graphed.side_by_side[8] is apart
+    graphed.abreast[8] = graphed._fastest_abreast(8)
+    assert graphed.abreast[8] == abreast
     lanes.clear()
+    milliseconds = {(0,): 1.0, (1,): 1.5, (2,): 3.0, (3,): 4.0}
+    divisions = {part: Division({8: took}) for part, took in milliseconds.items()}
+    monkeypatch.setattr(graphed, "divisions", graphed.divisions | divisions)
     found = graphed.run(pictures(model, 8), given=torch.tensor([[0], [1], [2], [3]] * 2))
     assert found.routes.tolist() == [0, 1, 2, 3] * 2
-    assert sorted(lanes) == ([1, 2, 3, 4] if apart else [0] * 4)
+    # The longest first, each where it begins first.
+    assert lanes == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[abreast]
+
+
+def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, graphed = made("ds_resnet_tiny", "stage", False)  # a part for every pair of choices
+    monkeypatch.setattr(graphed, "abreast", dict.fromkeys(graphed.sizes, 2))
+    started: dict[tuple[int, int], set[int]] = {}  # lanes, by gate and memory
+    lane = [0]
+
+    def on(number: int) -> contextlib.AbstractContextManager[None]:
+        lane[0] = number
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(graphed.lanes, "on", on)
+    run = graphed._run_part
+
+    def note(part: tuple[int, ...], count: int) -> None:
+        started.setdefault((len(part), graphed._memory(part)), set()).add(lane[0])
+        run(part, count)
+
+    monkeypatch.setattr(graphed, "_run_part", note)
+    choices = [gate.choices for gate in map(model.gate, range(len(model.gates)))]
+    taken = torch.tensor(list(itertools.product(*choices)))[:8]
+    graphed.run(pictures(model, len(taken)), given=taken)
+    assert {len(lanes) for lanes in started.values()} == {1}
+    assert set().union(*started.values()) == {1, 2}

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
@@ -102,9 +102,10 @@ class _Bottleneck(nn.Module):
             if project
             else nn.Identity()
         )
+        self.act = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.branch(x) + self.shortcut(x), inplace=True)
+        return cast(Tensor, self.act(self.branch(x) + self.shortcut(x)))
 
     def cost(self, shape: Shape) -> tuple[Cost, Shape]:
         branch, after = plain_cost(self.branch, shape)
@@ -202,6 +203,12 @@ class _Transformer(nn.Module):
         return cast(Tensor, x + self.mlp(self.norm2(x)))
 
 
+@fx.wrap  # a traced network checks its images, too
+def _check_size(height: int, width: int, size: int) -> None:
+    if (height, width) != (size, size):
+        raise DsnetError(f"this transformer takes images of {size} × {size}, not {height} × {width}")
+
+
 class DeiT(Twin):
     """A DeiT-style transformer on patches of 16 × 16."""
 
@@ -229,19 +236,14 @@ class DeiT(Twin):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, 3, 224, 224] → logits [B, classes]."""
-        self._check_size(*x.shape[2:])
+        _check_size(x.shape[2], x.shape[3], self.geometry.image_size)
         patches = self.embed(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(x), -1, -1), patches], 1) + self.positions
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], 1) + self.positions
         return cast(Tensor, self.head(self.norm(self.blocks(x)[:, 0])))
-
-    def _check_size(self, height: int, width: int) -> None:
-        size = self.geometry.image_size
-        if (height, width) != (size, size):
-            raise DsnetError(f"this transformer takes images of {size} × {size}, not {height} × {width}")
 
     def cost(self, image: Shape) -> Cost:
         """Cost on an image of this shape."""
-        self._check_size(image.height, image.width)
+        _check_size(image.height, image.width, self.geometry.image_size)
         total, shape = plain_cost(self.embed, image)
         tokens = Shape(shape.channels, 1 + shape.area, 1)
         for block in self.blocks:

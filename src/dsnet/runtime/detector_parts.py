@@ -208,7 +208,7 @@ class Behind(nn.Module):
 
 
 class _Projections(nn.Module):
-    """The sources of a route with as many channels each, norms folded."""
+    """The sources of a route with as many channels each, norms folded; and their sizes."""
 
     def __init__(self, detector: Detector, route: Route, image_size: int | tuple[int, int] | None) -> None:
         super().__init__()
@@ -220,6 +220,7 @@ class _Projections(nn.Module):
             )
             for stride, block in zip(table.strides, detector.projections, strict=True)
         )
+        self.sizes = [(maps[stride].height, maps[stride].width) for stride in table.strides]
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         return [block(x) for x, block in zip(maps, self.blocks, strict=True)]
@@ -292,8 +293,7 @@ class _Head(nn.Module):
         self.projections, self.pyramid = projections, pyramid
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        sources = self.projections(maps)
-        return cast(Tensor, self.pyramid(sources, [(x.shape[2], x.shape[3]) for x in sources]))
+        return cast(Tensor, self.pyramid(self.projections(maps), self.projections.sizes))
 
 
 class _ToRow(nn.Module):
@@ -304,9 +304,11 @@ class _ToRow(nn.Module):
         self.projections, self.sizes = projections, tuple(sizes)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        rows = []
-        for x, size in zip(self.projections(maps), self.sizes, strict=True):
-            rows.append(_flat(x if x.shape[2:] == size else _resized(x, size)))
+        sizes, sources = zip(self.projections.sizes, self.sizes, strict=True), self.projections(maps)
+        rows = [
+            _flat(x if own == size else _resized(x, size))
+            for x, (own, size) in zip(sources, sizes, strict=True)
+        ]
         return torch.cat(rows, 1)
 
 
@@ -344,8 +346,8 @@ class ToFused(nn.Module):
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         """Maps [B, C, H, W] → [B, numbers]."""
-        sources = self.projections(maps)
-        y = torch.cat([x if x.shape[2:] == self.size else _resized(x, self.size) for x in sources], 1)
+        sources = zip(self.projections(maps), self.projections.sizes, strict=True)
+        y = torch.cat([x if own == self.size else _resized(x, self.size) for x, own in sources], 1)
         return _flat(y * self.scale[:, None, None] + self.shift[:, None, None])
 
 

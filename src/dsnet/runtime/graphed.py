@@ -79,14 +79,15 @@ class Graphed:
         ways = itertools.product(*(gate.held for gate in self.gates))
         self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
         self.prices: Prices | None = None
+        self.places: tuple[Tensor, int, list[Tensor]] | None = None  # of choices that were given last
         self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
         with lanes.here():
             times = self._record(progress)
         self.divisions = {history: Division(times[history]) for history in calls}
-        self.side_by_side = dict.fromkeys(self.sizes, True)  # by batch size; else one part after the other
+        self.abreast = dict.fromkeys(self.sizes, 1)  # parts that run side by side, by batch size
         with lanes.here(), torch.no_grad():
             for size in progress(self.sizes, len(self.sizes), "mixed batch"):
-                self.side_by_side[size] = self._is_faster_side_by_side(size)
+                self.abreast[size] = self._fastest_abreast(size)
 
     # --- making it -----------------------------------------------------------------------------------
     @torch.no_grad()
@@ -128,7 +129,7 @@ class Graphed:
         for history, size in progress(jobs, len(jobs), "program"):
             body = self._part(history, size) if history else functools.partial(self._front, size)
             key = (history, len(history) - 1, size) if history else ("front", 0, size)
-            program = self.programs[key] = self.lanes.record(body, self._lane(history))
+            program = self.programs[key] = self.lanes.record(body, self._memory(history))
             taken = [timed(program, self.device) for _ in range(ROUNDS)]
             times[history][size] = statistics.median(taken)
         for size, (number, gate) in itertools.product(self.sizes, enumerate(self.gates)):
@@ -147,26 +148,30 @@ class Graphed:
                 self.programs[name, number, size] = self.lanes.record(step, 0)
         return times
 
-    def _is_faster_side_by_side(self, size: int) -> bool:
-        """For images that take all choices equally: kernels that fill the device only hinder each other."""
+    def _fastest_abreast(self, size: int) -> int:
+        """How many parts at a time, for images that take all choices equally.
+
+        Kernels that fill the device only hinder each other, and so do maps that no longer fit its cache.
+        """
         draw, columns = torch.Generator().manual_seed(0), []
         for number, own in enumerate(self.options):
             order = torch.randperm(size, generator=draw) if number else torch.arange(size)
             columns.append(torch.tensor(own)[order * len(own) // size])
         given = torch.stack(columns, 1).to(self.device)
-        taken: dict[bool, list[float]] = {True: [], False: []}
+        most = min(SIDE, max(map(len, self.options)))
+        taken: dict[int, list[float]] = {count: [] for count in (1, 2, 3, 4, 6, 8) if count <= most}
         for number in range(1 + ROUNDS):
-            for apart, samples in taken.items():
-                self.side_by_side[size] = apart
+            for count, samples in taken.items():
+                self.abreast[size] = count
                 took = timed(
                     functools.partial(self._run, self.images[:size], None, given, promote=False), self.device
                 )
                 if number:
                     samples.append(took)
-        return statistics.median(taken[True]) <= statistics.median(taken[False])
+        return min(taken, key=lambda count: statistics.median(taken[count]))
 
-    def _lane(self, history: History) -> int:
-        """Parts behind the same choice of a gate share a lane."""
+    def _memory(self, history: History) -> int:
+        """The lane whose memory it works in: the same for parts behind the same choice of a gate."""
         return 1 + self.gates[len(history) - 1].held.index(history[-1]) % SIDE if history else 0
 
     # --- what programs do ----------------------------------------------------------------------------
@@ -261,18 +266,20 @@ class Graphed:
         Whether they are the gates' ``own`` makes no difference here.
         """
 
-        def some(at: slice) -> RoutedOutput:
+        def some(at: slice | None) -> RoutedOutput:
+            if at is None:
+                return self._run(x, prices, given, promote=promote)
             return self._run(x[at], prices, None if given is None else given[at], promote=promote)
 
         return in_batches(self, x, some)
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
         """All images at one route; the host waits for nothing."""
-        return in_batches(self, x, lambda at: self._run_route(x[at], route)).logits
+        return in_batches(self, x, lambda at: self._run_route(_some(x, at), route)).logits
 
     def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
         """One route after the other for those whose answer is not sure."""
-        return in_batches(self, x, lambda at: self._cascade(x[at], routes, thresholds))
+        return in_batches(self, x, lambda at: self._cascade(_some(x, at), routes, thresholds))
 
     def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None, *, promote: bool) -> RoutedOutput:
         images, size = self._load(x)
@@ -282,7 +289,7 @@ class Graphed:
             self.programs["front", 0, size]()
         for number, gate in enumerate(self.gates):
             if given is not None:
-                gate.taken[:images].copy_(torch.searchsorted(gate.choices, given[:, number].contiguous()))
+                gate.taken[:images].copy_(self._places(given)[number])
                 self.programs["arrange", number, size]()
             else:
                 self.programs["decide" if number else "begin", number, size]()
@@ -293,6 +300,15 @@ class Graphed:
         for gate in self.gates[1:]:
             code = code * len(gate.held) + gate.taken[:images]
         return self._found(images, self.numbers[code])
+
+    def _places(self, given: Tensor) -> list[Tensor]:
+        """Of given choices [B, gates], gate by gate; those of the last ones are kept."""
+        version = -1 if given.is_inference() else given._version  # such a tensor does not count changes
+        if self.places is None or self.places[0] is not given or self.places[1] != version or version < 0:
+            own = enumerate(self.gates)
+            found = [torch.searchsorted(gate.choices, given[:, at].contiguous()) for at, gate in own]
+            self.places = given, version, found
+        return self.places[2]
 
     def _run_route(self, x: Tensor, route: Route) -> RoutedOutput:
         images, size = self._load(x)
@@ -349,7 +365,10 @@ class Graphed:
         return found
 
     def _start(self, number: int, counts: Sequence[int], size: int) -> None:
-        """Starts a program for every part that images take, the longest first; the host has waited."""
+        """Starts a program for every part that images take, the longest first; the host has waited.
+
+        Those that share memory run on the same lane, one after the other.
+        """
         gate, jobs = self.gates[number], []
         for pair, count in enumerate(counts):
             if count:
@@ -357,11 +376,14 @@ class Graphed:
                 previous = self.gates[number - 1].held[before] if number else 0
                 history = self._serving(number, previous, gate.held[own])
                 jobs.append((self.division(history).time(count), history, count))
-        lanes = {history: self._lane(history) if self.side_by_side[size] else 0 for _, history, _ in jobs}
-        for _, history, count in sorted(jobs, reverse=True):
-            with self.lanes.on(lanes[history]):
+        busy = dict.fromkeys(range(1, 1 + self.abreast[size]) if self.abreast[size] > 1 else (0,), 0.0)
+        placed: dict[int, int] = {}  # lanes by memory
+        for took, history, count in sorted(jobs, reverse=True):
+            lane = placed.setdefault(self._memory(history), min(busy, key=busy.__getitem__))  # begins first
+            busy[lane] += took
+            with self.lanes.on(lane):
                 self._run_part(history, count)
-        self.lanes.join(set(lanes.values()))
+        self.lanes.join(lane for lane, took in busy.items() if took)
 
     def _promote(self, number: int, counts: list[int]) -> list[int]:
         """Groups that are faster with the next larger one join it; how many then take each pair."""
@@ -405,6 +427,10 @@ class Graphed:
             self.programs[history, number, size]()
 
 
+def _some(x: Tensor, at: slice | None) -> Tensor:
+    return x if at is None else x[at]
+
+
 class _Recorded(Protocol):
     most: int
     lock: threading.Lock
@@ -412,11 +438,11 @@ class _Recorded(Protocol):
 
 
 @torch.no_grad()
-def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice], RoutedOutput]) -> RoutedOutput:
-    """So many images at a time as there is room for; one thread at a time."""
+def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice | None], RoutedOutput]) -> RoutedOutput:
+    """So many images at a time as there is room for, or all of them (none); one thread at a time."""
     with recorded.lock, recorded.lanes.here():
         if 0 < len(x) <= recorded.most:
-            return run(slice(None))
+            return run(None)
         found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
     if not found:
         raise DsnetError("there are no images to run")

@@ -4,70 +4,65 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
+from dsnet.runtime.scaling import scaled
 
-__all__ = ["ACTIVATIONS", "NormByHistory", "by_history"]
+__all__ = ["ACTIVATIONS", "Scaled", "Tracer", "by_history", "take_in"]
 
 # That kernels of our own know, by the name they have there.
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hard_swish"}
 
 
-class NormByHistory(nn.Module):
-    """Batch norms of one place in a network, one for each history, folded into scale and shift.
+class Scaled(nn.Module):
+    """Channels times scales plus shifts, of one row for all images or of each image's own.
 
-    With what follows them: a branch that is added, an activation.
+    With what follows: a branch that is added, an activation.
     """
 
-    table: Tensor  # [histories, 2 · C]
+    table: Tensor  # [rows, 2 · C]
 
-    def __init__(self, norms: Sequence[nn.BatchNorm2d]) -> None:
+    def __init__(self, table: Tensor) -> None:
         super().__init__()
+        self.register_buffer("table", table)
+        self.act: nn.Module | None = None
+
+    @classmethod
+    def of_norms(cls, norms: Sequence[nn.BatchNorm2d]) -> Scaled:
+        """Batch norms of one place in a network, one for each history."""
         rows = []
         for norm in norms:
             assert norm.running_mean is not None
             assert norm.running_var is not None
             scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
             rows.append(torch.cat([scale, norm.bias - norm.running_mean * scale]))
-        self.register_buffer("table", torch.stack(rows).detach())
-        self.act: nn.Module | None = None
+        return cls(torch.stack(rows).detach())
 
-    def forward(self, x: Tensor, which: Tensor, added: Tensor | None = None) -> Tensor:
-        """Images [B, C, H, W], each by the number of its history [B]."""
-        if x.is_cuda and not torch.compiler.is_compiling() and _alike(x, added):
-            from dsnet.runtime.scaling import AVAILABLE, scaled  # imports Triton
+    @classmethod
+    def of_bias(cls, bias: Tensor) -> Scaled:
+        """The same shifts for all images."""
+        return cls(torch.cat([torch.ones_like(bias), bias]).detach()[None])
 
-            if AVAILABLE:
-                act = "none" if self.act is None else ACTIVATIONS[type(self.act)]
-                return scaled(x, self.table, which, added, act)
-        scale, shift = self.table.index_select(0, which)[:, :, None, None].chunk(2, 1)
-        y = torch.addcmul(shift, x, scale)
-        y = y if added is None else y + added
-        return y if self.act is None else cast(Tensor, self.act(y))
+    def forward(self, x: Tensor, which: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+        """Images [B, C, H, W], each by the number of its row [B]; none: all by the first."""
+        act = "none" if self.act is None else ACTIVATIONS[type(self.act)]
+        return scaled(x, self.table, which, added, act)
 
 
-def _alike(x: Tensor, added: Tensor | None) -> bool:
-    """Whether numbers lie one behind the other in memory, channels last, in the same way."""
-    tensors = (x,) if added is None else (x, added)
-    return all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors) and (
-        added is None or (added.shape == x.shape and added.dtype == x.dtype)
-    )
-
-
-class _Tracer(fx.Tracer):
-    """Leaves gates whole: they keep a precision of their own."""
+class Tracer(fx.Tracer):
+    """Leaves gates whole, which keep a precision of their own, and what is scaled already."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, DecidingGate) or super().is_leaf_module(m, module_qualified_name)
+        """Whether it is looked into."""
+        return isinstance(m, DecidingGate | Scaled) or super().is_leaf_module(m, module_qualified_name)
 
 
 def by_history(modules: Sequence[nn.Module]) -> fx.GraphModule:
     """One module of (x, which history [B]) out of several that differ in their batch norms alone."""
-    traced = fx.GraphModule(modules[0], _Tracer().trace(modules[0]))
+    traced = fx.GraphModule(modules[0], Tracer().trace(modules[0]))
     (x,) = (node for node in traced.graph.nodes if node.op == "placeholder")
     with traced.graph.inserting_after(x):
         which = traced.graph.placeholder("which")
@@ -75,18 +70,18 @@ def by_history(modules: Sequence[nn.Module]) -> fx.GraphModule:
         if node.op != "call_module" or not isinstance(modules[0].get_submodule(node.target), nn.BatchNorm2d):
             continue
         norms = [module.get_submodule(node.target) for module in modules]
-        traced.set_submodule(node.target, NormByHistory(norms))  # type: ignore[arg-type]
+        traced.set_submodule(node.target, Scaled.of_norms(norms))  # type: ignore[arg-type]
         node.args = (*node.args, which)
-        _take_in(traced, node)
+        take_in(traced, node)
     traced.graph.lint()
     traced.recompile()
     return traced.eval()
 
 
-def _take_in(traced: fx.GraphModule, norm: fx.Node) -> None:
-    """What follows a norm and nothing else reads: an activation, or a sum and its activation."""
+def take_in(traced: fx.GraphModule, norm: fx.Node) -> None:
+    """What follows a `Scaled` and nothing else reads: an activation, or a sum and its activation."""
     module = traced.get_submodule(str(norm.target))
-    assert isinstance(module, NormByHistory)
+    assert isinstance(module, Scaled)
     last: fx.Node = norm
     added: tuple[fx.Node, ...] = ()
     follower = _only_user(norm)

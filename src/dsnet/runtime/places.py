@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dsnet.runtime.scaling import put_rows
+
 __all__ = ["GatePlaces", "Table"]
 
 
@@ -27,13 +29,9 @@ class Table(NamedTuple):
         flat = x.permute(0, 2, 3, 1).reshape(len(x), -1)
         if isinstance(at, slice):
             self.rows[at].copy_(flat)
-        elif x.shape[1] == self.shape[0]:
-            self.rows.index_copy_(0, at, flat)
         else:
-            own = x.shape[1]
             by_channel = self.rows.view(len(self.rows), -1, self.shape[0])
-            by_channel[:, :, :own].index_copy_(0, at, flat.view(len(x), -1, own))
-            by_channel[:, :, own:].index_fill_(0, at, 0)
+            put_rows(by_channel, at, flat.view(len(x), -1, x.shape[1]))
 
     def get(self, at: Tensor) -> Tensor:
         """The features of some images [n]."""

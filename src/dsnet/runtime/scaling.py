@@ -1,10 +1,15 @@
-"""Every image's channels by scales and shifts of its own, with what follows them, in one kernel on a GPU."""
+"""Channels times scales, sums over positions, rows moved and normed: kernels of our own for a GPU.
+
+Torch does these in several passes over memory, or slowly where channels are last in memory. Every function
+has a plain form, which runs elsewhere and where memory is laid out otherwise.
+"""
 
 from __future__ import annotations
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN202, N803
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 try:
@@ -15,32 +20,147 @@ try:
 except ImportError:  # there is no Triton for macOS and Windows
     triton = None
 
-__all__ = ["AVAILABLE", "scaled"]
+__all__ = ["ACTS", "AVAILABLE", "added_norm", "means", "put_rows", "scaled", "weighted"]
 
 AVAILABLE = triton is not None
+ACTS = {"none": lambda x: x, "relu": F.relu, "silu": F.silu, "hard_swish": F.hardswish}
 NUMBERS = 4096  # that a program takes
+WIDEST = 8192  # channels of a row that a program can norm
+INTERPRETED = False  # whether kernels also run on the host, by Triton's interpreter: for tests
 
 
-def scaled(x: Tensor, table: Tensor, which: Tensor, added: Tensor | None, act: str) -> Tensor:
-    """act(x · scale + shift + added): x [B, C, H, W] with channels last in memory, table [rows, 2 · C].
+def scaled(
+    x: Tensor,
+    table: Tensor,
+    which: Tensor | None = None,
+    added: Tensor | None = None,
+    act: str = "none",
+) -> Tensor:
+    """act(x · scale + shift + added) of x [B, C, H, W]; table [rows, 2 · C].
 
-    A row has scales, then shifts; every image takes the row ``which`` [B].
+    A row has scales, then shifts; every image takes the row ``which`` [B], or all take the first.
     """
+    if not _ready(x, added):
+        row = table[:1] if which is None else table.index_select(0, which)
+        scale, shift = row[:, :, None, None].chunk(2, 1)
+        y = torch.addcmul(shift, x, scale)
+        return ACTS[act](y if added is None else y + added)
     images, channels, height, width = x.shape
     positions = height * width
+    if which is None:
+        images, positions = 1, images * positions
     y = torch.empty_like(x)
-    if not y.numel():
-        return y
-    wide = 1 << (channels - 1).bit_length()
-    bc = max(16, min(256, wide))
-    bp = max(1, min(NUMBERS // bc, 1 << (positions - 1).bit_length()))
+    bp, bc = _tile(positions, channels)
     tiles, columns = -(-positions // bp), -(-channels // bc)
     with torch.cuda.device_of(x):  # kernels are launched on the current device
         _scaled[(images * tiles * columns,)](
-            x, x if added is None else added, table, which, y, positions, channels, tiles, columns,
-            added is not None, ACTIVATIONS[act], bp, bc, num_warps=4,
+            x, x if added is None else added, table, table if which is None else which, y, positions,
+            channels, tiles, columns, which is not None, added is not None, ACTIVATIONS[act], bp, bc,
+            num_warps=4,
         )  # fmt: skip
     return y
+
+
+def weighted(x: Tensor, by: Tensor) -> Tensor:
+    """Channels of x [B, C, H, W] times 1 + tanh of each image's own ``by`` [B, C]."""
+    if not _ready(x):
+        return x * (1 + torch.tanh(by)).to(x.dtype)[:, :, None, None]
+    images, channels, height, width = x.shape
+    positions = height * width
+    by, y = by.contiguous(), torch.empty_like(x)
+    bp, bc = _tile(positions, channels)
+    tiles, columns = -(-positions // bp), -(-channels // bc)
+    with torch.cuda.device_of(x):
+        _weighted[(images * tiles * columns,)](
+            x, by, y, positions, channels, tiles, columns, bp, bc, num_warps=4
+        )
+    return y
+
+
+def means(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Over positions: [B, C, H, W] → [B, C]."""
+    if not _ready(x):
+        return x.mean((2, 3), dtype=dtype)
+    images, channels, height, width = x.shape
+    y = torch.empty(images, channels, dtype=dtype or x.dtype, device=x.device)
+    bc = min(32, _power(channels, 8))
+    bp = min(512, _power(height * width, 16))
+    with torch.cuda.device_of(x):
+        _means[(images, -(-channels // bc))](x, y, height * width, channels, bp, bc, num_warps=8)
+    return y
+
+
+def put_rows(table: Tensor, at: Tensor, x: Tensor) -> None:
+    """Into rows ``at`` [n] of a table [rows, positions, C] features [n, positions, c]; zeros behind them.
+
+    Of features for the same row any are put there.
+    """
+    own, channels = x.shape[2], table.shape[2]
+    if not (_here(x) and x.is_contiguous() and table.is_contiguous() and x.numel()):
+        table[:, :, :own].index_copy_(0, at, x)
+        table[:, :, own:].index_fill_(0, at, 0)
+        return
+    positions = x.shape[1]
+    if own == channels:
+        own, channels, positions = positions * own, positions * own, 1
+    bc = min(NUMBERS, _power(channels, 16))
+    bp = max(1, min(NUMBERS // bc, _power(positions)))
+    tiles, columns = -(-positions // bp), -(-channels // bc)
+    with torch.cuda.device_of(x):
+        _put_rows[(len(x) * tiles * columns,)](
+            table, at, x, positions, own, channels, tiles, columns, bp, bc, num_warps=4
+        )
+
+
+def added_norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """x + added, and its layer norm over the last dimension."""
+    channels = x.shape[-1]
+    fits = added is None or (added.shape == x.shape and added.dtype == x.dtype and added.is_contiguous())
+    if not (_here(x) and fits and x.is_contiguous() and x.numel() and channels <= WIDEST):
+        total = x if added is None else x + added
+        return total, F.layer_norm(total, (channels,), weight, bias, eps)
+    rows = x.numel() // channels
+    total = x if added is None else torch.empty_like(x)
+    y = torch.empty_like(x)
+    bc = _power(channels, 16)
+    br = max(1, min(NUMBERS // 2 // bc, _power(rows)))
+    with torch.cuda.device_of(x):
+        _added_norm[(-(-rows // br),)](
+            x, x if added is None else added, weight, bias, total, y, rows, channels, float(eps),
+            added is not None, br, bc, num_warps=max(4, min(16, bc // 512)),
+        )  # fmt: skip
+    return total, y
+
+
+def _here(x: Tensor) -> bool:
+    """Whether there are kernels for it."""
+    if not AVAILABLE or torch.compiler.is_compiling() or x.dtype == torch.float64:
+        return False
+    return x.is_cuda or INTERPRETED
+
+
+def _ready(x: Tensor, added: Tensor | None = None) -> bool:
+    """Whether kernels can read it: one number behind the other, channels last, all in the same way."""
+    tensors = (x,) if added is None else (x, added)
+    return (
+        _here(x)
+        and x.numel() > 0
+        and all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+        and (added is None or (added.shape == x.shape and added.dtype == x.dtype))
+    )
+
+
+def _tile(positions: int, channels: int) -> tuple[int, int]:
+    """Positions and channels that a program takes together."""
+    bc = min(256, _power(channels, 16))
+    return max(1, min(NUMBERS // bc, _power(positions))), bc
+
+
+def _power(number: int, least: int = 1) -> int:
+    """Of two, and no less."""
+    return max(least, 1 << (number - 1).bit_length())
 
 
 if AVAILABLE:
@@ -56,6 +176,7 @@ if AVAILABLE:
         channels,
         tiles,
         columns,
+        KEYED: tl.constexpr,
         ADD: tl.constexpr,
         KIND: tl.constexpr,
         BP: tl.constexpr,
@@ -66,14 +187,110 @@ if AVAILABLE:
         image = tl.program_id(0) // columns // tiles
         c = column * BC + tl.arange(0, BC)
         p = tile * BP + tl.arange(0, BP)
-        row = table + tl.load(which + image) * 2 * channels
-        scale = tl.load(row + c, mask=c < channels, other=0.0).to(tl.float32)
-        shift = tl.load(row + channels + c, mask=c < channels, other=0.0).to(tl.float32)
+        if KEYED:
+            table += tl.load(which + image) * 2 * channels
+        scale = tl.load(table + c, mask=c < channels, other=0.0).to(tl.float32)
+        shift = tl.load(table + channels + c, mask=c < channels, other=0.0).to(tl.float32)
         begin = image.to(tl.int64) * positions * channels
-        at = begin + p[:, None] * channels + c[None, :]
+        at = begin + p.to(tl.int64)[:, None] * channels + c[None, :]
         inside = (p < positions)[:, None] & (c < channels)[None, :]
         found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
         if ADD:
             found += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
         found = activate(found, KIND)
         tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _weighted(
+        x,  # [images, positions, channels]
+        by,  # [images, channels]
+        y,
+        positions,
+        channels,
+        tiles,
+        columns,
+        BP: tl.constexpr,
+        BC: tl.constexpr,
+    ):
+        column = tl.program_id(0) % columns
+        tile = tl.program_id(0) // columns % tiles
+        image = tl.program_id(0) // columns // tiles
+        c = column * BC + tl.arange(0, BC)
+        p = tile * BP + tl.arange(0, BP)
+        scale = activate(tl.load(by + image * channels + c, mask=c < channels, other=0.0).to(tl.float32), 4)
+        at = image.to(tl.int64) * positions * channels + p[:, None] * channels + c[None, :]
+        inside = (p < positions)[:, None] & (c < channels)[None, :]
+        found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :]
+        tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _means(x, y, positions, channels, BP: tl.constexpr, BC: tl.constexpr):
+        """Some channels of an image a program."""
+        image = tl.program_id(0)
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
+        x += image.to(tl.int64) * positions * channels
+        total = tl.zeros((BC,), dtype=tl.float32)
+        for start in range(0, positions, BP):
+            p = start + tl.arange(0, BP)
+            inside = (p < positions)[:, None] & (c < channels)[None, :]
+            some = tl.load(x + p[:, None] * channels + c[None, :], mask=inside, other=0.0)
+            total += tl.sum(some.to(tl.float32), 0)
+        mean = total / positions
+        tl.store(y + image * channels + c, mean.to(y.dtype.element_ty), mask=c < channels)
+
+    @triton.jit
+    def _put_rows(
+        table,  # [rows, positions, channels]
+        at,  # [n]
+        x,  # [n, positions, own]
+        positions,
+        own,
+        channels,
+        tiles,
+        columns,
+        BP: tl.constexpr,
+        BC: tl.constexpr,
+    ):
+        column = tl.program_id(0) % columns
+        tile = tl.program_id(0) // columns % tiles
+        number = tl.program_id(0) // columns // tiles
+        c = column * BC + tl.arange(0, BC)
+        p = tile * BP + tl.arange(0, BP)
+        there = (p < positions)[:, None]
+        x += number.to(tl.int64) * positions * own
+        found = tl.load(x + p[:, None] * own + c[None, :], mask=there & (c < own)[None, :], other=0.0)
+        table += tl.load(at + number).to(tl.int64) * positions * channels
+        tl.store(table + p[:, None] * channels + c[None, :], found, mask=there & (c < channels)[None, :])
+
+    @triton.jit
+    def _added_norm(
+        x,  # [rows, channels]
+        added,
+        weight,  # [channels]
+        bias,
+        total,
+        y,
+        rows,
+        channels,
+        eps,
+        ADD: tl.constexpr,
+        BR: tl.constexpr,
+        BC: tl.constexpr,
+    ):
+        r = tl.program_id(0) * BR + tl.arange(0, BR)
+        c = tl.arange(0, BC)
+        at = r.to(tl.int64)[:, None] * channels + c[None, :]
+        inside = (r < rows)[:, None] & (c < channels)[None, :]
+        found = tl.load(x + at, mask=inside, other=0.0)
+        if ADD:
+            found = (found.to(tl.float32) + tl.load(added + at, mask=inside, other=0.0).to(tl.float32)).to(
+                x.dtype.element_ty
+            )
+            tl.store(total + at, found, mask=inside)
+        found = found.to(tl.float32)
+        centred = tl.where(inside, found - (tl.sum(found, 1) / channels)[:, None], 0.0)
+        spread = tl.rsqrt(tl.sum(centred * centred, 1) / channels + eps)
+        w = tl.load(weight + c, mask=c < channels, other=0.0).to(tl.float32)
+        b = tl.load(bias + c, mask=c < channels, other=0.0).to(tl.float32)
+        normed = centred * spread[:, None] * w[None, :] + b[None, :]
+        tl.store(y + at, normed.to(y.dtype.element_ty), mask=inside)

@@ -67,6 +67,9 @@ class Mixed:
         self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
         self.dtype, self.image_size = image.dtype, (image.shape[2], image.shape[3])
         self.begin = torch.zeros(1, dtype=torch.long, device=device)  # the address of images
+        self.address = 0  # what ``begin`` holds
+        self.given: tuple[Tensor, int] | None = None  # choices that are taken now, and how often changed
+        self.unheard = torch.zeros(self.most, dtype=torch.long, device=device)  # decisions, if others hold
         with torch.no_grad():
             features, scores = front(image)
             (logits,) = rest.at(0)(features)
@@ -131,7 +134,9 @@ class Mixed:
         self._finish(found.state, self.reach, noted=found.noted)
 
     def _given(self, reach: int | None, images: int) -> None:
-        found = self._gate(images)
+        """The gate decides as always, and nobody listens."""
+        found, gate = self._gate(images), self.gates[0]
+        decide(found.scores, gate.prices, gate.places, self.unheard[:images])
         self._finish(found.state, reach, noted=found.noted)
 
     def _first(self, images: int) -> None:
@@ -168,15 +173,15 @@ class Mixed:
         ever promoted: there are no groups that would be faster together.
         """
 
-        def some(at: slice) -> RoutedOutput:
-            read = self._readable(x[at])
+        def some(at: slice | None) -> RoutedOutput:
+            read = self._readable(x, at)
             images, size = self._point_at(read)
             if given is None:
                 set_prices(self.gates, self.prices, prices)
-                self.prices = prices
+                self.prices, self.given = prices, None
                 self.programs["gated", size]()
             else:
-                torch.take(self.place_of, given[at].view(-1), out=self.gates[0].taken[:images])
+                self._take(given, at)
                 self.programs["own" if own and ("own", size) in self.programs else "any", size]()
             if not self.whole:
                 self._check(images)
@@ -188,10 +193,10 @@ class Mixed:
         """All images at one route."""
         place = self._place(route)
 
-        def some(at: slice) -> RoutedOutput:
-            own = self._readable(x[at])
+        def some(at: slice | None) -> RoutedOutput:
+            own = self._readable(x, at)
             images, size = self._point_at(own)
-            self.gates[0].taken.fill_(place)
+            self._take_place(place)
             self.programs["any", size]()
             return self._found(images)
 
@@ -203,10 +208,10 @@ class Mixed:
             raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
         places = [self._place(self.space.resolve(number)) for number in routes]
 
-        def some(at: slice) -> RoutedOutput:
-            own = self._readable(x[at])
+        def some(at: slice | None) -> RoutedOutput:
+            own = self._readable(x, at)
             images, size = self._point_at(own)
-            self.gates[0].taken.fill_(places[0])
+            self._take_place(places[0])
             self.programs["first", size]()
             for place, threshold in zip(places[1:], thresholds, strict=True):
                 self.following.fill_(place)
@@ -230,16 +235,34 @@ class Mixed:
             self.lanes.leave()
             raise DsnetError(f"this plan does not hold the choices [{choice}]")
 
-    def _readable(self, x: Tensor) -> Tensor:
+    def _take(self, given: Tensor, at: slice | None) -> None:
+        """Choices of images, unless they are what is taken already."""
+        if at is not None or given.is_inference():  # which does not tell whether it was changed
+            self.given, given = None, given if at is None else given[at]
+        elif self.given is not None and self.given[0] is given and self.given[1] == given._version:
+            return
+        else:
+            self.given = given, given._version
+        torch.take(self.place_of, given.view(-1), out=self.gates[0].taken[: len(given)])
+
+    def _take_place(self, place: int) -> None:
+        """The same for all images."""
+        self.given = None
+        self.gates[0].taken.fill_(place)
+
+    def _readable(self, x: Tensor, at: slice | None) -> Tensor:
         """Images as programs read them; held until they are started, since they are read where they lie."""
-        return x.to(self.dtype).contiguous()
+        return (x if at is None else x[at]).to(self.dtype).contiguous()
 
     def _point_at(self, x: Tensor) -> tuple[int, int]:
         """Tells programs where images are: how many, and the size of programs that hold them all."""
         images = len(x)
         size = next(size for size in self.sizes if size >= images)
         self.lanes.enter()
-        self.begin.fill_(x.data_ptr())
+        address = x.data_ptr()
+        if address != self.address:
+            self.begin.fill_(address)
+            self.address = address
         if images != self.images:
             self.valid.fill_(images)
             self.images = images

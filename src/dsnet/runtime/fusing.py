@@ -1,0 +1,188 @@
+"""A module with fewer kernels and passes over memory on a GPU: the same layers, some of ours between them.
+
+Biases of convolutions are added together with the sum and the activation that follow, attention takes its
+means and scales channels in one pass each, sums are made by the layer norms that read them, and patches that
+do not overlap are a matrix product.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from dsnet.gate import DecidingGate
+from dsnet.runtime.norms import Scaled, Tracer, take_in
+from dsnet.runtime.scaling import added_norm, means, weighted
+
+__all__ = ["fused"]
+
+
+class _LinearReLU(nn.Module):
+    """Both in one kernel."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.ndim == 2:
+            return torch._addmm_activation(self.bias, x, self.weight.t())
+        return F.relu(F.linear(x, self.weight, self.bias))
+
+
+class _Patches(nn.Module):
+    """A convolution of patches that lie side by side."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.size, self.bias = conv.kernel_size, conv.bias
+        self.weight = nn.Parameter(conv.weight.detach().permute(0, 2, 3, 1).flatten(1), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] → [B, outputs, patches, patches]; pixels that are in no patch are left out."""
+        (high, wide), (rows, columns) = self.size, (x.shape[2] // self.size[0], x.shape[3] // self.size[1])
+        pixels = x.permute(0, 2, 3, 1)[:, : rows * high, : columns * wide]
+        patches = pixels.reshape(-1, rows, high, columns, wide, x.shape[1]).transpose(2, 3).flatten(3)
+        return F.linear(patches, self.weight, self.bias).permute(0, 3, 1, 2)
+
+
+class _Gate(DecidingGate):
+    """Its passes over features as kernels."""
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return means(x, self.first.weight.dtype)
+
+    def scaled(self, x: Tensor, by: Tensor) -> Tensor:
+        return weighted(x, by)
+
+
+class _Norm(nn.Module):
+    """A layer norm, of a sum if there are two."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The sum and its norm."""
+        return added_norm(x, added, self.weight, self.bias, self.eps)
+
+
+def fused(module: nn.Module) -> fx.GraphModule:
+    """The same function of the same weights."""
+    made = fx.GraphModule(module, Tracer().trace(module))
+    for node in list(made.graph.nodes):
+        if node.op == "call_function" and node.target is operator.mul:
+            _weigh(made, node)
+        if node.op != "call_module":
+            continue
+        layer = made.get_submodule(node.target)
+        if isinstance(layer, nn.Conv2d) and _side_by_side(layer):
+            made.set_submodule(node.target, _Patches(layer))
+        elif isinstance(layer, nn.Conv2d) and layer.bias is not None:
+            _part_from_bias(made, node, layer)
+        elif isinstance(layer, nn.BatchNorm2d):
+            made.set_submodule(node.target, Scaled.of_norms([layer]))
+            node.args = (*node.args, None)
+            take_in(made, node)
+        elif isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size in (1, (1, 1)):
+            _mean(made, node)
+        elif isinstance(layer, nn.Linear) and layer.bias is not None:
+            _rectify(made, node, layer)
+        elif isinstance(layer, DecidingGate):
+            gate = _Gate(layer.first, layer.attention, layer.last, layer.separate, routes=layer.routes)
+            made.set_submodule(node.target, gate)
+        elif isinstance(layer, nn.LayerNorm) and _of_rows(layer):
+            _norm_the_sum(made, node, layer)
+    made.graph.lint()
+    made.recompile()
+    return made.eval()
+
+
+def _side_by_side(conv: nn.Conv2d) -> bool:
+    """Whether it reads patches that do not overlap."""
+    plain = conv.groups == 1 and conv.padding == (0, 0) and conv.dilation == (1, 1)
+    return plain and conv.kernel_size == conv.stride and conv.kernel_size != (1, 1)
+
+
+def _weigh(made: fx.GraphModule, node: fx.Node) -> None:
+    """Channels times 1 + tanh of what attention says, as `dsnet.gate.Gate.extract` does it."""
+    x, by = node.args
+    chain = [node]
+    for wanted in ("unsqueeze", "unsqueeze", operator.add, torch.tanh):
+        if not isinstance(by, fx.Node) or by.target != wanted or len(by.users) > 1:
+            return
+        constant = {"unsqueeze": by.args[-1] == -1, operator.add: by.args[0] == 1}
+        if not constant.get(wanted, True):
+            return
+        chain.append(by)
+        by = by.args[1 if wanted is operator.add else 0]
+    with made.graph.inserting_before(node):
+        node.replace_all_uses_with(made.graph.call_function(weighted, (x, by)))
+    for old in chain:
+        made.graph.erase_node(old)
+
+
+def _mean(made: fx.GraphModule, node: fx.Node) -> None:
+    """Means that are then flattened."""
+    (follower, *others) = node.users
+    flattens = follower.op == "call_module" and isinstance(
+        made.get_submodule(str(follower.target)), nn.Flatten
+    )
+    if others or not flattens:
+        return
+    with made.graph.inserting_before(node):
+        follower.replace_all_uses_with(made.graph.call_function(means, node.args))
+    made.graph.erase_node(follower)
+    made.graph.erase_node(node)
+
+
+def _rectify(made: fx.GraphModule, node: fx.Node, linear: nn.Linear) -> None:
+    """A linear layer that only a ReLU reads."""
+    (follower, *others) = node.users
+    if others or follower.op != "call_module":
+        return
+    if not isinstance(made.get_submodule(str(follower.target)), nn.ReLU):
+        return
+    made.set_submodule(str(node.target), _LinearReLU(linear))
+    follower.replace_all_uses_with(node)
+    made.graph.erase_node(follower)
+
+
+def _part_from_bias(made: fx.GraphModule, node: fx.Node, conv: nn.Conv2d) -> None:
+    """A convolution without bias, which is then added with what follows."""
+    assert conv.bias is not None
+    name, bare = str(node.target), copy.copy(conv)
+    bare._parameters = {**conv._parameters, "bias": None}  # the weight is the same one
+    made.set_submodule(name, nn.Sequential(bare, Scaled.of_bias(conv.bias)))
+    node.target = f"{name}.0"
+    with made.graph.inserting_after(node):
+        biased = made.graph.call_module(f"{name}.1")
+    node.replace_all_uses_with(biased)
+    biased.args = (node, None)
+    take_in(made, biased)
+
+
+def _of_rows(norm: nn.LayerNorm) -> bool:
+    return len(norm.normalized_shape) == 1 and norm.bias is not None
+
+
+def _norm_the_sum(made: fx.GraphModule, node: fx.Node, norm: nn.LayerNorm) -> None:
+    """A norm that makes the sum which it reads; others then read that one."""
+    made.set_submodule(str(node.target), _Norm(norm))
+    (read,) = node.args
+    assert isinstance(read, fx.Node)
+    a_sum = read.op == "call_function" and read.target is operator.add
+    parts = read.args if a_sum and all(isinstance(arg, fx.Node) for arg in read.args) else (read,)
+    with made.graph.inserting_before(read if len(parts) > 1 else node):
+        both = made.graph.call_module(str(node.target), parts)
+        total, normed = (made.graph.call_function(operator.getitem, (both, at)) for at in (0, 1))
+    node.replace_all_uses_with(normed)
+    made.graph.erase_node(node)
+    if len(parts) > 1:
+        read.replace_all_uses_with(total)
+        made.graph.erase_node(read)

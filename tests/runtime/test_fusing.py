@@ -1,0 +1,189 @@
+"""Modules with fewer passes over memory against themselves, and the kernels against plain formulas."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import dsnet
+from dsnet.errors import DsnetError
+from dsnet.extract import extract
+from dsnet.runtime import scaling
+from dsnet.runtime.detector_parts import pack_detector, split_detector
+from dsnet.runtime.fusing import fused
+from dsnet.runtime.norms import Scaled
+from dsnet.runtime.parts import pack
+from dsnet.runtime.scaling import added_norm, means, put_rows, scaled, weighted
+from tests.detection.test_fssd import NAMES
+from tests.detection.test_fssd import detector as detector_of
+from tests.runtime.conftest import network, pictures
+from tests.support import assert_close
+
+NETWORKS = [
+    ("ds_mbnet_tiny", None),
+    ("ds_mbnet_plus_tiny", None),
+    ("ds_resnet_tiny", "stage"),
+    ("ds_resnet_plus_tiny", None),
+    ("ds_vit_plus_tiny", None),
+    ("three_gates", "prefix"),
+]
+
+needs_interpreter = pytest.mark.skipif(
+    not scaling.AVAILABLE or torch.cuda.is_available(), reason="needs Triton's interpreter"
+)
+
+
+@pytest.fixture
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "INTERPRETED", True)
+
+
+def same(module: nn.Module, inputs: tuple[Tensor, ...], tolerance: float = 1e-10) -> nn.Module:
+    made = fused(module)
+    with torch.no_grad():
+        expected, found = module(*inputs), made(*inputs)
+    for a, b in zip(_all(found), _all(expected), strict=True):
+        assert_close(a, b, tolerance)
+    return made
+
+
+def _all(found: Tensor | tuple[Tensor, ...]) -> Iterator[Tensor]:
+    yield from found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize(("name", "bn_key"), NETWORKS)
+def test_parts_and_whole_networks_are_what_they_were(name: str, bn_key: str | None) -> None:
+    model = network(name, torch.float64, bn_key)
+    options = [model.gate(g).choices[:2] for g in range(len(model.gates))]
+    for part in pack(model, options).values():
+        x, *which = part.example(3)
+        if which:
+            which = [torch.arange(3) % part.histories]
+        same(part.module, (x.double(), *which))
+    made = same(extract(model, model.space.largest.number), (pictures(model, 2),))
+    convs = [layer for layer in made.modules() if isinstance(layer, nn.Conv2d)]
+    assert convs
+    assert all(conv.bias is None for conv in convs)
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v1", "resnet50", "deit"])
+def test_static_networks(name: str) -> None:
+    torch.manual_seed(0)
+    model, side = dsnet.create_model(name).double().eval(), 224 if name == "deit" else 64
+    made = same(model, (torch.randn(1, 3, side, side).double(),))
+    assert not any(isinstance(layer, nn.BatchNorm2d | nn.LayerNorm) for layer in made.modules())
+    if name == "deit":
+        with pytest.raises(DsnetError, match="224 × 224, not 64 × 64"):
+            made(torch.randn(1, 3, 64, 64).double())
+        return
+    through = [layer for layer in made.modules() if isinstance(layer, Scaled)]
+    bare = sum(layer.act is None for layer in through)
+    assert bare == (4 if name == "resnet50" else 0)  # the shortcuts with a convolution
+    assert len(through) == (53 if name == "resnet50" else 27)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_detectors(name: str) -> None:
+    detector = copy.deepcopy(detector_of(name)).double()
+    choices = detector.network.gate(0).choices[:2]
+    split = split_detector(detector, choices, image_size=32)
+    for parts in (pack_detector(detector, choices, image_size=32), split.parts):
+        for part in parts.values():
+            same(part.module, tuple(x.double() for x in part.example(2)))
+    which = torch.tensor([0, 1, 1]) % len(choices)
+    same(split.end.module, (torch.randn(3, split.end.numbers).double(), which))
+
+
+def test_weights_are_shared_and_left_alone() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    made = fused(nn.Sequential(conv, nn.ReLU()))
+    (own,) = (layer for layer in made.modules() if isinstance(layer, nn.Conv2d))
+    assert own.weight is conv.weight
+    assert conv.bias is not None
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("_interpreted")
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    channels=st.sampled_from([3, 16, 40, 300]),
+    side=st.integers(1, 7),
+    images=st.integers(1, 3),
+    act=st.sampled_from(list(scaling.ACTS)),
+    add=st.booleans(),
+    keyed=st.booleans(),
+)
+def test_kernels_of_channels(channels: int, side: int, images: int, act: str, add: bool, keyed: bool) -> None:
+    draw = torch.Generator().manual_seed(channels + side)
+    shape = (images, channels, side, side + 1)
+    x, added = (torch.randn(shape, generator=draw).to(memory_format=torch.channels_last) for _ in "ab")
+    table, which = torch.randn(4, 2 * channels, generator=draw), torch.randint(4, (images,), generator=draw)
+    by = torch.randn(images, channels, generator=draw)
+    rest = (which if keyed else None, added if add else None, act)
+    plain = [t.contiguous() for t in (x, added)]  # kernels do not read those
+    others = (which if keyed else None, plain[1] if add else None, act)
+    assert_close(scaled(x, table, *rest), scaled(plain[0], table, *others), 1e-5)
+    assert_close(weighted(x, by), weighted(plain[0], by), 1e-5)
+    assert_close(means(x), means(plain[0]), 1e-5)
+    assert means(x.half(), torch.float32).dtype == torch.float32
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("_interpreted")
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    channels=st.sampled_from([4, 17, 130]),
+    less=st.sampled_from([0, 1, 3]),
+    positions=st.integers(1, 9),
+    rows=st.integers(1, 5),
+)
+def test_kernels_of_rows(channels: int, less: int, positions: int, rows: int) -> None:
+    draw = torch.Generator().manual_seed(channels + positions)
+    table = torch.randn(6, positions, channels, generator=draw)
+    x = torch.randn(rows, positions, channels - less, generator=draw)
+    at = torch.randperm(6, generator=draw)[:rows]
+    expected = table.clone()
+    expected[at] = torch.cat([x, torch.zeros(rows, positions, less)], 2)
+    put_rows(table, at, x)
+    assert torch.equal(table, expected)
+
+    a, b = (torch.randn(rows, positions, channels, generator=draw) for _ in "ab")
+    norm = nn.LayerNorm(channels)
+    nn.init.normal_(norm.weight)
+    with torch.no_grad():
+        total, normed = added_norm(a, b, norm.weight, norm.bias, norm.eps)
+        assert_close(total, a + b, 1e-6)
+        assert_close(normed, norm(a + b), 1e-5)
+        total, normed = added_norm(a, None, norm.weight, norm.bias, norm.eps)
+        assert total is a
+        assert_close(normed, norm(a), 1e-5)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("_interpreted")
+def test_a_network_by_kernels() -> None:
+    for name in ("ds_resnet_tiny", "ds_vit_plus_tiny"):
+        model = network(name, torch.float32, "stage" if name == "ds_resnet_tiny" else None)
+        module = extract(model, 0).to(memory_format=torch.channels_last)
+        same(module, (pictures(model, 1).to(memory_format=torch.channels_last),), 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["ds_resnet_tiny", "ds_vit_plus_tiny", "ds_mbnet_plus_tiny"])
+def test_on_a_gpu(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = network(name, torch.float64, "stage" if name == "ds_resnet_tiny" else None)
+    x = pictures(model, 5)
+    module = extract(model, 0)
+    with torch.no_grad():
+        expected = module(x)
+        made = fused(module).cuda().to(dtype).to(memory_format=torch.channels_last)
+        found = made(x.cuda().to(dtype).to(memory_format=torch.channels_last)).double().cpu()
+    assert_close(found, expected, 1e-4 if dtype == torch.float32 else 8e-2)
