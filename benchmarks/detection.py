@@ -11,7 +11,9 @@ multiply-adds of the whole detector. *steps*: milliseconds of a step of training
 and optimiser on a batch that is ready, *busy* the share of a step in which the GPU computes; a step also
 draws, cuts and matches its batch.
 *speed*: a plan for a mixed batch beside the ideal, which is each route's stand-alone detector, made ready by
-the same backend, on whole batches, weighted by the mix; and what boxes of the answers cost (decoding, NMS).
+the same backend, on whole batches, weighted by the mix; and what boxes of the answers cost (decoding, NMS):
+*found* until they are in memory of the host, *boxes* until they are arrays of every image. Scores from which
+on there are boxes are such that an image has --found of them on average.
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ from dsnet import runtime
 from dsnet.cli.live import LiveWatch
 from dsnet.detection.calibrate import recalibrate_detector
 from dsnet.detection.config import DetectConfig
-from dsnet.detection.found import detections_of
 from dsnet.detection.fssd import Detector
 from dsnet.detection.learning import DetectorTraining
 from dsnet.detection.recipes import get_detector_recipe
@@ -197,6 +198,13 @@ def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Ca
     return engine.graphed.lanes.record(lambda: (call(x), None)[1], 0)
 
 
+def _score_for(count: int, plan: DetectorPlan, row: Tensor) -> float:
+    """The score that so many boxes of a batch are above of."""
+    every = plan.boxes(row, score=0.0)
+    scores = sorted((float(score) for found in every for score in found.scores), reverse=True)
+    return scores[min(count, len(scores) - 1)]
+
+
 @torch.no_grad()
 def run_speed(args: argparse.Namespace) -> None:
     device = pick_device("auto")
@@ -225,8 +233,13 @@ def run_speed(args: argparse.Namespace) -> None:
     calls["plan"] = lambda: gated(x)
     for number in routes:
         calls[f"alone {number}"] = _alone(detector, number, plan, x)
-    answers = plan(x)
-    calls["boxes"] = lambda: detections_of(answers.offsets, answers.logits, plan.priors, score=0.3)
+    row = plan.plan(x)
+    score = _score_for(args.found * args.batch, plan, row)
+    found_now = sum(len(found.scores) for found in plan.boxes(row, score=score)) / args.batch
+    calls["boxes"] = lambda: plan.boxes(row, score=score)
+    if plan.recorded is not None and plan.recorded.programs:
+        *_, last = plan.recorded.programs.values()
+        calls["found"] = last.run
     times = interleaved(calls, repeats=args.repeats, device=device)
     ideal = sum(shares[number] * times[f"alone {number}"].median for number in routes)
     gated_ms, boxes_ms = times["plan"].median, times["boxes"].median
@@ -239,10 +252,14 @@ def run_speed(args: argparse.Namespace) -> None:
         "times": {name: spread._asdict() for name, spread in times.items()},
         "ideal": ideal,
         "ratio": ideal / gated_ms,
+        "boxes_an_image": found_now,
         "boxes_share": boxes_ms / (gated_ms + boxes_ms),
     }
+    if "found" in times:
+        found["found_share"] = times["found"].median / (gated_ms + times["found"].median)
     print(table(["call", "ms"], [[name, f"{t.median:.2f}"] for name, t in times.items()], left=("call",)))
-    print(f"ideal {ideal:.2f} ms; ideal / plan {found['ratio']:.3f}; boxes {found['boxes_share']:.1%} of all")
+    print(f"ideal {ideal:.2f} ms; ideal / plan {found['ratio']:.3f}; {found_now:.1f} boxes an image")
+    print(f"boxes {found['boxes_share']:.1%} of all, found {found.get('found_share', 0):.1%}")
     if args.json:
         write_json(args.json, {"benchmark": "detection speed", **environment(device), **found})
 
@@ -268,6 +285,7 @@ def main() -> None:
     speed.add_argument("--routes", default="S")
     speed.add_argument("--backend", default="cudagraphs")
     speed.add_argument("--precision", default="bfloat16")
+    speed.add_argument("--found", type=int, default=20)
     speed.add_argument("--repeats", type=int, default=20)
     speed.add_argument("--json", type=Path)
     speed.set_defaults(step=run_speed)

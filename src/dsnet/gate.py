@@ -301,21 +301,16 @@ class DecidingGate(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, C, H, W] → the same scaled, and scores [B, choices]."""
-        pooled = self.pooled(x)
+        scores, by = self.decide(x.mean((2, 3), dtype=self.first.weight.dtype))
+        return x * (1 + torch.tanh(by)).to(x.dtype)[:, :, None, None], scores
+
+    def decide(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """Means over positions [B, C] → scores [B, choices], and what scales channels, as 1 + tanh of it."""
         hidden = F.relu(self.first(pooled))
-        by = self.attention(hidden)
         scores = self.last(hidden if self.separate is None else F.relu(self.separate(pooled)))
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
-        return self.scaled(x, by), scores
-
-    def pooled(self, x: Tensor) -> Tensor:
-        """Means over positions [B, C]."""
-        return x.mean((2, 3), dtype=self.first.weight.dtype)
-
-    def scaled(self, x: Tensor, by: Tensor) -> Tensor:
-        """Channels times 1 + tanh of ``by`` [B, C]."""
-        return x * (1 + torch.tanh(by)).to(x.dtype)[:, :, None, None]
+        return scores, self.attention(hidden)
 
 
 def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:

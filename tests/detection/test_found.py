@@ -140,17 +140,46 @@ def test_kernels_by_hand(
     offsets, logits = views(offsets.to(dtype), logits.to(dtype))
     with (
         mock.patch.object(module, "CANDIDATES", candidates),
-        mock.patch.object(module, "_unaided", return_value=True),
+        mock.patch.object(module, "_kernels", return_value=True),
     ):
         expected = by_hand((offsets, logits, priors), score, overlap, most, stable=True)
         check(detections_of(offsets, logits, priors, score=score, overlap=overlap, most=most), expected)
+
+
+def chain(count: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes each a step further, the first ones best, and the priors of some order; nothing is rounded."""
+    priors = torch.tensor([0.0, 0.5, width / 256, 0.125]).repeat(count, 1)
+    priors[:, 0] = (torch.arange(count) + 16) / 256
+    logits = torch.stack([torch.zeros(count), torch.linspace(3, -1, count)], 1)[None]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return torch.zeros(1, count, 4), logits[:, order], priors[order]
+
+
+@interpreted
+@given(
+    seed=seeds,
+    count=st.sampled_from([1, 2, 31, 32, 33, 64, 65, 200, 210]),
+    width=st.sampled_from([1, 3, 8, 32]),  # a box shares with the next 0, 1/2, 7/9, 31/33
+    overlap=st.sampled_from([-1.0, 0.0, 0.45, 0.75, 0.9]),
+)
+@settings(max_examples=25, deadline=None)
+def test_kernels_where_each_suppresses_the_next(seed: int, count: int, width: int, overlap: float) -> None:
+    given = chain(count, width, seed)
+    expected = by_hand(given, 0.01, overlap, 200, stable=True)
+    if count > 2 and overlap == 0.45 and width == 3:
+        assert len(expected[0]) == (min(count, module.CANDIDATES) + 1) // 2  # each second one
+    with mock.patch.object(module, "_kernels", return_value=True):
+        (found,) = detections_of(*given, score=0.01, overlap=overlap)
+    boxes, scores, _ = zip(*expected[0], strict=True)
+    np.testing.assert_array_equal(found.boxes, np.array(boxes))
+    np.testing.assert_allclose(found.scores, scores, atol=1e-6)
 
 
 @interpreted
 def test_kernels_as_without(apart: tuple[Tensor, Tensor, Tensor]) -> None:
     given, setting = (apart[0][:1], apart[1][:1], apart[2]), {"score": 0.01, "overlap": 0.45, "most": 100}
     expected = detections_of(*given, **setting)
-    with mock.patch.object(module, "_unaided", return_value=True):
+    with mock.patch.object(module, "_kernels", return_value=True):
         check_near(detections_of(*given, **setting), expected)
 
 

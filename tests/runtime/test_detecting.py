@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import importlib.util
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import dsnet
 from dsnet import runtime
+from dsnet.detection import found as found_boxes
+from dsnet.detection.found import best_boxes, detections_of
 from dsnet.detection.fssd import Detector
-from dsnet.runtime import making
+from dsnet.detection.metrics import Detections
+from dsnet.errors import DsnetError
+from dsnet.runtime import detecting, making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.choose import Choice
 from dsnet.runtime.detecting import DetectorPlan
@@ -24,7 +33,8 @@ from tests.detection.test_fssd import detector as detector_of
 from tests.support import assert_close, images
 
 
-def test_auto_times_what_runs_all_of_a_detector() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_auto_times_what_runs_all_of_a_detector(known: bool) -> None:
     asked: list[Sequence[str]] = []
 
     def choose(model: object, *, candidates: Sequence[str], **given: Any) -> Choice:  # noqa: ANN401
@@ -32,10 +42,13 @@ def test_auto_times_what_runs_all_of_a_detector() -> None:
         return Choice("eager", {}, measured=True)
 
     detector = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE).eval()
-    with mock.patch.object(making, "choose_backend", choose):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(making, "choose_backend", choose))
+        if not known:
+            patches.enter_context(mock.patch.object(making, "unsupported", return_value="a reason"))
         plan = runtime.compile(detector)
     assert plan.engine.backend == "eager"
-    assert "triton" not in asked[0]
+    assert ("triton" in asked[0]) is known
     assert {"eager", "inductor", "openvino"} <= set(asked[0])
 
 
@@ -104,6 +117,144 @@ def test_parts_that_end_with_the_fused_map(name: str, choices: tuple[int, ...]) 
         assert_close(answers[i], torch.cat([alone.offsets.flatten(), alone.logits.flatten()]), 1e-10)
 
 
+def rows_of(plan: DetectorPlan, images: int, seed: int = 0) -> Tensor:
+    """Answers like those of the plan, of which some are sure."""
+    answers = plan.engine.classes
+    draw = torch.Generator().manual_seed(seed)
+    row = torch.randn(images, answers, generator=draw) * 2
+    return row.to(plan.engine.device, plan.engine.precision)
+
+
+def plainly(plan: DetectorPlan, row: Tensor, **setting: float) -> list[Detections]:
+    return detections_of(*plan._answers(row), plan.priors, **setting)  # type: ignore[arg-type]
+
+
+def check_same(found: list[Detections], expected: list[Detections]) -> None:
+    for own, right in zip(found, expected, strict=True):
+        for name in ("boxes", "scores", "classes"):
+            np.testing.assert_array_equal(getattr(own, name), getattr(right, name))
+            assert getattr(own, name).dtype == getattr(right, name).dtype
+
+
+def as_kernels(offsets: Tensor, logits: Tensor, priors: Tensor, *, most: int, **setting: float) -> Tensor:
+    """As many rows whatever is found."""
+    found = best_boxes(offsets, logits, priors, most=most, **setting)
+    return torch.cat([found, found.new_full((len(found), most - found.shape[1], 6), -1.0)], 1)
+
+
+@pytest.fixture
+def unaided() -> Iterator[None]:
+    """As on a GPU."""
+    with (
+        mock.patch.object(detecting, "unaided", lambda device, priors, classes, most: most > 0),
+        mock.patch.object(detecting, "best_boxes", as_kernels),
+    ):
+        yield
+
+
+def in_threads(plan: DetectorPlan, times: int, **setting: Any) -> None:  # noqa: ANN401
+    """Two of them at once, each with answers of its own."""
+    given = [rows_of(plan, 2, seed) for seed in (1, 2)]
+    expected = [plainly(plan, row, **setting) for row in given]
+    wrong: list[BaseException] = []
+
+    def call(number: int) -> None:
+        try:
+            for _ in range(times):
+                check_same(plan.boxes(given[number], **setting), expected[number])
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_boxes_without_kernels() -> None:
+    detector = detector_of(NAMES[0])
+    plan, x = recorded(detector, 16), images(detector.network, 3, size=16)
+    check_same(plan.detect(x, score=0.1, most=7), plainly(plan, plan.plan(x), score=0.1, most=7))
+    assert plan.recorded is not None
+    assert not plan.recorded.programs
+    eager = runtime.compile(detector, backend="eager", image_size=16)
+    assert eager.recorded is None
+    check_same(eager.detect(x, 1), plainly(eager, eager.plan(x, 1), score=0.3))
+    assert eager.boxes(eager.plan(x)[:0]) == plan.boxes(plan.plan(x)[:0]) == []
+    with pytest.raises(DsnetError, match="this plan answers with"):
+        plan.boxes(plan.plan(x)[:, :1])
+
+
+@pytest.mark.usefixtures("unaided")
+def test_boxes_by_programs() -> None:
+    plan = recorded(detector_of(NAMES[0]), 16)
+    assert plan.recorded is not None
+    for count in (1, 2, 3, 4, 6):  # there is room for 4
+        for score, most in ((0.3, 200), (0.3, 3), (0.6, 200)):
+            row = rows_of(plan, count, count)
+            found = plan.boxes(row, score=score, most=most)
+            check_same(found, plainly(plan, row, score=score, most=most))
+            assert all(0 < len(own.scores) <= most for own in found)
+    assert len(plan.recorded.programs) == 3 * 3  # for 1, 2 and 4 images
+    row = rows_of(plan, 2).float()
+    check_same(plan.boxes(row, overlap=0.1), plainly(plan, row, score=0.3, overlap=0.1))
+    for most in (200, 0):
+        nothing = plan.boxes(row, score=1.0, most=most)
+        assert [(own.boxes.shape, own.scores.shape) for own in nothing] == [((0, 4), (0,))] * 2
+    assert plan.boxes(row[:0]) == []
+
+
+@pytest.mark.usefixtures("unaided")
+def test_boxes_of_images_by_programs() -> None:
+    detector = detector_of(NAMES[0])
+    plan, x = recorded(detector, 16), images(detector.network, 3, size=16)
+    setting: dict[str, Any] = {"score": 0.1, "most": 7}
+    check_same(plan.detect(x, **setting), plainly(plan, plan.plan(x), **setting))
+    with torch.inference_mode():
+        check_same(plan.detect(x, 1, **setting), plainly(plan, plan.plan(x, 1), **setting))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
+    reason="needs Triton, and no GPU: there kernels are compiled",
+)
+def test_boxes_by_kernels() -> None:
+    plan = recorded(detector_of(NAMES[0]), 16)
+    assert plan.recorded is not None
+    row = rows_of(plan, 1)
+    with mock.patch.object(found_boxes, "_kernels", return_value=True):
+        check_same(plan.boxes(row, score=0.5), plainly(plan, row, score=0.5))
+    assert len(plan.recorded.programs) == 1
+
+
+@pytest.mark.usefixtures("unaided")
+def test_boxes_stay_when_others_are_found() -> None:
+    plan = recorded(detector_of(NAMES[0]), 16)
+    given = [rows_of(plan, 2, seed) for seed in (1, 2)]
+    first, second = [plan.boxes(row) for row in given]
+    check_same(first, plainly(plan, given[0], score=0.3))
+    check_same(second, plainly(plan, given[1], score=0.3))
+    assert first[0].scores.tolist() != second[0].scores.tolist()
+
+
+@pytest.mark.usefixtures("unaided")
+def test_boxes_for_threads() -> None:
+    in_threads(recorded(detector_of(NAMES[0]), 16), 2, score=0.3)
+
+
+@pytest.mark.usefixtures("unaided")
+def test_few_programs_for_boxes_are_kept() -> None:
+    plan = recorded(detector_of(NAMES[0]), 16)
+    assert plan.recorded is not None
+    row = rows_of(plan, 1)
+    with mock.patch.object(detecting, "PROGRAMS", 2):
+        for score in (0.3, 0.4, 0.5, 0.3):
+            check_same(plan.boxes(row, score=score), plainly(plan, row, score=score))
+    assert [key[2] for key in plan.recorded.programs] == [0.5, 0.3]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
 @pytest.mark.parametrize("name", NAMES)
@@ -127,3 +278,23 @@ def test_on_a_gpu(name: str, backend: str) -> None:
     for i in (0, 5):
         (alone_found,) = plan.detect(x[i : i + 1], score=0.0, most=5)
         assert alone_found.boxes == pytest.approx(together[i].boxes, abs=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
+def test_boxes_on_a_gpu(backend: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    detector = copy.deepcopy(detector_of(NAMES[0])).cuda().float()
+    plan = runtime.compile(detector, backend=backend, image_size=32, batch_buckets=(1, 4))
+    assert plan.recorded is not None
+    for count in (1, 3, 4, 7, 2):
+        for row in (rows_of(plan, count, count), plan.plan(images(detector.network, count, size=32).cuda())):
+            for score, most in ((0.1, 200), (0.3, 3), (1.0, 200)):
+                setting: dict[str, Any] = {"score": score, "most": most}
+                check_same(plan.boxes(row, **setting), plainly(plan, row, **setting))
+    assert {key[0] for key in plan.recorded.programs} == {1, 2, 4}
+    given = [rows_of(plan, 4, seed) for seed in (1, 2)]
+    for row, own in zip(given, [plan.boxes(row) for row in given], strict=True):
+        check_same(own, plainly(plan, row, score=0.3))
+    in_threads(plan, 20, score=0.3)

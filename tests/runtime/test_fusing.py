@@ -16,10 +16,10 @@ from dsnet.errors import DsnetError
 from dsnet.extract import extract
 from dsnet.runtime import scaling
 from dsnet.runtime.detector_parts import pack_detector, split_detector
-from dsnet.runtime.fusing import fused
+from dsnet.runtime.fusing import ends_at_gate, fused
 from dsnet.runtime.norms import Scaled
 from dsnet.runtime.parts import pack
-from dsnet.runtime.scaling import added_norm, means, put_rows, scaled, weighted
+from dsnet.runtime.scaling import added_norm, means, put_rows, scaled, scaled_means, weighted
 from tests.detection.test_fssd import NAMES
 from tests.detection.test_fssd import detector as detector_of
 from tests.runtime.conftest import network, pictures
@@ -48,6 +48,9 @@ def same(module: nn.Module, inputs: tuple[Tensor, ...], tolerance: float = 1e-10
     made = fused(module)
     with torch.no_grad():
         expected, found = module(*inputs), made(*inputs)
+        if ends_at_gate(made):
+            features, scores, by = found
+            found = weighted(features, by), scores
     for a, b in zip(_all(found), _all(expected), strict=True):
         assert_close(a, b, tolerance)
     return made
@@ -129,6 +132,9 @@ def test_kernels_of_channels(channels: int, side: int, images: int, act: str, ad
     plain = [t.contiguous() for t in (x, added)]  # kernels do not read those
     others = (which if keyed else None, plain[1] if add else None, act)
     assert_close(scaled(x, table, *rest), scaled(plain[0], table, *others), 1e-5)
+    y, mean = scaled_means(x, table, *rest)
+    assert_close(y, scaled(plain[0], table, *others), 1e-5)
+    assert_close(mean, y.mean((2, 3)), 1e-5)
     assert_close(weighted(x, by), weighted(plain[0], by), 1e-5)
     assert_close(means(x), means(plain[0]), 1e-5)
     assert means(x.half(), torch.float32).dtype == torch.float32
@@ -148,10 +154,14 @@ def test_kernels_of_rows(channels: int, less: int, positions: int, rows: int) ->
     table = torch.randn(6, positions, channels, generator=draw)
     x = torch.randn(rows, positions, channels - less, generator=draw)
     at = torch.randperm(6, generator=draw)[:rows]
+    by, before = torch.randn(rows, channels - less, generator=draw), table.clone()
     expected = table.clone()
     expected[at] = torch.cat([x, torch.zeros(rows, positions, less)], 2)
     put_rows(table, at, x)
     assert torch.equal(table, expected)
+    put_rows(before, at, x, by)
+    expected[at, :, : channels - less] = x * (1 + by.tanh())[:, None]
+    assert_close(before, expected, 1e-6)
 
     a, b = (torch.randn(rows, positions, channels, generator=draw) for _ in "ab")
     norm = nn.LayerNorm(channels)

@@ -69,10 +69,12 @@ def made(
     return model, recorded(model, options, stand_ins)
 
 
-def recorded(model: dsnet.Supernet, options: list[tuple[int, ...]], stand_ins: bool) -> Graphed:
+def recorded(
+    model: dsnet.Supernet, options: list[tuple[int, ...]], stand_ins: bool, backend: str = "eager"
+) -> Graphed:
     image = pictures(model, 1)
     parts = pack(model, options, stand_ins=find_stand_ins(model, options) if stand_ins else None)
-    calls = {h: get_backend("eager").convert(p.module)() for h, p in parts.items()}
+    calls = {h: get_backend(backend).convert(p.module)() for h, p in parts.items()}
     choices = [model.gate(g).choices for g in range(len(model.gates))]
     return Graphed(
         calls,
@@ -380,6 +382,20 @@ def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
     assert torch.equal(found[:2, :4], x.flip(0))
     assert not found[:2, 4:].any()
     assert bool((found[2] == 7).all())
+
+
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_parts_in_fewer_kernels(name: str, bn_key: str | None, stand_ins: bool) -> None:
+    model, plain = made(name, bn_key, stand_ins)
+    options = [model.gate(g).choices for g in range(len(model.gates))]
+    graphed = recorded(model, options, stand_ins, "cudagraphs")
+    x = pictures(model, 8)
+    found, expected = graphed.run(x), plain.run(x)
+    assert torch.equal(found.routes, expected.routes)
+    assert_close(found.logits, expected.logits, 1e-9)
+    for number in (model.space.smallest.number, model.space.largest.number):
+        route = model.space.resolve(number)
+        assert_close(graphed.run_route(x, route), plain.run_route(x, route), 1e-9)
 
 
 @pytest.mark.parametrize("abreast", [1, 2, 3, 4])

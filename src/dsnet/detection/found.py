@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dsnet.detection.boxes import decode, kept_of
 from dsnet.detection.metrics import Detections
 
-__all__ = ["best_boxes", "detections_of"]
+__all__ = ["best_boxes", "detections_in", "detections_of", "unaided"]
 
 CANDIDATES = 200  # of an image and class that are compared with each other
 
@@ -32,14 +33,23 @@ def detections_of(
 
     Those with a probability above ``score``, of overlapping ones of a class the best, ``most`` of an image.
     """
-    rows = _on_host(best_boxes(offsets, logits, priors, score=score, overlap=overlap, most=most)).numpy()
-    counts = (rows[:, :, 4] >= 0).sum(1)
-    wide = rows[:, : counts.max(initial=0)].astype(np.float64)
-    boxes, scores, classes = wide[:, :, :4], wide[:, :, 4], wide[:, :, 5].astype(np.int64)
-    return [
-        Detections(boxes[image, :end], scores[image, :end], classes[image, :end])
-        for image, end in enumerate(counts.tolist())
-    ]
+    rows = _on_host(best_boxes(offsets, logits, priors, score=score, overlap=overlap, most=most))
+    return detections_in(rows.numpy())
+
+
+def detections_in(rows: NDArray[np.float32]) -> list[Detections]:
+    """Boxes of every image, from what `best_boxes` found [B, n, 6]; a copy. Those without any share one."""
+    counts = (rows[:, :, 4] >= 0).sum(1, dtype=np.int32).tolist()
+    width = max(counts, default=0)
+    wide = rows[:, :width].astype(np.float64).reshape(-1, 6)
+    boxes, scores, classes = wide[:, :4], wide[:, 4], wide[:, 5].astype(np.int64)
+    nothing = Detections(boxes[:0], scores[:0], classes[:0])
+    found, start = [], 0
+    for count in counts:
+        own = slice(start, start + count)
+        found.append(Detections(boxes[own], scores[own], classes[own]) if count else nothing)
+        start += width
+    return found
 
 
 def best_boxes(
@@ -50,7 +60,7 @@ def best_boxes(
     No more than ``most``. With Triton on a GPU n depends on shapes alone, and nothing is waited for, as long
     as there are no more priors than its kernels are made for.
     """
-    if logits.numel() and logits.shape[2] > 1 and most > 0 and _unaided(logits):
+    if len(logits) and unaided(logits.device, logits.shape[1], logits.shape[2] - 1, most):
         from dsnet.detection.suppress import boxes_by_kernels
 
         return boxes_by_kernels(
@@ -73,13 +83,18 @@ def best_boxes(
     return rows.view(images, width, 6).gather(1, order[:, :, None].expand(-1, -1, 6))
 
 
-def _unaided(logits: Tensor) -> bool:
-    """Whether a device does it without the host."""
-    if logits.device.type != "cuda":
+def unaided(device: torch.device, priors: int, classes: int, most: int) -> bool:
+    """Whether `best_boxes` finds some there without the host: how many rows it gives depends on shapes."""
+    return min(priors, classes, most) > 0 and _kernels(device, priors)
+
+
+def _kernels(device: torch.device, priors: int) -> bool:
+    """Whether there are some for so many priors."""
+    if device.type != "cuda":
         return False
     from dsnet.detection import suppress  # imports Triton
 
-    return suppress.AVAILABLE and logits.shape[1] <= suppress.PRIORS
+    return suppress.AVAILABLE and priors <= suppress.PRIORS
 
 
 def _on_host(found: Tensor) -> Tensor:

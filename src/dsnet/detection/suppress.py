@@ -51,11 +51,11 @@ def boxes_by_kernels(
     rows, most = images * kinds, min(most, kinds * few)
     keys = torch.empty(rows, padded, dtype=torch.int32, device=logits.device)
     chosen = torch.empty(rows, few, dtype=torch.int64, device=logits.device)
-    boxes = torch.empty(rows, few, 4, dtype=torch.float32, device=logits.device)
     kept = torch.empty(rows, few, 5, dtype=torch.float32, device=logits.device)
     found = torch.empty(images, most, 6, dtype=torch.float32, device=logits.device)
     across, along, block = _power(1 + kinds), _power(padded), _power(few)
-    step = max(1, 2048 // across)
+    step, whole = max(1, 2048 // across), max(32, block)
+    boxes = torch.empty(rows, whole, 5, dtype=torch.float32, device=logits.device)
     with torch.cuda.device_of(logits):  # kernels are launched on the current device
         _likely[(images, -(-padded // step))](
             logits, keys, float(score), count, padded, kinds, *logits.stride(), step, across, num_warps=4,
@@ -67,7 +67,7 @@ def boxes_by_kernels(
         )  # fmt: skip
         _kept[(rows,)](
             chosen, offsets, priors, boxes, kept, found, kinds, most, float(overlap), *offsets.stride(),
-            *priors.stride(), *VARIANCES, few, block, num_warps=max(1, block // 64), enable_fp_fusion=False,
+            *priors.stride(), *VARIANCES, few, whole, num_warps=min(8, whole // 32), enable_fp_fusion=False,
         )  # fmt: skip
         _merged[(rows,)](
             kept, found, most, kinds, few, block, block.bit_length(), num_warps=max(1, block // 64),
@@ -83,6 +83,7 @@ def _power(count: int) -> int:
 
 if AVAILABLE:
     EVERY = tl.constexpr(tl.PropagateNan.ALL)
+    FEW = tl.constexpr(8)  # boxes that a thread holds at a time
 
     @triton.jit
     def _likely(
@@ -156,11 +157,17 @@ if AVAILABLE:
         return tl.minimum(tl.maximum(x, 0.0, propagate_nan=EVERY), 1.0, propagate_nan=EVERY)
 
     @triton.jit
+    def _packed(flags, BLOCK: tl.constexpr):
+        """[BLOCK] → [BLOCK // 32]: the first is the lowest bit."""
+        bits = tl.reshape(flags.to(tl.int32), (BLOCK // 32, 32)) << tl.arange(0, 32)[None, :]
+        return tl.sum(bits, 1)  # no two have the same bit
+
+    @triton.jit
     def _kept(
         chosen,  # [rows, COUNT]
         offsets,  # [images, priors, 4]
         priors,  # [priors, 4]
-        boxes,  # [rows, COUNT, 4], best first
+        boxes,  # [rows, BLOCK, 5]: corners and area, best first
         kept,  # [rows, COUNT, 5]: corners and score of those that are kept, best first; then scores of -1
         found,  # [images, most, 6]: what is nothing yet
         kinds,
@@ -176,7 +183,7 @@ if AVAILABLE:
         COUNT: tl.constexpr,
         BLOCK: tl.constexpr,
     ):
-        """One row a program: from one box that is kept to the next.
+        """One row a program: without those that a better one shares too much with, until nothing changes.
 
         Bit for bit as `dsnet.detection.boxes` does it, but for the exponential: products are rounded before
         they are added.
@@ -208,37 +215,54 @@ if AVAILABLE:
             _share(y + half_y),
         )
 
-        boxes += row * COUNT * 4
-        tl.store(boxes + 4 * n, left, mask=inside)
-        tl.store(boxes + 4 * n + 1, top, mask=inside)
-        tl.store(boxes + 4 * n + 2, right, mask=inside)
-        tl.store(boxes + 4 * n + 3, bottom, mask=inside)
-        tl.debug_barrier()  # any of them is read by all
         area = _side(left, right) * _side(top, bottom)
+        boxes += row * BLOCK * 5
+        tl.store(boxes + 5 * n, left)
+        tl.store(boxes + 5 * n + 1, top)
+        tl.store(boxes + 5 * n + 2, right)
+        tl.store(boxes + 5 * n + 3, bottom)
+        tl.store(boxes + 5 * n + 4, area)
+        tl.debug_barrier()  # any of them is read by all
+        number = tl.sum(there.to(tl.int32), 0)
+        word = tl.arange(0, BLOCK // 32)[:, None]
+        over = tl.zeros((BLOCK // 32, BLOCK), tl.int32)  # better boxes that share too much, 32 of them a word
+        for first in range(0, number, 32):
+            bits = tl.zeros((BLOCK,), tl.int32)
+            for part in range(0, 32, FEW):
+                bit = part + tl.arange(0, FEW)[:, None]
+                better = first + bit
+                x0 = tl.load(boxes + 5 * better)
+                y0 = tl.load(boxes + 5 * better + 1)
+                x1 = tl.load(boxes + 5 * better + 2)
+                y1 = tl.load(boxes + 5 * better + 3)
+                width = _side(
+                    tl.maximum(left[None, :], x0, propagate_nan=EVERY),
+                    tl.minimum(right[None, :], x1, propagate_nan=EVERY),
+                )
+                height = _side(
+                    tl.maximum(top[None, :], y0, propagate_nan=EVERY),
+                    tl.minimum(bottom[None, :], y1, propagate_nan=EVERY),
+                )
+                common = width * height
+                union = tl.load(boxes + 5 * better + 4) + area[None, :] - common
+                some = (union > 0) & (common > 0)  # to divide nothing takes longer
+                shared = tl.div_rn(tl.where(some, common, 1.0), tl.where(some, union, 1.0))
+                shared = tl.where(some, shared, 0.0)
+                bits += tl.sum(((shared > threshold) & (better < n[None, :])).to(tl.int32) << bit, 0)
+            over = tl.where(word == first // 32, bits[None, :], over)
+
         alive = there
-        at = tl.min(tl.where(alive, n, BLOCK), 0)
-        while at < BLOCK:
-            x0 = tl.load(boxes + 4 * at)
-            y0 = tl.load(boxes + 4 * at + 1)
-            x1 = tl.load(boxes + 4 * at + 2)
-            y1 = tl.load(boxes + 4 * at + 3)
-            width = _side(
-                tl.maximum(left, x0, propagate_nan=EVERY), tl.minimum(right, x1, propagate_nan=EVERY)
-            )
-            height = _side(
-                tl.maximum(top, y0, propagate_nan=EVERY), tl.minimum(bottom, y1, propagate_nan=EVERY)
-            )
-            common = width * height
-            union = _side(x0, x1) * _side(y0, y1) + area - common
-            some = (union > 0) & (common > 0)  # to divide nothing takes longer
-            shared = tl.div_rn(tl.where(some, common, 1.0), tl.where(some, union, 1.0))
-            shared = tl.where(some, shared, 0.0)
-            alive = alive & ~((shared > threshold) & (n > at))
-            at = tl.min(tl.where(alive & (n > at), n, BLOCK), 0)
+        words = _packed(alive, BLOCK)
+        changed = number
+        while changed > 0:  # as many rounds as the longest chain: what the best ones are told stays
+            alive = there & (tl.sum(((over & words[:, None]) != 0).to(tl.int32), 0) == 0)
+            earlier = words
+            words = _packed(alive, BLOCK)
+            changed = tl.sum((words != earlier).to(tl.int32), 0)
 
         before = tl.cumsum(alive.to(tl.int32), 0)
-        number = tl.sum(alive.to(tl.int32), 0)
-        place = tl.where(alive, before - 1, number + n - before)
+        left_over = tl.sum(alive.to(tl.int32), 0)
+        place = tl.where(alive, before - 1, left_over + n - before)
         kept += row * COUNT * 5 + 5 * place
         tl.store(kept, left, mask=inside)
         tl.store(kept + 1, top, mask=inside)

@@ -18,9 +18,16 @@ class Division:
         self.best = min(milliseconds, key=lambda size: milliseconds[size] / size)
         self.exact = max(EXACT, 2 * max(milliseconds))
         self._least, self._last = [0.0], [0]  # by number of images: time of all batches, size of the last
+        self._divided: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, images: int) -> tuple[int, ...]:
         """Largest first; the last may have room left, never as much as any batch holds."""
+        found = self._divided.get(images)
+        if found is None:
+            found = self._divided[images] = self._divide(images)
+        return found
+
+    def _divide(self, images: int) -> tuple[int, ...]:
         whole = -(-max(0, images - self.exact) // self.best)  # far from the end only the best size counts
         left = images - whole * self.best
         self._work_out(left)

@@ -18,7 +18,7 @@ from dsnet.gate import DecidingGate
 from dsnet.runtime.norms import Scaled, Tracer, take_in
 from dsnet.runtime.scaling import added_norm, means, weighted
 
-__all__ = ["fused"]
+__all__ = ["ends_at_gate", "fused"]
 
 
 class _LinearReLU(nn.Module):
@@ -50,14 +50,24 @@ class _Patches(nn.Module):
         return F.linear(patches, self.weight, self.bias).permute(0, 3, 1, 2)
 
 
-class _Gate(DecidingGate):
-    """Its passes over features as kernels."""
+class _Gate(nn.Module):
+    """Its passes over features as kernels; means, where they are known already."""
 
-    def pooled(self, x: Tensor) -> Tensor:
-        return means(x, self.first.weight.dtype)
+    def __init__(self, gate: DecidingGate) -> None:
+        super().__init__()
+        self.gate = gate
 
-    def scaled(self, x: Tensor, by: Tensor) -> Tensor:
-        return weighted(x, by)
+    def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:
+        scores, by = self.gate.decide(means(x, self.gate.first.weight.dtype) if pooled is None else pooled)
+        return weighted(x, by), scores
+
+
+class _LastGate(_Gate):
+    """Leaves it to others to scale features: gives them, scores, and what they are to be scaled by."""
+
+    def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:
+        scores, by = self.gate.decide(means(x, self.gate.first.weight.dtype) if pooled is None else pooled)
+        return x, scores, by
 
 
 class _Norm(nn.Module):
@@ -72,8 +82,13 @@ class _Norm(nn.Module):
         return added_norm(x, added, self.weight, self.bias, self.eps)
 
 
+def ends_at_gate(module: fx.GraphModule) -> bool:
+    """Whether a `fused` module gives features yet to be scaled, scores, and what to scale them by."""
+    return any(isinstance(layer, _LastGate) for layer in module.modules())
+
+
 def fused(module: nn.Module) -> fx.GraphModule:
-    """The same function of the same weights."""
+    """The same function of the same weights; where it ends at a gate others are to scale its features."""
     made = fx.GraphModule(module, Tracer().trace(module))
     for node in list(made.graph.nodes):
         if node.op == "call_function" and node.target is operator.mul:
@@ -94,8 +109,10 @@ def fused(module: nn.Module) -> fx.GraphModule:
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
             _rectify(made, node, layer)
         elif isinstance(layer, DecidingGate):
-            gate = _Gate(layer.first, layer.attention, layer.last, layer.separate, routes=layer.routes)
-            made.set_submodule(node.target, gate)
+            last = [user.op for user in node.users] == ["output"]
+            made.set_submodule(node.target, _LastGate(layer) if last else _Gate(layer))
+            pooled = _by_the_way(made, node.args[0], layer.first.weight.dtype)
+            node.args = (*node.args, *([] if pooled is None else [pooled]))
         elif isinstance(layer, nn.LayerNorm) and _of_rows(layer):
             _norm_the_sum(made, node, layer)
     made.graph.lint()
@@ -135,10 +152,29 @@ def _mean(made: fx.GraphModule, node: fx.Node) -> None:
     )
     if others or not flattens:
         return
-    with made.graph.inserting_before(node):
-        follower.replace_all_uses_with(made.graph.call_function(means, node.args))
+    mean = _by_the_way(made, node.args[0], None)
+    if mean is None:
+        with made.graph.inserting_before(node):
+            mean = made.graph.call_function(means, node.args)
+    follower.replace_all_uses_with(mean)
     made.graph.erase_node(follower)
     made.graph.erase_node(node)
+
+
+def _by_the_way(made: fx.GraphModule, node: object, dtype: torch.dtype | None) -> fx.Node | None:
+    """Means over positions of what a `Scaled` gives, made when it is written; of its own type by default."""
+    if not isinstance(node, fx.Node) or node.op != "call_module":
+        return None
+    layer = made.get_submodule(str(node.target))
+    if not isinstance(layer, Scaled) or layer.means is not None:
+        return None
+    own = copy.copy(layer)  # the module that is made anew is left as it is
+    own.means = dtype or "own"
+    made.set_submodule(str(node.target), own)
+    with made.graph.inserting_after(node):
+        features, mean = (made.graph.call_function(operator.getitem, (node, at)) for at in (0, 1))
+    node.replace_all_uses_with(features, delete_user_cb=lambda user: user not in (features, mean))
+    return mean
 
 
 def _rectify(made: fx.GraphModule, node: fx.Node, linear: nn.Linear) -> None:

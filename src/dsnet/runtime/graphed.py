@@ -27,12 +27,13 @@ from torch import Tensor
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput, margin
-from dsnet.runtime.backends import Executable
+from dsnet.runtime.backends import Apart, Executable
 from dsnet.runtime.batches import Division, promotions
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, part_behind
 from dsnet.runtime.places import GatePlaces, Table
 from dsnet.runtime.prices import Prices, set_prices
+from dsnet.runtime.sorting import find, put_away
 from dsnet.runtime.timing import Progress, silent, timed
 
 __all__ = ["SIDE", "Graphed", "in_batches"]
@@ -81,6 +82,7 @@ class Graphed:
         self.prices: Prices | None = None
         self.places: tuple[Tensor, int, list[Tensor]] | None = None  # of choices that were given last
         self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
+        self.served: dict[int, list[History]] = {}  # by gate: the part of every pair
         with lanes.here():
             times = self._record(progress)
         self.divisions = {history: Division(times[history]) for history in calls}
@@ -135,7 +137,7 @@ class Graphed:
         for size, (number, gate) in itertools.product(self.sizes, enumerate(self.gates)):
             steps: dict[str, Program] = {
                 "decide": functools.partial(self._decide, number, size),
-                "arrange": functools.partial(self._arrange, number, size),
+                "arrange": functools.partial(self._decide, number, size, decided=True),
                 "everyone": functools.partial(gate.everyone, self.row[:size], self.valid),
             }
             if number == 0:
@@ -176,8 +178,8 @@ class Graphed:
 
     # --- what programs do ----------------------------------------------------------------------------
     def _front(self, images: int) -> None:
-        features, scores = self.calls[()](self.images[:images])
-        self.tables[0][0].put(slice(0, images), features)
+        features, scores, *by = _unscaled(self.calls[()], self.images[:images])
+        self.tables[0][0].put(self.row[:images], features, *by)
         self.gates[0].scores[:images].copy_(scores)
 
     def _begin(self, images: int) -> None:
@@ -185,13 +187,10 @@ class Graphed:
         self._front(images)
         self._decide(0, images)
 
-    def _decide(self, number: int, images: int) -> None:
-        self.gates[number].decide(images, self.gates[number - 1].taken if number else None)
-        self._arrange(number, images)
-
-    def _arrange(self, number: int, images: int) -> None:
-        previous = None if self._stands_in(number) else self.gates[number - 1].taken
-        self.gates[number].arrange(images, previous, self.row < self.valid)
+    def _decide(self, number: int, images: int, *, decided: bool = False) -> None:
+        previous = self.gates[number - 1].taken if number else None
+        paired = number > 0 and not self._stands_in(number)
+        self.gates[number].settle(images, self.valid, previous, paired=paired, decided=decided)
 
     def _end(self, images: int) -> None:
         """What is behind all parts, for all images at once."""
@@ -215,28 +214,32 @@ class Graphed:
         apart = not self._stands_in(number)  # then all its images took the same choice before
 
         def body() -> None:
-            at = gate.order[(gate.starts[pair] + rows).clamp_(max=self.most - 1)]
-            to = torch.where(rows < gate.counts[pair], at, self.most)
+            at, to, earlier = find(gate.order, gate.counts, gate.starts, gate.earlier, pair, rows, self.most)
             x = self.tables[number][previous].get(at)
-            earlier = gate.earlier.index_select(0, at) if self.keyed else None
-            if earlier is not None and history in self.keyed:
-                found = call(x, earlier // len(self.options[number - 1]) if apart else earlier)
-            else:
-                found = call(x)
+            keys = [earlier // len(self.options[number - 1]) if apart else earlier]
+            inputs = (x, *keys) if history in self.keyed else (x,)
             if last:
-                self.logits.index_copy_(0, to, found[0])
+                self.logits.index_copy_(0, to, call(*inputs)[0])
                 return
-            self.tables[number + 1][choice].put(to, found[0])
+            features, scores, *by = _unscaled(call, *inputs)
+            self.tables[number + 1][choice].put(to, features, *by)
             following = self.gates[number + 1]
-            following.scores.index_copy_(0, to, found[1])
-            if earlier is not None:
-                following.earlier.index_copy_(0, to, earlier * options + place)
+            put_away(to, scores, following.scores, earlier, following.earlier, options, place)
 
         return body
 
     def _stands_in(self, number: int) -> bool:
         """Whether parts behind this gate are the same for all choices before it."""
         return len(self.before[number]) == 1
+
+    def _served(self, number: int) -> list[History]:
+        """The part of every pair of a gate."""
+        found = self.served.get(number)
+        if found is None:
+            before = [0] if not number or self._stands_in(number) else self.gates[number - 1].held
+            pairs = itertools.product(before, self.gates[number].held)
+            found = self.served[number] = [self._serving(number, *pair) for pair in pairs]
+        return found
 
     def _serving(self, number: int, previous: int, choice: int) -> History:
         """The part for images that took these choices."""
@@ -369,12 +372,9 @@ class Graphed:
 
         Those that share memory run on the same lane, one after the other.
         """
-        gate, jobs = self.gates[number], []
-        for pair, count in enumerate(counts):
+        jobs = []
+        for history, count in zip(self._served(number), counts, strict=True):
             if count:
-                before, own = divmod(pair, len(gate.held))
-                previous = self.gates[number - 1].held[before] if number else 0
-                history = self._serving(number, previous, gate.held[own])
                 jobs.append((self.division(history).time(count), history, count))
         busy = dict.fromkeys(range(1, 1 + self.abreast[size]) if self.abreast[size] > 1 else (0,), 0.0)
         placed: dict[int, int] = {}  # lanes by memory
@@ -425,6 +425,11 @@ class Graphed:
                 gate.starts[pair : pair + 1].add_(sizes[place - 1])
                 gate.counts[pair : pair + 1].sub_(sizes[place - 1])
             self.programs[history, number, size]()
+
+
+def _unscaled(call: Executable, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Features and scores; and what features are yet to be scaled by, if the gate leaves that to others."""
+    return call.apart(*inputs) if isinstance(call, Apart) else call(*inputs)
 
 
 def _some(x: Tensor, at: slice | None) -> Tensor:

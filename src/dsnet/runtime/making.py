@@ -7,7 +7,7 @@ from typing import NamedTuple, get_args, overload
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dsnet.detection.fssd import Detector
 from dsnet.errors import DsnetError
@@ -39,7 +39,9 @@ from dsnet.training.run import pick_device
 
 __all__ = ["compile"]
 
-RECORDED = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # images, by a GPU
+RECORDED = (  # images, by a GPU
+    *(1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024),
+)
 RECORDED_PAIRS = (1, 4, 8, 16, 32, 64, 128, 256)  # where there is a part for every pair of choices
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -110,8 +112,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     _check_memory(memory, backend, shared=(place, dtype) == (weight.device, weight.dtype))
     if backend == "auto":
         names = ["eager"] if memory == "shared" else None
-        if isinstance(model, Detector):  # timed without what is behind it, which our kernels do not run
-            names = [name for name in list_backends() if name != "triton"]
+        if isinstance(model, Detector):  # timed without what is behind it, which other kernels run
+            names = _detector_backends(model, _options(network, router, routes)[0], image_size)
         backend = choose_backend(
             network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
         ).name
@@ -145,6 +147,19 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     )
     plan = Plan(engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass)
     return DetectorPlan.of(plan, model, image_size) if isinstance(model, Detector) else plan
+
+
+def _detector_backends(
+    detector: Detector, choices: Sequence[int], image_size: int | tuple[int, int] | None
+) -> list[str]:
+    """Those that can run a detector: kernels of our own know some networks and no others."""
+    parts = split_detector(detector, choices, fused=True, image_size=image_size).parts
+    known = all(unsupported(modules) is None for modules in _front_and_rest(parts))
+    return [name for name in list_backends() if known or name != "triton"]
+
+
+def _front_and_rest(parts: Mapping[History, Part]) -> tuple[list[nn.Module], list[nn.Module]]:
+    return [parts[()].module], [part.module for history, part in parts.items() if history]
 
 
 def _parts(
@@ -246,12 +261,12 @@ def _joined(
     Parts of a detector cannot be had otherwise.
     """
     options = [history[0] for history in parts if history]
-    behind = [parts[choice,].module for choice in options]
-    front, rest = backend.join([parts[()].module]), backend.join(behind)
+    begin, behind = _front_and_rest(parts)
+    front, rest = backend.join(begin), backend.join(behind)
     if front is None or rest is None:
         if end is None:
             return None
-        reason = unsupported([parts[()].module]) or unsupported(behind)
+        reason = unsupported(begin) or unsupported(behind)
         raise DsnetError(f"backend {backend.name}: {reason}; try inductor or cudagraphs")
     from dsnet.runtime.ragged.mixed import Mixed  # needs Triton
 

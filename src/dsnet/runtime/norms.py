@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
-from dsnet.runtime.scaling import scaled
+from dsnet.runtime.scaling import scaled, scaled_means
 
 __all__ = ["ACTIVATIONS", "Scaled", "Tracer", "by_history", "take_in"]
 
@@ -20,7 +21,7 @@ ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.
 class Scaled(nn.Module):
     """Channels times scales plus shifts, of one row for all images or of each image's own.
 
-    With what follows: a branch that is added, an activation.
+    With what follows: a branch that is added, an activation, means over positions.
     """
 
     table: Tensor  # [rows, 2 · C]
@@ -29,6 +30,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.register_buffer("table", table)
         self.act: nn.Module | None = None
+        self.means: torch.dtype | Literal["own"] | None = None  # of this type or its own, if they are wanted
 
     @classmethod
     def of_norms(cls, norms: Sequence[nn.BatchNorm2d]) -> Scaled:
@@ -46,9 +48,13 @@ class Scaled(nn.Module):
         """The same shifts for all images."""
         return cls(torch.cat([torch.ones_like(bias), bias]).detach()[None])
 
-    def forward(self, x: Tensor, which: Tensor | None = None, added: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, which: Tensor | None = None, added: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Images [B, C, H, W], each by the number of its row [B]; none: all by the first."""
         act = "none" if self.act is None else ACTIVATIONS[type(self.act)]
+        if self.means is not None:
+            return scaled_means(x, self.table, which, added, act, None if self.means == "own" else self.means)
         return scaled(x, self.table, which, added, act)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dsnet.runtime.scaling import put_rows
+from dsnet.runtime.sorting import settle
 
 __all__ = ["GatePlaces", "Table"]
 
@@ -24,14 +25,13 @@ class Table(NamedTuple):
         """For so many images that give such features."""
         return cls(features.new_zeros(images + 1, features[0].numel()), features.shape[1:])
 
-    def put(self, at: Tensor | slice, x: Tensor) -> None:
-        """Features [n, C, H, W] into the rows of their images; zeros into channels that they lack."""
-        flat = x.permute(0, 2, 3, 1).reshape(len(x), -1)
-        if isinstance(at, slice):
-            self.rows[at].copy_(flat)
-        else:
-            by_channel = self.rows.view(len(self.rows), -1, self.shape[0])
-            put_rows(by_channel, at, flat.view(len(x), -1, x.shape[1]))
+    def put(self, at: Tensor, x: Tensor, by: Tensor | None = None) -> None:
+        """Features [n, C, H, W] into the rows of their images; zeros into channels that they lack.
+
+        Channels times 1 + tanh of ``by`` [n, C], if there is one.
+        """
+        by_position = x.permute(0, 2, 3, 1).reshape(len(x), -1, x.shape[1])
+        put_rows(self.rows.view(len(self.rows), -1, self.shape[0]), at, by_position, by)
 
     def get(self, at: Tensor) -> Tensor:
         """The features of some images [n]."""
@@ -66,25 +66,28 @@ class GatePlaces:
         self.order = torch.zeros(images, dtype=torch.long, device=device)  # of images, by what they take
         self.counts = torch.zeros(self.pairs, dtype=torch.long, device=device)
         self.starts = torch.zeros(self.pairs, dtype=torch.long, device=device)
-        self.numbers = torch.arange(self.pairs, device=device)
         self.choices = torch.tensor(held, device=device)
 
-    def decide(self, images: int, previous: Tensor | None) -> None:
-        """The best score less its price, the first of equals."""
-        prices = self.prices if previous is None else self.prices[previous[:images]]
-        best = (self.scores[:images].double() - prices).argmax(1)
-        self.taken[:images].copy_(self.places[best])
+    def settle(
+        self, images: int, valid: Tensor, previous: Tensor | None, *, paired: bool, decided: bool = False
+    ) -> None:
+        """Takes the best score less its price unless it is ``decided``, sorts images, and tells the host.
 
-    def arrange(self, images: int, previous: Tensor | None, real: Tensor) -> None:
-        """Sorts images by pairs, and tells the host how many take each; none before: by their own choice."""
-        pair = self.taken[:images]
-        if previous is not None:
-            pair = previous[:images] * len(self.held) + pair
-        pair = torch.where(real[:images], pair, self.pairs)
-        self.order[:images].copy_(pair.argsort(stable=True))
-        counts = (pair[:, None] == self.numbers).sum(0)
-        self.counts.copy_(counts)
-        self.starts.copy_(counts.cumsum(0) - counts)
+        ``previous`` are choices before, where there are any; with ``paired`` images are sorted by them, too.
+        """
+        settle(
+            self.taken,
+            self.order,
+            self.counts,
+            self.starts,
+            images,
+            valid,
+            scores=None if decided else self.scores,
+            prices=self.prices,
+            places=self.places,
+            previous=previous,
+            held=len(self.held) if paired else 0,
+        )
         self.told.copy_(self.counts, non_blocking=True)
 
     def everyone(self, rows: Tensor, images: Tensor) -> None:

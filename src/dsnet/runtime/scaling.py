@@ -20,7 +20,17 @@ try:
 except ImportError:  # there is no Triton for macOS and Windows
     triton = None
 
-__all__ = ["ACTS", "AVAILABLE", "added_norm", "means", "put_rows", "scaled", "weighted"]
+__all__ = [
+    "ACTS",
+    "AVAILABLE",
+    "added_norm",
+    "has_kernels",
+    "means",
+    "put_rows",
+    "scaled",
+    "scaled_means",
+    "weighted",
+]
 
 AVAILABLE = triton is not None
 ACTS = {"none": lambda x: x, "relu": F.relu, "silu": F.silu, "hard_swish": F.hardswish}
@@ -61,6 +71,32 @@ def scaled(
     return y
 
 
+def scaled_means(
+    x: Tensor,
+    table: Tensor,
+    which: Tensor | None = None,
+    added: Tensor | None = None,
+    act: str = "none",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What `scaled` gives, and its means over positions [B, C], of this type."""
+    if not _ready(x, added):
+        y = scaled(x, table, which, added, act)
+        return y, y.mean((2, 3), dtype=dtype)
+    images, channels, height, width = x.shape
+    y = torch.empty_like(x)
+    mean = torch.empty(images, channels, dtype=dtype or x.dtype, device=x.device)
+    bc = min(32, _power(channels, 8))
+    bp = min(256, _power(height * width, 16))
+    with torch.cuda.device_of(x):
+        _scaled_means[(images, -(-channels // bc))](
+            x, x if added is None else added, table, table if which is None else which, y, mean,
+            height * width, channels, which is not None, added is not None, ACTIVATIONS[act], bp, bc,
+            num_warps=8,
+        )  # fmt: skip
+    return y, mean
+
+
 def weighted(x: Tensor, by: Tensor) -> Tensor:
     """Channels of x [B, C, H, W] times 1 + tanh of each image's own ``by`` [B, C]."""
     if not _ready(x):
@@ -90,26 +126,28 @@ def means(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return y
 
 
-def put_rows(table: Tensor, at: Tensor, x: Tensor) -> None:
+def put_rows(table: Tensor, at: Tensor, x: Tensor, by: Tensor | None = None) -> None:
     """Into rows ``at`` [n] of a table [rows, positions, C] features [n, positions, c]; zeros behind them.
 
-    Of features for the same row any are put there.
+    Channels times 1 + tanh of ``by`` [n, c], if there is one. Of features for the same row any are put there.
     """
     own, channels = x.shape[2], table.shape[2]
-    if not (_here(x) and x.is_contiguous() and table.is_contiguous() and x.numel()):
+    if not (has_kernels(x) and x.is_contiguous() and table.is_contiguous() and x.numel()):
+        x = x if by is None else x * (1 + torch.tanh(by)).to(x.dtype)[:, None]
         table[:, :, :own].index_copy_(0, at, x)
         table[:, :, own:].index_fill_(0, at, 0)
         return
     positions = x.shape[1]
-    if own == channels:
+    if own == channels and by is None:
         own, channels, positions = positions * own, positions * own, 1
-    bc = min(NUMBERS, _power(channels, 16))
+    bc = min(NUMBERS if by is None else 256, _power(channels, 16))
     bp = max(1, min(NUMBERS // bc, _power(positions)))
     tiles, columns = -(-positions // bp), -(-channels // bc)
     with torch.cuda.device_of(x):
         _put_rows[(len(x) * tiles * columns,)](
-            table, at, x, positions, own, channels, tiles, columns, bp, bc, num_warps=4
-        )
+            table, at, x, x if by is None else by.contiguous(), positions, own, channels, tiles, columns,
+            by is not None, bp, bc, num_warps=4,
+        )  # fmt: skip
 
 
 def added_norm(
@@ -118,7 +156,7 @@ def added_norm(
     """x + added, and its layer norm over the last dimension."""
     channels = x.shape[-1]
     fits = added is None or (added.shape == x.shape and added.dtype == x.dtype and added.is_contiguous())
-    if not (_here(x) and fits and x.is_contiguous() and x.numel() and channels <= WIDEST):
+    if not (has_kernels(x) and fits and x.is_contiguous() and x.numel() and channels <= WIDEST):
         total = x if added is None else x + added
         return total, F.layer_norm(total, (channels,), weight, bias, eps)
     rows = x.numel() // channels
@@ -134,8 +172,8 @@ def added_norm(
     return total, y
 
 
-def _here(x: Tensor) -> bool:
-    """Whether there are kernels for it."""
+def has_kernels(x: Tensor) -> bool:
+    """Whether there are some for it, where it is."""
     if not AVAILABLE or torch.compiler.is_compiling() or x.dtype == torch.float64:
         return False
     return x.is_cuda or INTERPRETED
@@ -145,7 +183,7 @@ def _ready(x: Tensor, added: Tensor | None = None) -> bool:
     """Whether kernels can read it: one number behind the other, channels last, all in the same way."""
     tensors = (x,) if added is None else (x, added)
     return (
-        _here(x)
+        has_kernels(x)
         and x.numel() > 0
         and all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
         and (added is None or (added.shape == x.shape and added.dtype == x.dtype))
@@ -201,6 +239,45 @@ if AVAILABLE:
         tl.store(y + at, found.to(y.dtype.element_ty), mask=inside)
 
     @triton.jit
+    def _scaled_means(
+        x,  # [images, positions, channels]
+        added,
+        table,  # [rows, 2, channels]
+        which,  # [images]
+        y,
+        mean,  # [images, channels]
+        positions,
+        channels,
+        KEYED: tl.constexpr,
+        ADD: tl.constexpr,
+        KIND: tl.constexpr,
+        BP: tl.constexpr,
+        BC: tl.constexpr,
+    ):
+        """Some channels of an image a program."""
+        image = tl.program_id(0)
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
+        if KEYED:
+            table += tl.load(which + image) * 2 * channels
+        scale = tl.load(table + c, mask=c < channels, other=0.0).to(tl.float32)
+        shift = tl.load(table + channels + c, mask=c < channels, other=0.0).to(tl.float32)
+        begin = image.to(tl.int64) * positions * channels
+        total = tl.zeros((BC,), dtype=tl.float32)
+        for start in range(0, positions, BP):
+            p = start + tl.arange(0, BP)
+            at = begin + p[:, None] * channels + c[None, :]
+            inside = (p < positions)[:, None] & (c < channels)[None, :]
+            found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+            if ADD:
+                found += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+            rounded = activate(found, KIND).to(y.dtype.element_ty)
+            tl.store(y + at, rounded, mask=inside)
+            total += tl.sum(tl.where(inside, rounded.to(tl.float32), 0.0), 0)
+        tl.store(
+            mean + image * channels + c, (total / positions).to(mean.dtype.element_ty), mask=c < channels
+        )
+
+    @triton.jit
     def _weighted(
         x,  # [images, positions, channels]
         by,  # [images, channels]
@@ -243,11 +320,13 @@ if AVAILABLE:
         table,  # [rows, positions, channels]
         at,  # [n]
         x,  # [n, positions, own]
+        by,  # [n, own]
         positions,
         own,
         channels,
         tiles,
         columns,
+        WEIGHTED: tl.constexpr,
         BP: tl.constexpr,
         BC: tl.constexpr,
     ):
@@ -259,6 +338,9 @@ if AVAILABLE:
         there = (p < positions)[:, None]
         x += number.to(tl.int64) * positions * own
         found = tl.load(x + p[:, None] * own + c[None, :], mask=there & (c < own)[None, :], other=0.0)
+        if WEIGHTED:
+            scale = activate(tl.load(by + number * own + c, mask=c < own, other=0.0).to(tl.float32), 4)
+            found = (found.to(tl.float32) * scale[None, :]).to(x.dtype.element_ty)
         table += tl.load(at + number).to(tl.int64) * positions * channels
         tl.store(table + p[:, None] * channels + c[None, :], found, mask=there & (c < channels)[None, :])
 

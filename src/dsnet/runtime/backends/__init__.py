@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from dsnet.runtime.backends.base import Backend, Executable, Joining, Writing, get_backend, list_backends
+from dsnet.runtime.backends.base import (
+    Apart,
+    Backend,
+    Executable,
+    Joining,
+    Writing,
+    get_backend,
+    list_backends,
+)
 
-__all__ = ["Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]
+__all__ = ["Apart", "Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]

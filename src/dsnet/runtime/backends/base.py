@@ -14,7 +14,7 @@ from dsnet.errors import DsnetError
 if TYPE_CHECKING:
     from dsnet.runtime.ragged.network import Ragged
 
-__all__ = ["Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]
+__all__ = ["Apart", "Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]
 
 MODULES = {
     "eager": "dsnet.runtime.backends.eager",
@@ -41,6 +41,14 @@ class Writing(Executable, Protocol):
 
     def into(self, inputs: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Runs it and writes what it gives into these."""
+
+
+@runtime_checkable
+class Apart(Executable, Protocol):
+    """One that ends at a gate and can leave it to others to scale features."""
+
+    def apart(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Runs it: features, scores, and what features are yet to be multiplied with, as 1 + tanh of it."""
 
 
 class Backend(Protocol):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.backends.eager import Call
-from dsnet.runtime.fusing import fused
+from dsnet.runtime.fusing import ends_at_gate, fused
+from dsnet.runtime.scaling import weighted
 
 __all__ = ["BACKEND"]
 
@@ -29,10 +32,27 @@ class _CudaGraphs:
         """A GPU."""
         return None if device.type == "cuda" else f"it is for CUDA, not for {device.type}"
 
-    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Call]:
+    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Executable]:
         """The module with fewer passes over memory, channels last."""
-        call = Call(fused(module).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+        made = fused(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        call = _ToGate(made) if ends_at_gate(made) else Call(made)
         return lambda *examples: call
+
+
+class _ToGate:
+    """A part that ends at a gate."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Features that the gate has scaled, and scores."""
+        features, scores, by = self.apart(*inputs)
+        return weighted(features, by), scores
+
+    def apart(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features yet to be scaled."""
+        return cast(tuple[Tensor, Tensor, Tensor], self.module(*inputs))
 
 
 BACKEND = _CudaGraphs()
