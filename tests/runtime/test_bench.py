@@ -60,6 +60,8 @@ def test_every_way_gives_images_what_their_routes_say(name: str) -> None:
         for number, output in enumerate(found):
             expected = answers(model, x, drawn[number * BATCH : (number + 1) * BATCH])
             assert_close(output.logits, expected, 1e-4)
+    largest: Any = ways.calls["largest"]()
+    assert_close(largest, model(x, model.space.largest), 1e-4)
     masked: Any = ways.calls["masking"]()
     assert_close(masked, answers(model, x, drawn[:BATCH]), 1e-4)
     ends = decisions(MIXED.cascade.answered, batches * BATCH)
@@ -203,6 +205,7 @@ def made_up() -> BenchResult:
     def times(full: float) -> dict[str, Spread]:
         share = {
             "full": 1.0,
+            "largest": 3.0,
             "masking": 2.0,
             "indexing": 1.5,
             "slicing": 1.2,
@@ -240,6 +243,7 @@ def test_the_table_says_what_was_measured_and_where() -> None:
     text = bench_text(made_up())
     lines = [line.split() for line in text.splitlines()]
     assert ["masking", "20.00", "18.00", "to", "22.00", "200%"] in lines
+    assert ["largest,", "no", "plan", "30.00", "27.00", "to", "33.00", "300%"] in lines
     assert ["gated", "plan", "80.00", "72.00", "to", "88.00", "50%", "0.80"] in lines
     assert ["gated:", "multiply-adds", "25%"] in lines
     assert ["gated:", "ideal", "64.00", "40%"] in lines

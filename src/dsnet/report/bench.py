@@ -66,7 +66,8 @@ def _rows(found: BenchResult, r: BatchResult) -> list[list[str]]:
             "" if ratio is None else f"{ratio:.2f}",
         ]
 
-    rows = [measured(way, r.times[way]) for way in ("full", "masking", "indexing", "slicing")]
+    rows = [measured("full", r.times["full"]), measured("largest, no plan", r.times["largest"])]
+    rows += [measured(way, r.times[way]) for way in ("masking", "indexing", "slicing")]
     rows.append(measured("gated plan", r.times["gated"], r.ratio))
     rows.append(measured("gated stream", r.times["stream"], r.ratio_stream))
     rows.append(["gated: multiply-adds", "", "", f"{1 / found.theory:.0%}", ""])
@@ -107,10 +108,11 @@ def _explained(found: BenchResult) -> str:
     first, *further = zip(found.mix.cascade.routes, found.mix.cascade.shares, strict=True)
     goes_on = "".join(f", then {number} for {share:.0%}" for number, share in further)
     lines = [
-        "full: the plan, all images at the largest route. masking, indexing, slicing: the network itself,",
-        "without a plan: everything at full width, channels zeroed; groups by route, filters gathered by",
-        "number; groups, filters sliced. gated plan: images at their routes. ideal: stand-alone networks of",
-        f"the routes on whole batches, weighted by the mix. cascade plan: route {first[0]} for all{goes_on}.",
+        "full: the plan, all images at the largest route. largest, masking, indexing, slicing: the network",
+        "itself, without a plan: all images at the largest route; everything at full width, channels zeroed;",
+        "groups by route, filters gathered by number; groups, filters sliced. gated plan: images at their",
+        "routes. ideal: stand-alone networks of the routes on whole batches, weighted by the mix.",
+        f"cascade plan: route {first[0]} for all{goes_on}.",
     ]
     if found.twin is not None:
         lines.append(f"{found.twin}: the static network, on {found.twin_backend}.")

@@ -87,6 +87,7 @@ def make_ways(
         drawn_for = [Drawn.of(network, own, place) for own in routes]
         calls[way] = _one_by_one([functools.partial(run_gated, own, x) for own in drawn_for])
     calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
+    calls["largest"] = lambda: others.sliced(x, space.largest)
     runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing"), several)
     return Ways(calls, {**runs, "stream": streamed})
 
