@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dsnet
+from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.extract import extract
 from dsnet.runtime import scaling
@@ -19,6 +20,7 @@ from dsnet.runtime.detector_parts import pack_detector, split_detector
 from dsnet.runtime.fusing import ends_at_gate, fused
 from dsnet.runtime.norms import Scaled
 from dsnet.runtime.parts import pack
+from dsnet.runtime.reading import Rows, projected
 from dsnet.runtime.scaling import added_norm, means, put_rows, scaled, scaled_means, weighted
 from tests.detection.test_fssd import NAMES
 from tests.detection.test_fssd import detector as detector_of
@@ -162,6 +164,12 @@ def test_kernels_of_rows(channels: int, less: int, positions: int, rows: int) ->
     put_rows(before, at, x, by)
     expected[at, :, : channels - less] = x * (1 + by.tanh())[:, None]
     assert_close(before, expected, 1e-6)
+    widths = torch.zeros(6, dtype=torch.int32)
+    behind = torch.full_like(table, 7.0)
+    put_rows(behind, at, x, None, widths)
+    assert torch.equal(behind[at, :, : channels - less], x)
+    assert bool((behind[at, :, channels - less :] == 7).all())
+    assert widths.tolist() == [channels - less if row in at.tolist() else 0 for row in range(6)]
 
     a, b = (torch.randn(rows, positions, channels, generator=draw) for _ in "ab")
     norm = nn.LayerNorm(channels)
@@ -173,6 +181,45 @@ def test_kernels_of_rows(channels: int, less: int, positions: int, rows: int) ->
         total, normed = added_norm(a, None, norm.weight, norm.bias, norm.eps)
         assert total is a
         assert_close(normed, norm(a), 1e-5)
+
+
+@needs_interpreter
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    channels=st.sampled_from([16, 40, 80]),
+    outs=st.sampled_from([5, 16, 130]),
+    side=st.integers(1, 6),
+    stride=st.integers(1, 3),
+    images=st.integers(1, 4),
+    ragged=st.booleans(),
+)
+def test_features_are_read_where_they_lie(
+    monkeypatch: pytest.MonkeyPatch,
+    channels: int,
+    outs: int,
+    side: int,
+    stride: int,
+    images: int,
+    ragged: bool,
+) -> None:
+    draw = torch.Generator().manual_seed(channels + side)
+    shape = Shape(channels, side, side + 1)
+    table = torch.randn(6, channels * side * (side + 1), generator=draw)
+    at = torch.randint(0, 6, (images,), generator=draw)
+    widths = 8 * torch.randint(1, channels // 8 + 1, (6,), generator=draw, dtype=torch.int32)
+    rows = Rows(table, at, shape, widths if ragged else None, 8)
+    conv = nn.Conv2d(channels, outs, 1, stride, bias=False)
+    dense = table[at].view(images, side, side + 1, channels).permute(0, 3, 1, 2).clone()
+    if ragged:
+        for image, row in zip(dense, at.tolist(), strict=True):
+            image[int(widths[row]) :] = 0
+    with torch.no_grad():
+        expected = conv(dense)
+        for interpreted in (False, True):
+            monkeypatch.setattr(scaling, "INTERPRETED", interpreted)
+            found = projected(rows, conv.weight, stride)
+            assert_close(found, expected, 1e-4)
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @needs_interpreter

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,10 @@ from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
 from dsnet.runtime.norms import Scaled, Tracer, take_in
+from dsnet.runtime.reading import Rows, projected
 from dsnet.runtime.scaling import added_norm, means, weighted
 
-__all__ = ["ends_at_gate", "fused"]
+__all__ = ["ends_at_gate", "fused", "reads_rows"]
 
 
 class _LinearReLU(nn.Module):
@@ -32,6 +34,19 @@ class _LinearReLU(nn.Module):
         if x.is_cuda and x.ndim == 2:
             return torch._addmm_activation(self.bias, x, self.weight.t())
         return F.relu(F.linear(x, self.weight, self.bias))
+
+
+class _Entry(nn.Module):
+    """A 1 × 1 convolution that also reads features where they lie in a table."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor | Rows) -> Tensor:
+        if isinstance(x, Rows):
+            return projected(x, self.conv.weight, self.conv.stride[0])
+        return cast(Tensor, self.conv(x))
 
 
 class _Patches(nn.Module):
@@ -115,9 +130,30 @@ def fused(module: nn.Module) -> fx.GraphModule:
             node.args = (*node.args, *([] if pooled is None else [pooled]))
         elif isinstance(layer, nn.LayerNorm) and _of_rows(layer):
             _norm_the_sum(made, node, layer)
+    _read_rows(made)
     made.graph.lint()
     made.recompile()
     return made.eval()
+
+
+def reads_rows(module: fx.GraphModule) -> bool:
+    """Whether a `fused` module takes features as `dsnet.runtime.reading.Rows`, too."""
+    return any(isinstance(layer, _Entry) for layer in module.modules())
+
+
+def _read_rows(made: fx.GraphModule) -> None:
+    """Convolutions that read the input, if nothing else reads it."""
+    x = next(node for node in made.graph.nodes if node.op == "placeholder")
+    readers = [made.get_submodule(str(n.target)) if n.op == "call_module" else None for n in x.users]
+    convs = [layer for layer in readers if isinstance(layer, nn.Conv2d) and _one_by_one(layer)]
+    if convs and len(convs) == len(readers):
+        for node, conv in zip(list(x.users), convs, strict=True):
+            made.set_submodule(str(node.target), _Entry(conv))
+
+
+def _one_by_one(conv: nn.Conv2d) -> bool:
+    plain = conv.bias is None and conv.groups == 1 and conv.padding == (0, 0)
+    return plain and conv.kernel_size == (1, 1) and conv.stride[0] == conv.stride[1]
 
 
 def _side_by_side(conv: nn.Conv2d) -> bool:

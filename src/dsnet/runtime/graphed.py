@@ -19,7 +19,7 @@ import itertools
 import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput, margin
-from dsnet.runtime.backends import Apart, Executable
+from dsnet.runtime.backends import Apart, Executable, Reading
 from dsnet.runtime.batches import Division, promotions
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, part_behind
@@ -102,7 +102,10 @@ class Graphed:
             told = self.lanes.on_host(len(held) * (1 if self._stands_in(number) else before))
             scores = next(iter(standing.values()))[1]
             self.gates.append(GatePlaces(own, held, before, self.most, scores, told))
-            tables = {c: Table.like(standing[c][0], self.most) for c in self.before[number]}
+            widths = {found[0].shape[1] for found in standing.values()}
+            ragged = number > 0 and self._stands_in(number) and self._reads_rows(number)
+            own_widths = widths if ragged else ()
+            tables = {c: Table.like(standing[c][0], self.most, own_widths) for c in self.before[number]}
             if self._stands_in(number):
                 tables = dict.fromkeys(standing, tables[self.before[number][0]])
             self.tables.append(tables)
@@ -212,10 +215,12 @@ class Graphed:
         pair, rows, call = self._pair(history), self.row[:size], self.calls[history]
         place, options = self.options[number].index(choice), len(self.options[number])
         apart = not self._stands_in(number)  # then all its images took the same choice before
+        reads = self._reads_rows(number)
 
         def body() -> None:
             at, to, earlier = find(gate.order, gate.counts, gate.starts, gate.earlier, pair, rows, self.most)
-            x = self.tables[number][previous].get(at)
+            table = self.tables[number][previous]
+            x = cast(Tensor, table.read(at)) if reads else table.get(at)
             keys = [earlier // len(self.options[number - 1]) if apart else earlier]
             inputs = (x, *keys) if history in self.keyed else (x,)
             if last:
@@ -231,6 +236,11 @@ class Graphed:
     def _stands_in(self, number: int) -> bool:
         """Whether parts behind this gate are the same for all choices before it."""
         return len(self.before[number]) == 1
+
+    def _reads_rows(self, number: int) -> bool:
+        """Whether parts behind this gate read features where they lie in a table."""
+        behind = [call for history, call in self.calls.items() if len(history) == number + 1]
+        return all(isinstance(call, Reading) and call.reads_rows for call in behind)
 
     def _served(self, number: int) -> list[History]:
         """The part of every pair of a gate."""

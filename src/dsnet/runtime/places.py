@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dsnet.counts import Shape
+from dsnet.runtime.reading import Rows
 from dsnet.runtime.scaling import put_rows
 from dsnet.runtime.sorting import settle
 
@@ -18,26 +21,32 @@ class Table(NamedTuple):
     """Features of images [C, H, W], one row each and one that nobody reads, channels last in memory."""
 
     rows: Tensor  # [images + 1, H · W · C]
-    shape: torch.Size
+    shape: Shape
+    widths: Tensor | None = None  # [images + 1]: channels of a row; none: zeros stand for those it lacks
+    align: int = 1  # that all of these are multiples of
 
     @classmethod
-    def like(cls, features: Tensor, images: int) -> Table:
-        """For so many images that give such features."""
-        return cls(features.new_zeros(images + 1, features[0].numel()), features.shape[1:])
+    def like(cls, features: Tensor, images: int, channels: Collection[int] = ()) -> Table:
+        """For so many images that give such features; or, read there, with some of these ``channels``."""
+        rows = features.new_zeros(images + 1, features[0].numel())
+        shape = Shape(*features.shape[1:])
+        if not channels:
+            return cls(rows, shape)
+        widths = torch.zeros(images + 1, dtype=torch.int32, device=features.device)
+        return cls(rows, shape, widths, min(16, math.gcd(*(count & -count for count in channels))))
 
     def put(self, at: Tensor, x: Tensor, by: Tensor | None = None) -> None:
-        """Features [n, C, H, W] into the rows of their images; zeros into channels that they lack.
-
-        Channels times 1 + tanh of ``by`` [n, C], if there is one.
-        """
+        """Features [n, C, H, W] into the rows of their images, times 1 + tanh of ``by`` [n, C]."""
         by_position = x.permute(0, 2, 3, 1).reshape(len(x), -1, x.shape[1])
-        put_rows(self.rows.view(len(self.rows), -1, self.shape[0]), at, by_position, by)
+        put_rows(self.rows.view(len(self.rows), -1, self.shape[0]), at, by_position, by, self.widths)
+
+    def read(self, at: Tensor) -> Rows:
+        """The features of some images [n], where they are."""
+        return Rows(self.rows, at, self.shape, self.widths, self.align)
 
     def get(self, at: Tensor) -> Tensor:
         """The features of some images [n]."""
-        channels, height, width = self.shape
-        found = self.rows.index_select(0, at)
-        return found.view(len(at), height, width, channels).permute(0, 3, 1, 2)
+        return self.read(at).dense
 
 
 class GatePlaces:

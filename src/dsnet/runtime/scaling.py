@@ -126,27 +126,35 @@ def means(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return y
 
 
-def put_rows(table: Tensor, at: Tensor, x: Tensor, by: Tensor | None = None) -> None:
-    """Into rows ``at`` [n] of a table [rows, positions, C] features [n, positions, c]; zeros behind them.
+def put_rows(
+    table: Tensor, at: Tensor, x: Tensor, by: Tensor | None = None, widths: Tensor | None = None
+) -> None:
+    """Into rows ``at`` [n] of a table [rows, positions, C] features [n, positions, c].
 
-    Channels times 1 + tanh of ``by`` [n, c], if there is one. Of features for the same row any are put there.
+    Channels behind them are filled with zeros; or how many there are is written to ``widths`` [rows]. With
+    ``by`` [n, c] channels are multiplied with 1 + tanh of it. Of features for the same row any are put there.
     """
     own, channels = x.shape[2], table.shape[2]
     if not (has_kernels(x) and x.is_contiguous() and table.is_contiguous() and x.numel()):
         x = x if by is None else x * (1 + torch.tanh(by)).to(x.dtype)[:, None]
         table[:, :, :own].index_copy_(0, at, x)
-        table[:, :, own:].index_fill_(0, at, 0)
+        if widths is None:
+            table[:, :, own:].index_fill_(0, at, 0)
+        else:
+            widths.index_fill_(0, at, own)
         return
-    positions = x.shape[1]
+    positions, width = x.shape[1], own
     if own == channels and by is None:
         own, channels, positions = positions * own, positions * own, 1
-    bc = min(NUMBERS if by is None else 256, _power(channels, 16))
+    written = channels if widths is None else own
+    bc = min(NUMBERS if by is None else 256, _power(written, 16))
     bp = max(1, min(NUMBERS // bc, _power(positions)))
-    tiles, columns = -(-positions // bp), -(-channels // bc)
+    tiles, columns = -(-positions // bp), -(-written // bc)
     with torch.cuda.device_of(x):
         _put_rows[(len(x) * tiles * columns,)](
-            table, at, x, x if by is None else by.contiguous(), positions, own, channels, tiles, columns,
-            by is not None, bp, bc, num_warps=4,
+            table, at, x, x if by is None else by.contiguous(), at if widths is None else widths, positions,
+            own, channels, written, width, tiles, columns, by is not None, widths is not None, bp, bc,
+            num_warps=4,
         )  # fmt: skip
 
 
@@ -321,12 +329,16 @@ if AVAILABLE:
         at,  # [n]
         x,  # [n, positions, own]
         by,  # [n, own]
+        widths,  # [rows]
         positions,
         own,
         channels,
+        written,
+        width,
         tiles,
         columns,
         WEIGHTED: tl.constexpr,
+        TOLD: tl.constexpr,
         BP: tl.constexpr,
         BC: tl.constexpr,
     ):
@@ -341,8 +353,11 @@ if AVAILABLE:
         if WEIGHTED:
             scale = activate(tl.load(by + number * own + c, mask=c < own, other=0.0).to(tl.float32), 4)
             found = (found.to(tl.float32) * scale[None, :]).to(x.dtype.element_ty)
-        table += tl.load(at + number).to(tl.int64) * positions * channels
-        tl.store(table + p[:, None] * channels + c[None, :], found, mask=there & (c < channels)[None, :])
+        row = tl.load(at + number)
+        if TOLD:
+            tl.store(widths + row, width, mask=(tile == 0) & (column == 0))
+        table += row.to(tl.int64) * positions * channels
+        tl.store(table + p[:, None] * channels + c[None, :], found, mask=there & (c < written)[None, :])
 
     @triton.jit
     def _added_norm(

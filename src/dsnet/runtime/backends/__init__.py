@@ -7,9 +7,10 @@ from dsnet.runtime.backends.base import (
     Backend,
     Executable,
     Joining,
+    Reading,
     Writing,
     get_backend,
     list_backends,
 )
 
-__all__ = ["Apart", "Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]
+__all__ = ["Apart", "Backend", "Executable", "Joining", "Reading", "Writing", "get_backend", "list_backends"]

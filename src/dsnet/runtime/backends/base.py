@@ -14,7 +14,7 @@ from dsnet.errors import DsnetError
 if TYPE_CHECKING:
     from dsnet.runtime.ragged.network import Ragged
 
-__all__ = ["Apart", "Backend", "Executable", "Joining", "Writing", "get_backend", "list_backends"]
+__all__ = ["Apart", "Backend", "Executable", "Joining", "Reading", "Writing", "get_backend", "list_backends"]
 
 MODULES = {
     "eager": "dsnet.runtime.backends.eager",
@@ -49,6 +49,13 @@ class Apart(Executable, Protocol):
 
     def apart(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Runs it: features, scores, and what features are yet to be multiplied with, as 1 + tanh of it."""
+
+
+@runtime_checkable
+class Reading(Executable, Protocol):
+    """One whose first input may be features that lie in a table (`dsnet.runtime.reading.Rows`)."""
+
+    reads_rows: bool  # whether it may
 
 
 class Backend(Protocol):

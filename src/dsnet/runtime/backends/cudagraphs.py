@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.backends.eager import Call
-from dsnet.runtime.fusing import ends_at_gate, fused
+from dsnet.runtime.fusing import ends_at_gate, fused, reads_rows
 from dsnet.runtime.scaling import weighted
 
 __all__ = ["BACKEND"]
@@ -35,15 +35,20 @@ class _CudaGraphs:
     def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Executable]:
         """The module with fewer passes over memory, channels last."""
         made = fused(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        call = _ToGate(made) if ends_at_gate(made) else Call(made)
+        call = _ToGate(made) if ends_at_gate(made) else _Quick(made)
         return lambda *examples: call
 
 
-class _ToGate:
-    """A part that ends at a gate."""
+class _Quick(Call):
+    """A part in fewer kernels."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.reads_rows = reads_rows(module)
+
+
+class _ToGate(_Quick):
+    """One that ends at a gate."""
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Features that the gate has scaled, and scores."""
