@@ -306,11 +306,17 @@ class DecidingGate(nn.Module):
 
     def decide(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Means over positions [B, C] → scores [B, choices], and what scales channels, as 1 + tanh of it."""
-        hidden = F.relu(self.first(pooled))
-        scores = self.last(hidden if self.separate is None else F.relu(self.separate(pooled)))
+        hidden = self.run(self.first, pooled, "relu")
+        code = hidden if self.separate is None else self.run(self.separate, pooled, "relu")
+        scores = self.run(self.last, code)
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
-        return scores, self.attention(hidden)
+        return scores, self.run(self.attention, hidden)
+
+    def run(self, layer: nn.Linear, x: Tensor, act: Literal["none", "relu"] = "none") -> Tensor:
+        """A layer and its activation."""
+        y: Tensor = layer(x)
+        return F.relu(y) if act == "relu" else y
 
 
 def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:

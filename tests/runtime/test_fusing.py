@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -20,8 +22,8 @@ from dsnet.runtime.detector_parts import pack_detector, split_detector
 from dsnet.runtime.fusing import ends_at_gate, fused
 from dsnet.runtime.norms import Scaled
 from dsnet.runtime.parts import pack
-from dsnet.runtime.reading import Rows, projected
-from dsnet.runtime.scaling import added_norm, means, put_rows, scaled, scaled_means, weighted
+from dsnet.runtime.reading import Rows, patched, projected
+from dsnet.runtime.scaling import added_norm, linear, means, put_rows, scaled, scaled_means, weighted
 from tests.detection.test_fssd import NAMES
 from tests.detection.test_fssd import detector as detector_of
 from tests.runtime.conftest import network, pictures
@@ -220,6 +222,60 @@ def test_features_are_read_where_they_lie(
             found = projected(rows, conv.weight, stride)
             assert_close(found, expected, 1e-4)
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@needs_interpreter
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    channels=st.integers(1, 5),
+    size=st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    sides=st.tuples(st.integers(3, 9), st.integers(4, 9)),
+    images=st.integers(1, 3),
+    ragged=st.booleans(),
+)
+def test_patches(
+    monkeypatch: pytest.MonkeyPatch,
+    channels: int,
+    size: tuple[int, int],
+    sides: tuple[int, int],
+    images: int,
+    ragged: bool,
+) -> None:
+    draw = torch.Generator().manual_seed(channels + sum(sides))
+    shape = Shape(channels, *sides)
+    table, at = (
+        torch.randn(4, math.prod(shape), generator=draw),
+        torch.randint(0, 4, (images,), generator=draw),
+    )
+    widths = torch.randint(1, channels + 1, (4,), generator=draw, dtype=torch.int32)
+    rows = Rows(table, at, shape, widths if ragged else None)
+    down, across = sides[0] // size[0], sides[1] // size[1]
+    expected = F.unfold(rows.dense, size, stride=size).view(images, channels, -1, down, across)
+    expected = expected.permute(0, 3, 4, 2, 1).flatten(3)
+    for interpreted in (False, True):
+        monkeypatch.setattr(scaling, "INTERPRETED", interpreted)
+        assert torch.equal(patched(rows, size), expected)
+        assert torch.equal(patched(rows.dense, size), expected)
+        assert torch.equal(patched(rows.dense.contiguous(), size), expected)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("_interpreted")
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    channels=st.sampled_from([3, 16, 200]),
+    outs=st.sampled_from([1, 4, 40]),
+    rows=st.integers(1, 20),
+    act=st.sampled_from(["none", "relu"]),
+)
+def test_linear(channels: int, outs: int, rows: int, act: str) -> None:
+    torch.manual_seed(channels)
+    layer, x = nn.Linear(channels, outs), torch.randn(rows, channels)
+    with torch.no_grad():
+        expected = scaling.ACTS[act](layer(x))
+        found = linear(x, layer, act)
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(linear(x[:1], layer, act), found[:1])
 
 
 @needs_interpreter

@@ -173,7 +173,7 @@ def test_the_host_waits_once_a_gate_and_for_no_single_route() -> None:
 
 def test_programs_are_counted_and_none_is_added_later() -> None:
     model, graphed = made("ds_mbnet_tiny", None, False)
-    parts, steps = 1 + len(model.space), 5  # begin, decide, arrange, everyone, unsure
+    parts, steps = 1 + len(model.space), 6  # begin, routes, decide, arrange, everyone, unsure
     assert len(graphed.programs) == len(SIZES) * (parts + steps)
     for count in (1, 5, 8, 9):
         graphed.run(pictures(model, count))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,8 @@ from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
 from dsnet.runtime.norms import Scaled, Tracer, take_in
-from dsnet.runtime.reading import Rows, projected
-from dsnet.runtime.scaling import added_norm, means, weighted
+from dsnet.runtime.reading import Rows, patched, projected
+from dsnet.runtime.scaling import added_norm, linear, means, weighted
 
 __all__ = ["ends_at_gate", "fused", "reads_rows"]
 
@@ -54,34 +54,35 @@ class _Patches(nn.Module):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
-        self.size, self.bias = conv.kernel_size, conv.bias
+        self.size, self.bias = cast(tuple[int, int], conv.kernel_size), conv.bias
         self.weight = nn.Parameter(conv.weight.detach().permute(0, 2, 3, 1).flatten(1), requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Rows) -> Tensor:
         """[B, C, H, W] → [B, outputs, patches, patches]; pixels that are in no patch are left out."""
-        (high, wide), (rows, columns) = self.size, (x.shape[2] // self.size[0], x.shape[3] // self.size[1])
-        pixels = x.permute(0, 2, 3, 1)[:, : rows * high, : columns * wide]
-        patches = pixels.reshape(-1, rows, high, columns, wide, x.shape[1]).transpose(2, 3).flatten(3)
-        return F.linear(patches, self.weight, self.bias).permute(0, 3, 1, 2)
+        return F.linear(patched(x, self.size), self.weight, self.bias).permute(0, 3, 1, 2)
 
 
-class _Gate(nn.Module):
-    """Its passes over features as kernels; means, where they are known already."""
+class _Gate(DecidingGate):
+    """Its layers and its passes over features as kernels; means, where they are known already."""
 
-    def __init__(self, gate: DecidingGate) -> None:
-        super().__init__()
-        self.gate = gate
+    @classmethod
+    def of(cls, gate: DecidingGate) -> _Gate:
+        """The same layers."""
+        return cls(gate.first, gate.attention, gate.last, gate.separate, routes=gate.routes)
 
-    def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:
-        scores, by = self.gate.decide(means(x, self.gate.first.weight.dtype) if pooled is None else pooled)
+    def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]
+        scores, by = self.decide(means(x, self.first.weight.dtype) if pooled is None else pooled)
         return weighted(x, by), scores
+
+    def run(self, layer: nn.Linear, x: Tensor, act: Literal["none", "relu"] = "none") -> Tensor:
+        return linear(x, layer, act)
 
 
 class _LastGate(_Gate):
     """Leaves it to others to scale features: gives them, scores, and what they are to be scaled by."""
 
-    def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:
-        scores, by = self.gate.decide(means(x, self.gate.first.weight.dtype) if pooled is None else pooled)
+    def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]
+        scores, by = self.decide(means(x, self.first.weight.dtype) if pooled is None else pooled)
         return x, scores, by
 
 
@@ -125,7 +126,7 @@ def fused(module: nn.Module) -> fx.GraphModule:
             _rectify(made, node, layer)
         elif isinstance(layer, DecidingGate):
             last = [user.op for user in node.users] == ["output"]
-            made.set_submodule(node.target, _LastGate(layer) if last else _Gate(layer))
+            made.set_submodule(node.target, (_LastGate if last else _Gate).of(layer))
             pooled = _by_the_way(made, node.args[0], layer.first.weight.dtype)
             node.args = (*node.args, *([] if pooled is None else [pooled]))
         elif isinstance(layer, nn.LayerNorm) and _of_rows(layer):
@@ -138,17 +139,22 @@ def fused(module: nn.Module) -> fx.GraphModule:
 
 def reads_rows(module: fx.GraphModule) -> bool:
     """Whether a `fused` module takes features as `dsnet.runtime.reading.Rows`, too."""
-    return any(isinstance(layer, _Entry) for layer in module.modules())
+    x = _input(module)
+    layers = [module.get_submodule(str(n.target)) if n.op == "call_module" else None for n in x.users]
+    return bool(layers) and all(isinstance(layer, _Entry | _Patches) for layer in layers)
+
+
+def _input(module: fx.GraphModule) -> fx.Node:
+    found: fx.Node = next(node for node in module.graph.nodes if node.op == "placeholder")
+    return found
 
 
 def _read_rows(made: fx.GraphModule) -> None:
-    """Convolutions that read the input, if nothing else reads it."""
-    x = next(node for node in made.graph.nodes if node.op == "placeholder")
-    readers = [made.get_submodule(str(n.target)) if n.op == "call_module" else None for n in x.users]
-    convs = [layer for layer in readers if isinstance(layer, nn.Conv2d) and _one_by_one(layer)]
-    if convs and len(convs) == len(readers):
-        for node, conv in zip(list(x.users), convs, strict=True):
-            made.set_submodule(str(node.target), _Entry(conv))
+    """Convolutions that read the input."""
+    for node in _input(made).users:
+        layer = made.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(layer, nn.Conv2d) and _one_by_one(layer):
+            made.set_submodule(str(node.target), _Entry(layer))
 
 
 def _one_by_one(conv: nn.Conv2d) -> bool:

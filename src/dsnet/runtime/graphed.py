@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -75,10 +76,15 @@ class Graphed:
         behind = [[part for part in calls if len(part) == gates] for gates in range(1, len(choices) + 1)]
         self.options = [sorted({part[-1] for part in parts}) for parts in behind]
         self.before = [sorted({part[-2] if part[1:] else 0 for part in parts}) for parts in behind]  # as made
+        self.taken = torch.zeros(len(choices), self.most, dtype=torch.long, device=self.device)
         self._make_places(choices, image)
         self.held = [gate.held for gate in self.gates]
-        ways = itertools.product(*(gate.held for gate in self.gates))
+        ways = itertools.product(*self.held)
         self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
+        widths = [len(own) for own in self.held]
+        steps = [math.prod(widths[number + 1 :]) for number in range(len(widths))]
+        self.steps = torch.tensor(steps, device=self.device)[:, None]  # between ways, by gate
+        self.routes = torch.zeros(self.most, dtype=torch.long, device=self.device)
         self.prices: Prices | None = None
         self.places: tuple[Tensor, int, list[Tensor]] | None = None  # of choices that were given last
         self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
@@ -101,7 +107,7 @@ class Graphed:
             before = len(self.gates[-1].held) if self.gates else 1
             told = self.lanes.on_host(len(held) * (1 if self._stands_in(number) else before))
             scores = next(iter(standing.values()))[1]
-            self.gates.append(GatePlaces(own, held, before, self.most, scores, told))
+            self.gates.append(GatePlaces(own, held, before, self.taken[number], scores, told))
             widths = {found[0].shape[1] for found in standing.values()}
             ragged = number > 0 and self._stands_in(number) and self._reads_rows(number)
             own_widths = widths if ragged else ()
@@ -145,6 +151,7 @@ class Graphed:
             }
             if number == 0:
                 steps["begin"] = functools.partial(self._begin, size)
+                steps["routes"] = functools.partial(self._number, size)
                 if self.end is None:
                     steps["unsure"] = functools.partial(self._unsure, size)
                 else:
@@ -200,6 +207,10 @@ class Graphed:
         assert self.end is not None
         which = self.place_of[self.gates[-1].taken[:images]]
         self.answers[:images].copy_(self.end(self.logits[:images], which)[0])
+
+    def _number(self, images: int) -> None:
+        """The routes of what was taken."""
+        self.routes[:images].copy_(self.numbers[(self.taken[:, :images] * self.steps).sum(0)])
 
     def _unsure(self, images: int) -> None:
         """Those whose answer is not sure, of those that the last route was asked about."""
@@ -309,10 +320,8 @@ class Graphed:
             self.lanes.wait()
             counts = gate.told.tolist()
             self._start(number, self._promote(number, counts) if promote else counts, size)
-        code = self.gates[0].taken[:images]
-        for gate in self.gates[1:]:
-            code = code * len(gate.held) + gate.taken[:images]
-        return self._found(images, self.numbers[code])
+        self.programs["routes", 0, size]()
+        return self._found(images, self.routes[:images].clone())
 
     def _places(self, given: Tensor) -> list[Tensor]:
         """Of given choices [B, gates], gate by gate; those of the last ones are kept."""

@@ -61,16 +61,16 @@ class GatePlaces:
         choices: Sequence[int],
         held: Sequence[int],
         before: int,
-        images: int,
+        taken: Tensor,  # [images]: what they take, by place among those held
         scores: Tensor,
         told: Tensor,  # on the host: how many images take each pair
     ) -> None:
-        device = scores.device
+        device, images = scores.device, len(taken)
         self.held, self.pairs, self.told = held, len(told), told
         self.places = torch.tensor([held.index(c) for c in choices], device=device)  # of scores among held
         self.scores = torch.zeros(images + 1, len(choices), dtype=scores.dtype, device=device)
         self.prices = torch.zeros(before, len(choices), dtype=torch.float64, device=device)
-        self.taken = torch.zeros(images, dtype=torch.long, device=device)
+        self.taken = taken
         self.earlier = torch.zeros(images + 1, dtype=torch.long, device=device)  # all choices before
         self.order = torch.zeros(images, dtype=torch.long, device=device)  # of images, by what they take
         self.counts = torch.zeros(self.pairs, dtype=torch.long, device=device)

@@ -1,4 +1,4 @@
-"""Features that lie in rows of a table, read by 1 × 1 convolutions where they are."""
+"""Features that lie in rows of a table, read where they are: by 1 × 1 convolutions, and as patches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ try:
 except ImportError:  # there is no Triton for macOS and Windows
     triton = None
 
-__all__ = ["Rows", "projected"]
+__all__ = ["Rows", "patched", "projected"]
 
 
 class Rows(NamedTuple):
@@ -68,7 +68,55 @@ def projected(rows: Rows, weight: Tensor, stride: int) -> Tensor:
     return y.permute(0, 3, 1, 2)
 
 
+def patched(x: Tensor | Rows, size: tuple[int, int]) -> Tensor:
+    """Patches [B, rows, columns, height · width · C] that lie side by side; pixels in none are left out."""
+    if isinstance(x, Rows) and (x.widths is not None or not scaling.has_kernels(x.table)):
+        x = x.dense
+    gathers = isinstance(x, Rows)
+    images, (channels, height, width) = (len(x.at), x.shape) if gathers else (len(x), x.shape[1:])
+    (high, wide), down, across = size, height // size[0], width // size[1]
+    if not gathers and not (scaling.channels_last(x) and down * across):
+        pixels = x.permute(0, 2, 3, 1)[:, : down * high, : across * wide]
+        return pixels.reshape(images, down, high, across, wide, channels).transpose(2, 3).flatten(3)
+    source, row = (x.table, x.table.stride(0)) if gathers else (x, channels * height * width)
+    y = torch.empty(images, down, across, high * wide * channels, dtype=source.dtype, device=source.device)
+    block = 1 << (across * wide * channels - 1).bit_length()
+    with torch.cuda.device_of(source):
+        _patched[(images * down * high,)](
+            source, x.at if gathers else source, y, row, width * channels, down, across, gathers, high,
+            wide * channels, block, num_warps=max(1, min(8, block // 512)),
+        )  # fmt: skip
+    return y
+
+
 if triton is not None:
+
+    @triton.jit
+    def _patched(
+        x,  # [rows, height, width · channels], rows ``row`` numbers apart
+        at,  # [images]
+        y,  # [images, down, across, HIGH, WIDE]
+        row,
+        line,
+        down,
+        across,
+        GATHERS: tl.constexpr,
+        HIGH: tl.constexpr,
+        WIDE: tl.constexpr,  # numbers of a line of a patch
+        BLOCK: tl.constexpr,
+    ):
+        """A line of an image a program."""
+        dy = tl.program_id(0) % HIGH
+        patch = tl.program_id(0) // HIGH % down
+        number = tl.program_id(0) // HIGH // down
+        image = number
+        if GATHERS:
+            image = tl.load(at + number)
+        k = tl.arange(0, BLOCK)
+        inside = k < across * WIDE
+        found = tl.load(x + image.to(tl.int64) * row + (patch * HIGH + dy) * line + k, mask=inside)
+        y += (number.to(tl.int64) * down + patch) * across * HIGH * WIDE + dy * WIDE
+        tl.store(y + (k // WIDE) * HIGH * WIDE + k % WIDE, found, mask=inside)
 
     @triton.jit
     def _projected(

@@ -10,7 +10,7 @@ from __future__ import annotations
 # ruff: noqa: ANN001, ANN202, N803
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 try:
     import triton
@@ -99,7 +99,7 @@ def scaled_means(
 
 def weighted(x: Tensor, by: Tensor) -> Tensor:
     """Channels of x [B, C, H, W] times 1 + tanh of each image's own ``by`` [B, C]."""
-    if not _ready(x):
+    if not channels_last(x):
         return x * (1 + torch.tanh(by)).to(x.dtype)[:, :, None, None]
     images, channels, height, width = x.shape
     positions = height * width
@@ -115,7 +115,7 @@ def weighted(x: Tensor, by: Tensor) -> Tensor:
 
 def means(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Over positions: [B, C, H, W] → [B, C]."""
-    if not _ready(x):
+    if not channels_last(x):
         return x.mean((2, 3), dtype=dtype)
     images, channels, height, width = x.shape
     y = torch.empty(images, channels, dtype=dtype or x.dtype, device=x.device)
@@ -123,6 +123,22 @@ def means(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     bp = min(512, _power(height * width, 16))
     with torch.cuda.device_of(x):
         _means[(images, -(-channels // bc))](x, y, height * width, channels, bp, bc, num_warps=8)
+    return y
+
+
+def linear(x: Tensor, layer: nn.Linear, act: str = "none") -> Tensor:
+    """act(layer(x)) of x [B, C] in full float32; a row's numbers do not depend on the others."""
+    weight, bias = layer.weight, layer.bias
+    if not (has_kernels(x) and x.dtype == weight.dtype == torch.float32 and x.numel() and bias is not None):
+        return ACTS[act](F.linear(x, weight, bias))
+    rows, channels = x.shape
+    outs = len(weight)
+    x, weight, y = x.contiguous(), weight.contiguous(), x.new_empty(rows, outs)
+    bk = min(128, _power(channels, 16))
+    with torch.cuda.device_of(x):
+        _linear[(-(-rows // 16), -(-outs // 16))](
+            x, weight, bias, y, rows, channels, outs, ACTIVATIONS[act], 16, 16, bk, num_warps=4, num_stages=3
+        )
     return y
 
 
@@ -187,15 +203,19 @@ def has_kernels(x: Tensor) -> bool:
     return x.is_cuda or INTERPRETED
 
 
-def _ready(x: Tensor, added: Tensor | None = None) -> bool:
-    """Whether kernels can read it: one number behind the other, channels last, all in the same way."""
-    tensors = (x,) if added is None else (x, added)
+def channels_last(*tensors: Tensor) -> bool:
+    """Whether kernels can read them: numbers one behind the other, channels last, all in the same way."""
+    first = tensors[0]
     return (
-        has_kernels(x)
-        and x.numel() > 0
+        has_kernels(first)
+        and first.numel() > 0
         and all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-        and (added is None or (added.shape == x.shape and added.dtype == x.dtype))
+        and all(t.shape == first.shape and t.dtype == first.dtype for t in tensors)
     )
+
+
+def _ready(x: Tensor, added: Tensor | None) -> bool:
+    return channels_last(x) if added is None else channels_last(x, added)
 
 
 def _tile(positions: int, channels: int) -> tuple[int, int]:
@@ -322,6 +342,34 @@ if AVAILABLE:
             total += tl.sum(some.to(tl.float32), 0)
         mean = total / positions
         tl.store(y + image * channels + c, mean.to(y.dtype.element_ty), mask=c < channels)
+
+    @triton.jit
+    def _linear(
+        x,  # [rows, channels]
+        w,  # [outs, channels]
+        b,  # [outs]
+        y,  # [rows, outs]
+        rows,
+        channels,
+        outs,
+        KIND: tl.constexpr,
+        BM: tl.constexpr,
+        BN: tl.constexpr,
+        BK: tl.constexpr,
+    ):
+        m = tl.program_id(0) * BM + tl.arange(0, BM)
+        n = tl.program_id(1) * BN + tl.arange(0, BN)
+        total = tl.zeros((BM, BN), dtype=tl.float32)
+        for start in range(0, channels, BK):
+            k = start + tl.arange(0, BK)
+            inside = (m < rows)[:, None] & (k < channels)[None, :]
+            a = tl.load(x + m[:, None] * channels + k[None, :], mask=inside, other=0.0)
+            inside = (n < outs)[:, None] & (k < channels)[None, :]
+            c = tl.load(w + n[:, None] * channels + k[None, :], mask=inside, other=0.0)
+            total = tl.dot(a, tl.trans(c), total, input_precision="ieee")
+        total += tl.load(b + n, mask=n < outs, other=0.0)[None, :]
+        mask = (m < rows)[:, None] & (n < outs)[None, :]
+        tl.store(y + m[:, None] * outs + n[None, :], activate(total, KIND), mask=mask)
 
     @triton.jit
     def _put_rows(

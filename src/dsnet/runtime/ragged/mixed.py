@@ -73,7 +73,8 @@ class Mixed:
         with torch.no_grad():
             features, scores = front(image)
             (logits,) = rest.at(0)(features)
-        self.gates = [GatePlaces(choices, held, 1, self.most, scores, lanes.on_host(len(held)))]
+        taken = torch.zeros(self.most, dtype=torch.long, device=device)
+        self.gates = [GatePlaces(choices, held, 1, taken, scores, lanes.on_host(len(held)))]
         self.logits = self.answers = logits.new_zeros(self.most, logits.shape[1])
         if end is None:
             _, channels, *self.map_size = features.shape
