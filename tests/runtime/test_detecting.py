@@ -30,7 +30,7 @@ from dsnet.runtime.detector_parts import split_detector
 from dsnet.runtime.graphed import Graphed
 from tests.detection.test_fssd import NAMES, TABLE
 from tests.detection.test_fssd import detector as detector_of
-from tests.support import assert_close, images
+from tests.support import assert_close, error_of, images
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -298,3 +298,22 @@ def test_boxes_on_a_gpu(backend: str) -> None:
     for row, own in zip(given, [plan.boxes(row) for row in given], strict=True):
         check_same(own, plainly(plan, row, score=0.3))
     in_threads(plan, 20, score=0.3)
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["inference", "autocast"]
+)
+def test_a_plan_does_not_depend_on_the_mode_that_it_is_made_in(
+    mode: contextlib.AbstractContextManager[object],
+) -> None:
+    detector = copy.deepcopy(detector_of(NAMES[0])).float()
+    x = images(detector.network, 3, size=32).float()
+    plain = recorded(detector, 32)
+    with mode:
+        made = recorded(detector, 32)
+    for a, b in zip(made(x), plain(x), strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+    graphed = made.engine.graphed
+    assert graphed is not None
+    assert "routed by its gate" in error_of(lambda: graphed.cascade(x, (0, 1), (0.5,)))

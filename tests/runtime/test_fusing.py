@@ -21,13 +21,13 @@ from dsnet.runtime import scaling
 from dsnet.runtime.detector_parts import pack_detector, split_detector
 from dsnet.runtime.fusing import ends_at_gate, fused
 from dsnet.runtime.norms import Scaled
-from dsnet.runtime.parts import pack
+from dsnet.runtime.parts import in_precision, pack
 from dsnet.runtime.reading import Rows, patched, projected
 from dsnet.runtime.scaling import added_norm, linear, means, put_rows, scaled, scaled_means, weighted
 from tests.detection.test_fssd import NAMES
 from tests.detection.test_fssd import detector as detector_of
 from tests.runtime.conftest import network, pictures
-from tests.support import assert_close
+from tests.support import assert_close, randomise
 
 NETWORKS = [
     ("ds_mbnet_tiny", None),
@@ -300,3 +300,71 @@ def test_on_a_gpu(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
         made = fused(module).cuda().to(dtype).to(memory_format=torch.channels_last)
         found = made(x.cuda().to(dtype).to(memory_format=torch.channels_last)).double().cpu()
     assert_close(found, expected, 1e-4 if dtype == torch.float32 else 8e-2)
+
+
+class _Odd(nn.Module):
+    """What a rewriting may get wrong: modules called twice, readers in between, activations in place."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.norm, self.conv = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+        self.linear, self.rows = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.act, self.changes = nn.ReLU(), nn.ReLU(inplace=True)
+        self.pool, self.flat, self.lines = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Flatten(2)
+        self.plain = nn.BatchNorm2d(4, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = x.mean((2, 3))
+        if self.kind == "norm twice":
+            return self.act(self.norm(x)) - self.norm(2 * x)
+        if self.kind == "conv twice":
+            return self.act(self.conv(x)) - self.conv(2 * x)
+        if self.kind == "linear twice":
+            return self.act(self.linear(pooled)) - self.linear(2 * pooled)
+        if self.kind == "rows twice":
+            return self.rows(pooled + 1) - self.rows(pooled + self.linear(pooled))
+        if self.kind == "means twice":
+            return self.flat(self.pool(self.norm(x))) + self.flat(self.pool(self.norm(3 * x)))
+        if self.kind == "nobody reads it":
+            self.linear(pooled)
+            self.pool(x)
+            return self.norm(x)
+        if self.kind == "changed in place":
+            y = self.norm(x)
+            z = self.changes(y)
+            total = pooled + self.linear(pooled)
+            self.changes(total)
+            return self.flat(self.pool(y)) + self.rows(total) + z.sum()
+        if self.kind == "lines":
+            return self.lines(self.pool(x))
+        if self.kind == "no weights":
+            return self.plain(x)
+        return 2 * (1 + torch.tanh(pooled)).unsqueeze(-1).unsqueeze(-1)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("norm twice", "conv twice", "linear twice", "rows twice", "means twice", "nobody reads it"),
+        *("changed in place", "lines", "no weights", "a number times attention"),
+    ],
+)
+def test_odd_networks_are_what_they_were(kind: str) -> None:
+    torch.manual_seed(0)
+    module = _Odd(kind).double().eval()
+    randomise(module)
+    same(module, (torch.randn(2, 4, 3, 3).double(),))
+
+
+def test_scales_keep_their_precision() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8).eval().requires_grad_(False)
+    nn.init.normal_(norm.running_mean, std=4.0)  # type: ignore[arg-type]
+    x = torch.randn(2, 8, 5, 5).bfloat16()
+    expected = norm(x.float())
+    module = in_precision(fused(nn.Sequential(norm)), torch.bfloat16)
+    found = module(x)
+    assert found.dtype == torch.bfloat16
+    same_numbers = (found == expected.bfloat16()).double().mean()  # rounded once, at the end
+    assert float(same_numbers) > 0.98

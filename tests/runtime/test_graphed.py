@@ -445,3 +445,15 @@ def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.Monk
     graphed.run(pictures(model, len(taken)), given=taken)
     assert {len(lanes) for lanes in started.values()} == {1}
     assert set().union(*started.values()) == {1, 2}
+
+
+def test_choices_that_are_not_held_are_refused_and_nothing_is_left_behind() -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False, (0, 2))
+    x = pictures(model, 3)
+    wrong = torch.tensor([[0], [1], [2]])
+    for _ in range(2):
+        assert "hold the choices [1]" in error_of(lambda: graphed.run(x, given=wrong))
+    given = torch.tensor([[0], [2], [2]])
+    assert graphed.run(x, given=given).routes.tolist() == [0, 2, 2]
+    given[0] = 2  # the same tensor with other choices
+    assert graphed.run(x, given=given).routes.tolist() == [2, 2, 2]

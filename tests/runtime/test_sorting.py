@@ -57,6 +57,8 @@ def test_settle(
     most, held = 45, choices + 1
     scores = torch.randn(most + 1, choices, generator=draw)
     scores = scores.round() if ties else scores
+    if seed % 3 == 0:
+        scores[torch.randperm(most, generator=draw)[:9], int(seed % choices)] = float("nan")
     prices = torch.randint(0, 2, (before, choices), generator=draw).double()
     places = torch.randperm(held, generator=draw)[:choices]
     previous = torch.randint(0, before, (most,), generator=draw)

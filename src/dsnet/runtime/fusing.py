@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
-from dsnet.runtime.norms import Scaled, Tracer, take_in
+from dsnet.runtime.norms import Scaled, Tracer, own_modules, take_in
 from dsnet.runtime.reading import Rows, patched, projected
 from dsnet.runtime.scaling import added_norm, linear, means, weighted
 
@@ -106,6 +106,7 @@ def ends_at_gate(module: fx.GraphModule) -> bool:
 def fused(module: nn.Module) -> fx.GraphModule:
     """The same function of the same weights; where it ends at a gate others are to scale its features."""
     made = fx.GraphModule(module, Tracer().trace(module))
+    own_modules(made)
     for node in list(made.graph.nodes):
         if node.op == "call_function" and node.target is operator.mul:
             _weigh(made, node)
@@ -116,7 +117,7 @@ def fused(module: nn.Module) -> fx.GraphModule:
             made.set_submodule(node.target, _Patches(layer))
         elif isinstance(layer, nn.Conv2d) and layer.bias is not None:
             _part_from_bias(made, node, layer)
-        elif isinstance(layer, nn.BatchNorm2d):
+        elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.running_var is not None:
             made.set_submodule(node.target, Scaled.of_norms([layer]))
             node.args = (*node.args, None)
             take_in(made, node)
@@ -125,11 +126,13 @@ def fused(module: nn.Module) -> fx.GraphModule:
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
             _rectify(made, node, layer)
         elif isinstance(layer, DecidingGate):
-            last = [user.op for user in node.users] == ["output"]
+            last = len(node.users) == 1 and [u.args[0] is node for u in node.users if u.op == "output"] == [
+                True
+            ]
             made.set_submodule(node.target, (_LastGate if last else _Gate).of(layer))
             pooled = _by_the_way(made, node.args[0], layer.first.weight.dtype)
             node.args = (*node.args, *([] if pooled is None else [pooled]))
-        elif isinstance(layer, nn.LayerNorm) and _of_rows(layer):
+        elif isinstance(layer, nn.LayerNorm) and _of_rows(layer) and len(node.args) == 1:
             _norm_the_sum(made, node, layer)
     _read_rows(made)
     made.graph.lint()
@@ -171,6 +174,8 @@ def _side_by_side(conv: nn.Conv2d) -> bool:
 def _weigh(made: fx.GraphModule, node: fx.Node) -> None:
     """Channels times 1 + tanh of what attention says, as `dsnet.gate.Gate.extract` does it."""
     x, by = node.args
+    if not isinstance(x, fx.Node):
+        return
     chain = [node]
     for wanted in ("unsqueeze", "unsqueeze", operator.add, torch.tanh):
         if not isinstance(by, fx.Node) or by.target != wanted or len(by.users) > 1:
@@ -188,11 +193,8 @@ def _weigh(made: fx.GraphModule, node: fx.Node) -> None:
 
 def _mean(made: fx.GraphModule, node: fx.Node) -> None:
     """Means that are then flattened."""
-    (follower, *others) = node.users
-    flattens = follower.op == "call_module" and isinstance(
-        made.get_submodule(str(follower.target)), nn.Flatten
-    )
-    if others or not flattens:
+    follower, layer = _only_reader(made, node)
+    if follower is None or not isinstance(layer, nn.Flatten) or (layer.start_dim, layer.end_dim) != (1, -1):
         return
     mean = _by_the_way(made, node.args[0], None)
     if mean is None:
@@ -208,7 +210,7 @@ def _by_the_way(made: fx.GraphModule, node: object, dtype: torch.dtype | None) -
     if not isinstance(node, fx.Node) or node.op != "call_module":
         return None
     layer = made.get_submodule(str(node.target))
-    if not isinstance(layer, Scaled) or layer.means is not None:
+    if not isinstance(layer, Scaled) or layer.means is not None or _changed_in_place(made, node):
         return None
     own = copy.copy(layer)  # the module that is made anew is left as it is
     own.means = dtype or "own"
@@ -219,16 +221,28 @@ def _by_the_way(made: fx.GraphModule, node: object, dtype: torch.dtype | None) -
     return mean
 
 
-def _rectify(made: fx.GraphModule, node: fx.Node, linear: nn.Linear) -> None:
+def _rectify(made: fx.GraphModule, node: fx.Node, layer: nn.Linear) -> None:
     """A linear layer that only a ReLU reads."""
-    (follower, *others) = node.users
-    if others or follower.op != "call_module":
+    follower, act = _only_reader(made, node)
+    if follower is None or not isinstance(act, nn.ReLU):
         return
-    if not isinstance(made.get_submodule(str(follower.target)), nn.ReLU):
-        return
-    made.set_submodule(str(node.target), _LinearReLU(linear))
+    made.set_submodule(str(node.target), _LinearReLU(layer))
     follower.replace_all_uses_with(node)
     made.graph.erase_node(follower)
+
+
+def _only_reader(made: fx.GraphModule, node: fx.Node) -> tuple[fx.Node | None, nn.Module | None]:
+    """The module that alone reads what a node gives."""
+    if len(node.users) != 1:
+        return None, None
+    (reader,) = node.users
+    return (reader, made.get_submodule(str(reader.target))) if reader.op == "call_module" else (None, None)
+
+
+def _changed_in_place(made: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether some reader changes what it reads."""
+    layers = [made.get_submodule(str(user.target)) for user in node.users if user.op == "call_module"]
+    return any(getattr(layer, "inplace", False) for layer in layers)
 
 
 def _part_from_bias(made: fx.GraphModule, node: fx.Node, conv: nn.Conv2d) -> None:
@@ -254,7 +268,7 @@ def _norm_the_sum(made: fx.GraphModule, node: fx.Node, norm: nn.LayerNorm) -> No
     made.set_submodule(str(node.target), _Norm(norm))
     (read,) = node.args
     assert isinstance(read, fx.Node)
-    a_sum = read.op == "call_function" and read.target is operator.add
+    a_sum = read.op == "call_function" and read.target is operator.add and not _changed_in_place(made, read)
     parts = read.args if a_sum and all(isinstance(arg, fx.Node) for arg in read.args) else (read,)
     with made.graph.inserting_before(read if len(parts) > 1 else node):
         both = made.graph.call_module(str(node.target), parts)

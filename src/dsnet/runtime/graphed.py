@@ -302,7 +302,9 @@ class Graphed:
         return in_batches(self, x, lambda at: self._run_route(_some(x, at), route)).logits
 
     def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
-        """One route after the other for those whose answer is not sure."""
+        """One route after the other for those whose answer is not sure; not for detectors."""
+        if self.end is not None:
+            raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
         return in_batches(self, x, lambda at: self._cascade(_some(x, at), routes, thresholds))
 
     def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None, *, promote: bool) -> RoutedOutput:
@@ -328,7 +330,7 @@ class Graphed:
         version = -1 if given.is_inference() else given._version  # such a tensor does not count changes
         if self.places is None or self.places[0] is not given or self.places[1] != version or version < 0:
             own = enumerate(self.gates)
-            found = [torch.searchsorted(gate.choices, given[:, at].contiguous()) for at, gate in own]
+            found = [gate.places_of(given[:, at]) for at, gate in own]
             self.places = given, version, found
         return self.places[2]
 
@@ -465,9 +467,13 @@ class _Recorded(Protocol):
 def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice | None], RoutedOutput]) -> RoutedOutput:
     """So many images at a time as there is room for, or all of them (none); one thread at a time."""
     with recorded.lock, recorded.lanes.here():
-        if 0 < len(x) <= recorded.most:
-            return run(None)
-        found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
+        try:
+            if 0 < len(x) <= recorded.most:
+                return run(None)
+            found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
+        except BaseException:
+            recorded.lanes.leave()  # what was launched so far belongs to what went before
+            raise
     if not found:
         raise DsnetError("there are no images to run")
     return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))

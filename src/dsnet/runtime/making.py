@@ -126,8 +126,10 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     pairs = len(part_histories(network, options, stand_ins)) > 1 + sum(map(len, options))
     buckets = _buckets(batch_buckets, _sizes(made_by, place, pairs=pairs))
     size = network.geometry.shape(image_size)
-    parts, end = _parts(model, network, options, stand_ins, memory, image_size, dtype, place, made_by)
-    made = _programs(network, made_by, parts, end, stand_ins, buckets, place, dtype, progress)
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(place.type, enabled=False):
+        # What is made here is written to in any mode later, in the plan's own precision.
+        parts, end = _parts(model, network, options, stand_ins, memory, image_size, dtype, place, made_by)
+        made = _programs(network, made_by, parts, end, stand_ins, buckets, place, dtype, progress)
     engine = Engine(
         spec=network.spec,
         space=network.space,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,15 +13,16 @@ from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
 from dsnet.runtime.scaling import scaled, scaled_means
+from dsnet.slicing.functional import at_least_float32
 
-__all__ = ["ACTIVATIONS", "Scaled", "Tracer", "by_history", "take_in"]
+__all__ = ["ACTIVATIONS", "Scaled", "Tracer", "by_history", "own_modules", "take_in"]
 
 # That kernels of our own know, by the name they have there.
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hard_swish"}
 
 
 class Scaled(nn.Module):
-    """Channels times scales plus shifts, of one row for all images or of each image's own.
+    """Channels times scales plus shifts, of one row for all images or of each image's own, in float32.
 
     With what follows: a branch that is added, an activation, means over positions.
     """
@@ -39,14 +42,16 @@ class Scaled(nn.Module):
         for norm in norms:
             assert norm.running_mean is not None
             assert norm.running_var is not None
-            scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+            precise = at_least_float32(norm.weight.dtype)
+            scale = norm.weight.to(precise) * torch.rsqrt(norm.running_var.to(precise) + norm.eps)
             rows.append(torch.cat([scale, norm.bias - norm.running_mean * scale]))
         return cls(torch.stack(rows).detach())
 
     @classmethod
     def of_bias(cls, bias: Tensor) -> Scaled:
         """The same shifts for all images."""
-        return cls(torch.cat([torch.ones_like(bias), bias]).detach()[None])
+        shift = bias.detach().to(at_least_float32(bias.dtype))
+        return cls(torch.cat([torch.ones_like(shift), shift])[None])
 
     def forward(
         self, x: Tensor, which: Tensor | None = None, added: Tensor | None = None
@@ -69,19 +74,33 @@ class Tracer(fx.Tracer):
 def by_history(modules: Sequence[nn.Module]) -> fx.GraphModule:
     """One module of (x, which history [B]) out of several that differ in their batch norms alone."""
     traced = fx.GraphModule(modules[0], Tracer().trace(modules[0]))
+    own_modules(traced)
     (x,) = (node for node in traced.graph.nodes if node.op == "placeholder")
     with traced.graph.inserting_after(x):
         which = traced.graph.placeholder("which")
     for node in list(traced.graph.nodes):
-        if node.op != "call_module" or not isinstance(modules[0].get_submodule(node.target), nn.BatchNorm2d):
+        if node.op != "call_module" or not isinstance(traced.get_submodule(node.target), nn.BatchNorm2d):
             continue
-        norms = [module.get_submodule(node.target) for module in modules]
+        name = re.sub(r"_again\d+$", "", node.target)
+        norms = [module.get_submodule(name) for module in modules]
         traced.set_submodule(node.target, Scaled.of_norms(norms))  # type: ignore[arg-type]
         node.args = (*node.args, which)
         take_in(traced, node)
     traced.graph.lint()
     traced.recompile()
     return traced.eval()
+
+
+def own_modules(traced: fx.GraphModule) -> None:
+    """Gives every call of a module one of its own, with the same weights: each may be changed alone."""
+    seen = set[str]()
+    for number, node in enumerate(traced.graph.nodes):
+        if node.op == "call_module":
+            if node.target in seen:
+                name = f"{node.target}_again{number}"
+                traced.set_submodule(name, copy.copy(traced.get_submodule(node.target)))
+                node.target = name
+            seen.add(node.target)
 
 
 def take_in(traced: fx.GraphModule, norm: fx.Node) -> None:

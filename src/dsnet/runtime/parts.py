@@ -23,7 +23,7 @@ from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate
 from dsnet.models import Supernet
 from dsnet.models.blocks import Step, run_steps
-from dsnet.runtime.norms import by_history
+from dsnet.runtime.norms import Scaled, by_history
 from dsnet.slicing import ImageStatistics, Mode
 
 __all__ = [
@@ -250,13 +250,16 @@ def _chain(steps: Iterable[Step], shape: Shape, *, fold: bool) -> tuple[nn.Seque
 
 
 def in_precision(module: nn.Module, precision: torch.dtype | None) -> nn.Module:
-    """The module for inference; gates stay in float32 or better."""
+    """The module for inference; gates, and scales of channels, stay in float32 or better."""
     module.requires_grad_(False)
     if precision is None:
         return module
     gates = [child for child in module.modules() if isinstance(child, DecidingGate)]
     kept = [next(gate.parameters()).dtype for gate in gates]
+    tables = {child: child.table for child in module.modules() if isinstance(child, Scaled)}
     module.to(precision)
+    for child, table in tables.items():
+        child.table = table if precision != torch.float64 else table.double()
     for gate, dtype in zip(gates, kept, strict=True):
         gate.to(dtype if dtype == torch.float64 else torch.float32)
     return module

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dsnet.counts import Shape
+from dsnet.errors import DsnetError
 from dsnet.runtime.reading import Rows
 from dsnet.runtime.scaling import put_rows
 from dsnet.runtime.sorting import settle
@@ -98,6 +99,14 @@ class GatePlaces:
             held=len(self.held) if paired else 0,
         )
         self.told.copy_(self.counts, non_blocking=True)
+
+    def places_of(self, choices: Tensor) -> Tensor:
+        """Of choices [n] among those that are held."""
+        found = torch.searchsorted(self.choices, choices.contiguous()).clamp_(max=len(self.held) - 1)
+        missing = self.choices[found] != choices
+        if bool(missing.any()):
+            raise DsnetError(f"this plan does not hold the choices [{int(choices[missing][0])}]")
+        return found
 
     def everyone(self, rows: Tensor, images: Tensor) -> None:
         """All images as they came, for whichever pair is run."""

@@ -21,6 +21,9 @@ except ImportError:  # there is no Triton for macOS and Windows
 
 __all__ = ["Rows", "patched", "projected"]
 
+STAGES = 3  # of a pipeline of loads
+SHARED = 96 * 1024  # bytes of a program's fast memory that every GPU of the last years has
+
 
 class Rows(NamedTuple):
     """Features of some images, [C, H, W] each, channels last in memory.
@@ -47,6 +50,7 @@ class Rows(NamedTuple):
 
 def projected(rows: Rows, weight: Tensor, stride: int) -> Tensor:
     """A 1 × 1 convolution [outputs, C, 1, 1] without bias; channels last in memory."""
+    weight = weight.contiguous()
     table, (channels, height, width), outs = rows.table, rows.shape, len(weight)
     if not scaling.has_kernels(table):
         return F.conv2d(rows.dense, weight, stride=stride)
@@ -56,6 +60,8 @@ def projected(rows: Rows, weight: Tensor, stride: int) -> Tensor:
     total = images * high * wide
     bn = min(128, max(16, 1 << (outs - 1).bit_length()))
     bm, bk = (128, 64) if channels >= 64 else (128, 32)
+    while bk > 16 and STAGES * (bm + bn) * bk * table.element_size() > SHARED:
+        bk //= 2
     columns = -(-outs // bn)
     ragged = rows.widths is not None
     precision = "tf32" if table.dtype != torch.float32 or torch.backends.cudnn.allow_tf32 else "ieee"
@@ -63,7 +69,7 @@ def projected(rows: Rows, weight: Tensor, stride: int) -> Tensor:
         _projected[(-(-total // bm) * columns,)](
             table, rows.at, rows.widths if ragged else rows.at, weight, y, table.stride(0), channels, outs,
             high * wide, wide, width, total, columns, ragged, stride, precision,
-            rows.align, bm, bn, bk, num_warps=8 if bn == 128 else 4, num_stages=3,
+            rows.align, bm, bn, bk, num_warps=8 if bn == 128 else 4, num_stages=STAGES,
         )  # fmt: skip
     return y.permute(0, 3, 1, 2)
 

@@ -53,10 +53,11 @@ def scaled(
     if not _ready(x, added):
         row = table[:1] if which is None else table.index_select(0, which)
         scale, shift = row[:, :, None, None].chunk(2, 1)
-        y = torch.addcmul(shift, x, scale)
-        return ACTS[act](y if added is None else y + added)
+        y = torch.addcmul(shift, x.to(table.dtype), scale)
+        return ACTS[act](y if added is None else y + added).to(x.dtype)
     images, channels, height, width = x.shape
     positions = height * width
+    which = None if which is None else which.contiguous()
     if which is None:
         images, positions = 1, images * positions
     y = torch.empty_like(x)
@@ -84,7 +85,7 @@ def scaled_means(
         y = scaled(x, table, which, added, act)
         return y, y.mean((2, 3), dtype=dtype)
     images, channels, height, width = x.shape
-    y = torch.empty_like(x)
+    y, which = torch.empty_like(x), None if which is None else which.contiguous()
     mean = torch.empty(images, channels, dtype=dtype or x.dtype, device=x.device)
     bc = min(32, _power(channels, 8))
     bp = min(256, _power(height * width, 16))
@@ -103,7 +104,7 @@ def weighted(x: Tensor, by: Tensor) -> Tensor:
         return x * (1 + torch.tanh(by)).to(x.dtype)[:, :, None, None]
     images, channels, height, width = x.shape
     positions = height * width
-    by, y = by.contiguous(), torch.empty_like(x)
+    by, y = by.expand(images, -1).contiguous(), torch.empty_like(x)
     bp, bc = _tile(positions, channels)
     tiles, columns = -(-positions // bp), -(-channels // bc)
     with torch.cuda.device_of(x):
@@ -160,6 +161,7 @@ def put_rows(
             widths.index_fill_(0, at, own)
         return
     positions, width = x.shape[1], own
+    by = None if by is None else by.expand(len(x), -1).contiguous()
     if own == channels and by is None:
         own, channels, positions = positions * own, positions * own, 1
     written = channels if widths is None else own
@@ -168,9 +170,8 @@ def put_rows(
     tiles, columns = -(-positions // bp), -(-written // bc)
     with torch.cuda.device_of(x):
         _put_rows[(len(x) * tiles * columns,)](
-            table, at, x, x if by is None else by.contiguous(), at if widths is None else widths, positions,
-            own, channels, written, width, tiles, columns, by is not None, widths is not None, bp, bc,
-            num_warps=4,
+            table, at, x, x if by is None else by, at if widths is None else widths, positions, own, channels,
+            written, width, tiles, columns, by is not None, widths is not None, bp, bc, num_warps=4,
         )  # fmt: skip
 
 
@@ -180,7 +181,9 @@ def added_norm(
     """x + added, and its layer norm over the last dimension."""
     channels = x.shape[-1]
     fits = added is None or (added.shape == x.shape and added.dtype == x.dtype and added.is_contiguous())
-    if not (has_kernels(x) and fits and x.is_contiguous() and x.numel() and channels <= WIDEST):
+    if not (
+        has_kernels(x) and fits and x.is_contiguous() and x.numel() and len(weight) == channels <= WIDEST
+    ):
         total = x if added is None else x + added
         return total, F.layer_norm(total, (channels,), weight, bias, eps)
     rows = x.numel() // channels

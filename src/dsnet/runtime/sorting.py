@@ -141,8 +141,9 @@ if triton is not None:
             for choice in range(1, CHOICES):
                 score = tl.load(scores + image * row + choice, mask=there, other=0.0).to(tl.float64)
                 score -= tl.load(prices + before * CHOICES + choice, mask=there, other=0.0)
-                found = tl.where(score > best, tl.load(places + choice), found)
-                best = tl.maximum(best, score)
+                better = (score > best) | ((score != score) & (best == best))  # not a number is best of all
+                found = tl.where(better, tl.load(places + choice), found)
+                best = tl.where(better, score, best)
             tl.store(taken + image, found, mask=there)
         else:
             found = tl.load(taken + image, mask=there, other=0)

@@ -35,8 +35,9 @@ def decide(
     for choice in range(1, CHOICES):
         score = tl.load(scores + image * row + choice, mask=there, other=0.0).to(tl.float64)
         score -= tl.load(prices + choice)
-        found = tl.where(score > best, tl.load(places + choice), found)
-        best = tl.maximum(best, score)
+        better = (score > best) | ((score != score) & (best == best))  # not a number is best of all
+        found = tl.where(better, tl.load(places + choice), found)
+        best = tl.where(better, score, best)
     tl.store(taken + image, found, mask=there)
 
 

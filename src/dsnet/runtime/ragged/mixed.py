@@ -233,18 +233,16 @@ class Mixed:
         missing = self.route_of[self.gates[0].taken[:images]] < 0
         if bool(missing.any()):
             choice = self.held[0][int(self.gates[0].taken[:images][missing][0])]
-            self.lanes.leave()
             raise DsnetError(f"this plan does not hold the choices [{choice}]")
 
     def _take(self, given: Tensor, at: slice | None) -> None:
         """Choices of images, unless they are what is taken already."""
-        if at is not None or given.is_inference():  # which does not tell whether it was changed
-            self.given, given = None, given if at is None else given[at]
-        elif self.given is not None and self.given[0] is given and self.given[1] == given._version:
+        keeps = at is None and not given.is_inference()  # such a tensor does not tell whether it was changed
+        if keeps and self.given is not None and self.given[0] is given and self.given[1] == given._version:
             return
-        else:
-            self.given = given, given._version
-        torch.take(self.place_of, given.view(-1), out=self.gates[0].taken[: len(given)])
+        self.given, own = None, given if at is None else given[at]
+        torch.take(self.place_of, own.reshape(-1), out=self.gates[0].taken[: len(own)])
+        self.given = (given, given._version) if keeps else None
 
     def _take_place(self, place: int) -> None:
         """The same for all images."""
@@ -253,7 +251,7 @@ class Mixed:
 
     def _readable(self, x: Tensor, at: slice | None) -> Tensor:
         """Images as programs read them; held until they are started, since they are read where they lie."""
-        return (x if at is None else x[at]).to(self.dtype).contiguous()
+        return (x if at is None else x[at]).to(self.begin.device, self.dtype).contiguous()
 
     def _point_at(self, x: Tensor) -> tuple[int, int]:
         """Tells programs where images are: how many, and the size of programs that hold them all."""
