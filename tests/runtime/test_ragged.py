@@ -197,11 +197,19 @@ def test_prices_and_given_choices() -> None:
         expected = GateRule(costs=costs, weight=weight)(model, x)
         found = recorded.run(x, prices_of(costs, weight, [model.gate(0).choices], recorded.held))
         assert torch.equal(found.routes, expected.routes)
-    taken = torch.tensor([[3], [1], [0]])
+    taken, wrong = torch.tensor([[3], [1], [0]]), torch.tensor([[0], [99], [0]])
     found = recorded.run(x[:3], given=taken, promote=True)
     assert found.routes.tolist() == [3, 1, 0]
     for i, route in enumerate((3, 1, 0)):
         assert_close(found.logits[i : i + 1], model(x[i : i + 1], route), 1e-5)
+    taken[0] = 0  # the same tensor with other choices
+    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+    recorded.run_route(x[:3], model.space.resolve(3))
+    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+    for _ in range(2):  # what is no choice is not taken for one the second time either
+        with pytest.raises((RuntimeError, IndexError)):
+            recorded.run(x[:3], given=wrong)
+    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
 
 
 def test_programs_are_as_small_as_what_the_gate_takes() -> None:
