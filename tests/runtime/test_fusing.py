@@ -23,7 +23,8 @@ from dsnet.runtime.fusing import ends_at_gate, fused
 from dsnet.runtime.norms import Scaled
 from dsnet.runtime.parts import in_precision, pack
 from dsnet.runtime.reading import Rows, patched, projected
-from dsnet.runtime.scaling import added_norm, linear, means, put_rows, scaled, scaled_means, weighted
+from dsnet.runtime.rows import added_norm, linear, put_rows
+from dsnet.runtime.scaling import means, scaled, scaled_means, weighted
 from tests.detection.test_fssd import NAMES
 from tests.detection.test_fssd import detector as detector_of
 from tests.runtime.conftest import network, pictures

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsnet.detection import suppress
-from dsnet.runtime import scaling, sorting
+from dsnet.runtime import reading, rows, scaling, sorting
 from dsnet.runtime.ragged import deciding, kernels
 from dsnet.runtime.sorting import find, put_away, settle
 
@@ -101,11 +101,11 @@ def test_find_and_put_away(monkeypatch: pytest.MonkeyPatch, size: int, pair: int
     most = 150
     order, earlier = torch.randperm(most, generator=draw), torch.randint(0, 9, (most + 1,), generator=draw)
     counts, starts = torch.tensor([40, 0, 90]), torch.tensor([0, 40, 40])
-    rows = torch.arange(size)
+    places = torch.arange(size)
     found = []
     for interpreted in (False, True):
         monkeypatch.setattr(scaling, "INTERPRETED", interpreted)
-        found.append(find(order, counts, starts, earlier, pair, rows, most))
+        found.append(find(order, counts, starts, earlier, pair, places, most))
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
     at, to, before = found[0]
@@ -128,7 +128,7 @@ def test_find_and_put_away(monkeypatch: pytest.MonkeyPatch, size: int, pair: int
 
 def test_no_kernel_takes_what_its_launcher_keeps_for_itself() -> None:
     kept = {"options", "grid", "warmup", "num_warps", "num_stages", "num_ctas", "device", "stream"}
-    modules = [scaling, sorting, suppress, kernels, deciding]
+    modules = [scaling, rows, reading, sorting, suppress, kernels, deciding]
     names = {
         f"{module.__name__}.{name}": set(inspect.signature(kernel.fn).parameters)
         for module in modules

@@ -18,7 +18,8 @@ from torch import Tensor, fx, nn
 from dsnet.gate import DecidingGate
 from dsnet.runtime.norms import Scaled, Tracer, own_modules, take_in
 from dsnet.runtime.reading import Rows, patched, projected
-from dsnet.runtime.scaling import added_norm, linear, means, weighted
+from dsnet.runtime.rows import added_norm, linear
+from dsnet.runtime.scaling import means, weighted
 
 __all__ = ["ends_at_gate", "fused", "reads_rows"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.runtime.reading import Rows
-from dsnet.runtime.scaling import put_rows
+from dsnet.runtime.rows import put_rows
 from dsnet.runtime.sorting import settle
 
 __all__ = ["GatePlaces", "Table"]
