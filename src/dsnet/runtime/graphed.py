@@ -34,6 +34,7 @@ from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, part_behind
 from dsnet.runtime.places import GatePlaces, Table
 from dsnet.runtime.prices import Prices, set_prices
+from dsnet.runtime.serving import Serving
 from dsnet.runtime.sorting import find, put_away
 from dsnet.runtime.timing import Progress, silent, timed
 
@@ -73,12 +74,10 @@ class Graphed:
         self.asked = torch.zeros(self.most, dtype=torch.bool, device=self.device)  # by a cascade's last route
         self.gates: list[GatePlaces] = []
         self.tables: list[dict[int, Table]] = []  # by gate, then by the choice before it (0 at the first)
-        behind = [[part for part in calls if len(part) == gates] for gates in range(1, len(choices) + 1)]
-        self.options = [sorted({part[-1] for part in parts}) for parts in behind]
-        self.before = [sorted({part[-2] if part[1:] else 0 for part in parts}) for parts in behind]  # as made
+        self.serving = Serving(calls, choices)
+        self.held = self.serving.held
         self.taken = torch.zeros(len(choices), self.most, dtype=torch.long, device=self.device)
         self._make_places(choices, image)
-        self.held = [gate.held for gate in self.gates]
         ways = itertools.product(*self.held)
         self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
         widths = [len(own) for own in self.held]
@@ -88,7 +87,6 @@ class Graphed:
         self.prices: Prices | None = None
         self.places: tuple[Tensor, int, list[Tensor]] | None = None  # of choices that were given last
         self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
-        self.served: dict[int, list[History]] = {}  # by gate: the part of every pair
         with lanes.here():
             times = self._record(progress)
         self.divisions = {history: Division(times[history]) for history in calls}
@@ -103,17 +101,17 @@ class Graphed:
         """Runs an image through everything, to see the shapes."""
         standing = {0: self.calls[()](image.expand(2, *image.shape[1:]))}  # by the choice before
         for number, own in enumerate(choices):
-            held = sorted({*self.options[number], *own})
+            held, alone = self.held[number], self.serving.before[number]
             before = len(self.gates[-1].held) if self.gates else 1
-            told = self.lanes.on_host(len(held) * (1 if self._stands_in(number) else before))
+            told = self.lanes.on_host(len(self.serving.of_pairs(number)))
             scores = next(iter(standing.values()))[1]
             self.gates.append(GatePlaces(own, held, before, self.taken[number], scores, told))
             widths = {found[0].shape[1] for found in standing.values()}
-            ragged = number > 0 and self._stands_in(number) and self._reads_rows(number)
+            ragged = number > 0 and self.serving.stands_in(number) and self._reads_rows(number)
             own_widths = widths if ragged else ()
-            tables = {c: Table.like(standing[c][0], self.most, own_widths) for c in self.before[number]}
-            if self._stands_in(number):
-                tables = dict.fromkeys(standing, tables[self.before[number][0]])
+            tables = {c: Table.like(standing[c][0], self.most, own_widths) for c in alone}
+            if self.serving.stands_in(number):
+                tables = dict.fromkeys(standing, tables[alone[0]])
             self.tables.append(tables)
             following: dict[int, tuple[Tensor, ...]] = {}
             for previous, choice in itertools.product(standing, held):
@@ -125,7 +123,7 @@ class Graphed:
             standing = following
         logits = next(iter(standing.values()))[0]
         self.logits = logits.new_zeros(self.most + 1, logits.shape[1])
-        options = self.options[-1]
+        options = self.serving.options[-1]
         places = [options.index(choice) if choice in options else 0 for choice in self.gates[-1].held]
         self.place_of = torch.tensor(places, device=self.device)
         self.answers = self.logits[: self.most]
@@ -166,11 +164,11 @@ class Graphed:
         Kernels that fill the device only hinder each other, and so do maps that no longer fit its cache.
         """
         draw, columns = torch.Generator().manual_seed(0), []
-        for number, own in enumerate(self.options):
+        for number, own in enumerate(self.serving.options):
             order = torch.randperm(size, generator=draw) if number else torch.arange(size)
             columns.append(torch.tensor(own)[order * len(own) // size])
         given = torch.stack(columns, 1).to(self.device)
-        most = min(SIDE, max(map(len, self.options)))
+        most = min(SIDE, max(map(len, self.serving.options)))
         taken: dict[int, list[float]] = {count: [] for count in (1, 2, 3, 4, 6, 8) if count <= most}
         for number in range(1 + ROUNDS):
             for count, samples in taken.items():
@@ -199,7 +197,7 @@ class Graphed:
 
     def _decide(self, number: int, images: int, *, decided: bool = False) -> None:
         previous = self.gates[number - 1].taken if number else None
-        paired = number > 0 and not self._stands_in(number)
+        paired = number > 0 and not self.serving.stands_in(number)
         self.gates[number].settle(images, self.valid, previous, paired=paired, decided=decided)
 
     def _end(self, images: int) -> None:
@@ -223,16 +221,17 @@ class Graphed:
         number = len(history) - 1
         gate, last = self.gates[number], number + 1 == len(self.gates)
         previous, choice = history[-2] if number else 0, history[-1]
-        pair, rows, call = self._pair(history), self.row[:size], self.calls[history]
-        place, options = self.options[number].index(choice), len(self.options[number])
-        apart = not self._stands_in(number)  # then all its images took the same choice before
+        pair, rows, call = self.serving.pair(history), self.row[:size], self.calls[history]
+        options = self.serving.options
+        place, count = options[number].index(choice), len(options[number])
+        apart = not self.serving.stands_in(number)  # then all its images took the same choice before
         reads = self._reads_rows(number)
 
         def body() -> None:
             at, to, earlier = find(gate.order, gate.counts, gate.starts, gate.earlier, pair, rows, self.most)
             table = self.tables[number][previous]
             x = cast(Tensor, table.read(at)) if reads else table.get(at)
-            keys = [earlier // len(self.options[number - 1]) if apart else earlier]
+            keys = [earlier // len(options[number - 1]) if apart else earlier]
             inputs = (x, *keys) if history in self.keyed else (x,)
             if last:
                 self.logits.index_copy_(0, to, call(*inputs)[0])
@@ -240,39 +239,14 @@ class Graphed:
             features, scores, *by = _unscaled(call, *inputs)
             self.tables[number + 1][choice].put(to, features, *by)
             following = self.gates[number + 1]
-            put_away(to, scores, following.scores, earlier, following.earlier, options, place)
+            put_away(to, scores, following.scores, earlier, following.earlier, count, place)
 
         return body
-
-    def _stands_in(self, number: int) -> bool:
-        """Whether parts behind this gate are the same for all choices before it."""
-        return len(self.before[number]) == 1
 
     def _reads_rows(self, number: int) -> bool:
         """Whether parts behind this gate read features where they lie in a table."""
         behind = [call for history, call in self.calls.items() if len(history) == number + 1]
         return all(isinstance(call, Reading) and call.reads_rows for call in behind)
-
-    def _served(self, number: int) -> list[History]:
-        """The part of every pair of a gate."""
-        found = self.served.get(number)
-        if found is None:
-            before = [0] if not number or self._stands_in(number) else self.gates[number - 1].held
-            pairs = itertools.product(before, self.gates[number].held)
-            found = self.served[number] = [self._serving(number, *pair) for pair in pairs]
-        return found
-
-    def _serving(self, number: int, previous: int, choice: int) -> History:
-        """The part for images that took these choices."""
-        return part_behind(number, self.before[number][0] if self._stands_in(number) else previous, choice)
-
-    def _pair(self, history: History) -> int:
-        number = len(history) - 1
-        own = self.gates[number].held.index(history[-1])
-        if self._stands_in(number):
-            return own
-        before = self.gates[number - 1].held.index(history[-2])
-        return before * len(self.gates[number].held) + own
 
     # --- running it ----------------------------------------------------------------------------------
     def run(
@@ -353,7 +327,7 @@ class Graphed:
             count = int(gate.told[0])
             if not count:
                 break
-            for history in self._way(self.space.resolve(number)):
+            for history in self.serving.way(self.space.resolve(number)):
                 self._run_part(history, count)
             numbers[gate.order[:count]] = number
         return self._found(images, numbers)
@@ -361,14 +335,9 @@ class Graphed:
     def _run_everyone(self, route: Route, images: int, size: int) -> None:
         """The front, and all images at one route."""
         self.programs["front", 0, size]()
-        for number, history in enumerate(self._way(route)):
+        for number, history in enumerate(self.serving.way(route)):
             self.programs["everyone", number, size]()
             self._run_part(history, images)
-
-    def _way(self, route: Route) -> list[History]:
-        """The parts of a route."""
-        pairs = zip((0, *route.choices[:-1]), route.choices, strict=True)
-        return [self._serving(number, *pair) for number, pair in enumerate(pairs)]
 
     def _load(self, x: Tensor) -> tuple[int, int]:
         """Puts images into their place: how many, and the size of programs that hold them all."""
@@ -394,7 +363,7 @@ class Graphed:
         Those that share memory run on the same lane, one after the other.
         """
         jobs = []
-        for history, count in zip(self._served(number), counts, strict=True):
+        for history, count in zip(self.serving.of_pairs(number), counts, strict=True):
             if count:
                 jobs.append((self.division(history).time(count), history, count))
         busy = dict.fromkeys(range(1, 1 + self.abreast[size]) if self.abreast[size] > 1 else (0,), 0.0)
@@ -415,12 +384,12 @@ class Graphed:
             previous = self.gates[number - 1].held[before] if number else 0
 
             def milliseconds(own: int, images: int, previous: int = previous) -> float:
-                return self.division(self._serving(number, previous, gate.held[own])).time(images)
+                return self.division(self.serving.part(number, previous, gate.held[own])).time(images)
 
             for small, large in promotions(counts[first : first + width], milliseconds):
                 a, b = first + small, first + large
                 own = gate.taken == small
-                if not self._stands_in(number):
+                if not self.serving.stands_in(number):
                     own &= self.gates[number - 1].taken == before
                 gate.taken.masked_fill_(own, large)
                 gate.starts[b : b + 1].copy_(gate.starts[a : a + 1])  # they lie side by side
@@ -440,7 +409,7 @@ class Graphed:
     def _run_part(self, history: History, count: int) -> None:
         """So many images through a part, on the lane at hand."""
         number, sizes = len(history) - 1, self.division(history)(count)
-        gate, pair = self.gates[number], self._pair(history)
+        gate, pair = self.gates[number], self.serving.pair(history)
         for place, size in enumerate(sizes):
             if place:
                 gate.starts[pair : pair + 1].add_(sizes[place - 1])
