@@ -64,27 +64,26 @@ class _Patches(nn.Module):
 
 
 class _Gate(DecidingGate):
-    """Its layers and its passes over features as kernels; means, where they are known already."""
+    """Its layers and its passes over features as kernels; means, where they are known already.
+
+    One that ends a module leaves it to others to scale features, and gives what to scale them by.
+    """
+
+    ends = False
 
     @classmethod
-    def of(cls, gate: DecidingGate) -> _Gate:
+    def of(cls, gate: DecidingGate, *, ends: bool) -> _Gate:
         """The same layers."""
-        return cls(gate.first, gate.attention, gate.last, gate.separate, routes=gate.routes)
+        made = cls(gate.first, gate.attention, gate.last, gate.separate, routes=gate.routes)
+        made.ends = ends
+        return made
 
     def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]
         scores, by = self.decide(means(x, self.first.weight.dtype) if pooled is None else pooled)
-        return weighted(x, by), scores
+        return (x, scores, by) if self.ends else (weighted(x, by), scores)
 
     def run(self, layer: nn.Linear, x: Tensor, act: Literal["none", "relu"] = "none") -> Tensor:
         return linear(x, layer, act)
-
-
-class _LastGate(_Gate):
-    """Leaves it to others to scale features: gives them, scores, and what they are to be scaled by."""
-
-    def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]
-        scores, by = self.decide(means(x, self.first.weight.dtype) if pooled is None else pooled)
-        return x, scores, by
 
 
 class _Norm(nn.Module):
@@ -101,7 +100,7 @@ class _Norm(nn.Module):
 
 def ends_at_gate(module: fx.GraphModule) -> bool:
     """Whether a `fused` module gives features yet to be scaled, scores, and what to scale them by."""
-    return any(isinstance(layer, _LastGate) for layer in module.modules())
+    return any(isinstance(layer, _Gate) and layer.ends for layer in module.modules())
 
 
 def fused(module: nn.Module) -> fx.GraphModule:
@@ -127,10 +126,7 @@ def fused(module: nn.Module) -> fx.GraphModule:
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
             _rectify(made, node, layer)
         elif isinstance(layer, DecidingGate):
-            last = len(node.users) == 1 and [u.args[0] is node for u in node.users if u.op == "output"] == [
-                True
-            ]
-            made.set_submodule(node.target, (_LastGate if last else _Gate).of(layer))
+            made.set_submodule(node.target, _Gate.of(layer, ends=made.graph.output_node().args[0] is node))
             pooled = _by_the_way(made, node.args[0], layer.first.weight.dtype)
             node.args = (*node.args, *([] if pooled is None else [pooled]))
         elif isinstance(layer, nn.LayerNorm) and _of_rows(layer) and len(node.args) == 1:

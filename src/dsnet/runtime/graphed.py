@@ -20,7 +20,7 @@ import math
 import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -37,8 +37,9 @@ from dsnet.runtime.prices import Prices, set_prices
 from dsnet.runtime.serving import Serving
 from dsnet.runtime.sorting import find, put_away
 from dsnet.runtime.timing import Progress, silent, timed
+from dsnet.runtime.turns import in_batches
 
-__all__ = ["SIDE", "Graphed", "in_batches"]
+__all__ = ["SIDE", "Graphed"]
 
 SIDE = 8  # lanes beside the caller's own, at most
 ROUNDS = 5  # of timing a program
@@ -424,25 +425,3 @@ def _unscaled(call: Executable, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 def _some(x: Tensor, at: slice | None) -> Tensor:
     return x if at is None else x[at]
-
-
-class _Recorded(Protocol):
-    most: int
-    lock: threading.Lock
-    lanes: Lanes
-
-
-@torch.no_grad()
-def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice | None], RoutedOutput]) -> RoutedOutput:
-    """So many images at a time as there is room for, or all of them (none); one thread at a time."""
-    with recorded.lock, recorded.lanes.here():
-        try:
-            if 0 < len(x) <= recorded.most:
-                return run(None)
-            found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
-        except BaseException:
-            recorded.lanes.leave()  # what was launched so far belongs to what went before
-            raise
-    if not found:
-        raise DsnetError("there are no images to run")
-    return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))

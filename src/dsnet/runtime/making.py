@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, get_args, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.detection.fssd import Detector
@@ -14,6 +13,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
+from dsnet.runtime.asked import Ended, any_number, widened
 from dsnet.runtime.backends import Backend, Executable, Joining, get_backend, list_backends
 from dsnet.runtime.choose import choose_backend
 from dsnet.runtime.detecting import DetectorPlan, answers_of
@@ -243,10 +243,10 @@ def _programs(
     )
     if last is not None:
         options = sorted(history[-1] for history in calls if history)
-        calls |= {(c,): _Ended(calls[c,], last, place) for place, c in enumerate(options)}
-    asked = {**calls, **_widened(calls, parts, stand_ins)}
+        calls |= {(c,): Ended(calls[c,], last, place) for place, c in enumerate(options)}
+    asked = {**calls, **widened(calls, parts, stand_ins)}
     asked_keyed = keyed | {history for history, other in stand_ins.items() if other in keyed}
-    return _Made(_any_number(asked, buckets, asked_keyed), graphed, resident)
+    return _Made(any_number(asked, buckets, asked_keyed), graphed, resident)
 
 
 def _joined(
@@ -290,55 +290,9 @@ def _joined(
     calls: dict[History, Executable] = {(): front.at(0)}
     for place, choice in enumerate(options):
         call = rest.at(place)
-        calls[choice,] = call if last is None else _Ended(call, last, place)
+        calls[choice,] = call if last is None else Ended(call, last, place)
     resident = front.resident + rest.resident + weight_bytes([] if end is None else [end.module])
-    return _Made(_any_number(calls, buckets), mixed, resident)
-
-
-class _Widened:
-    """A part by its stand-in: features get channels of zeros, and keys the choice before."""
-
-    def __init__(self, call: Executable, channels: int, choices: int, place: int) -> None:
-        self.call, self.channels, self.choices, self.place = call, channels, choices, place
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        x, *earlier = inputs
-        keys = (number * self.choices + self.place for number in earlier)
-        return self.call(F.pad(x, (0, 0, 0, 0, 0, self.channels - x.shape[1])), *keys)
-
-
-class _Ended:
-    """A part with what is behind all parts, for images of one choice."""
-
-    def __init__(self, call: Executable, end: Executable, place: int) -> None:
-        self.call, self.end, self.place = call, end, place
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        (row,) = self.call(*inputs)
-        return self.end(row, torch.full((len(row),), self.place, dtype=torch.long, device=row.device))
-
-
-def _widened(
-    calls: Mapping[History, Executable], parts: Mapping[History, Part], stand_ins: Mapping[History, History]
-) -> dict[History, Executable]:
-    """Every part that has a stand-in."""
-    made: dict[History, Executable] = {}
-    for history, other in stand_ins.items():
-        before = sorted({part[-2] for part in stand_ins if len(part) == len(history)})
-        channels = parts[other].shape.channels
-        made[history] = _Widened(calls[other], channels, len(before), before.index(history[-2]))
-    return made
-
-
-def _any_number(
-    calls: Mapping[History, Executable], buckets: Sequence[int], keyed: Collection[History] = ()
-) -> dict[History, Runner]:
-    """For whoever asks part by part (a session with a cap): all images at once."""
-    most = buckets[-1]
-    return {
-        history: Runner({most: call}, {most: 1.0}, any_batch=True, by_history=history in keyed)
-        for history, call in calls.items()
-    }
+    return _Made(any_number(calls, buckets), mixed, resident)
 
 
 def _classes(network: Supernet) -> int:

@@ -17,6 +17,8 @@ from dsnet.runtime import scaling
 try:
     import triton
     import triton.language as tl
+
+    from dsnet.runtime.ragged.deciding import outdoes
 except ImportError:  # there is no Triton for macOS and Windows
     triton = None
 
@@ -141,7 +143,7 @@ if triton is not None:
             for choice in range(1, CHOICES):
                 score = tl.load(scores + image * row + choice, mask=there, other=0.0).to(tl.float64)
                 score -= tl.load(prices + before * CHOICES + choice, mask=there, other=0.0)
-                better = (score > best) | ((score != score) & (best == best))  # not a number is best of all
+                better = outdoes(score, best)
                 found = tl.where(better, tl.load(places + choice), found)
                 best = tl.where(better, score, best)
             tl.store(taken + image, found, mask=there)

@@ -17,6 +17,12 @@ def admit(valid, which, images, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def outdoes(score, best):
+    """Whether it is better, as torch's argmax sees it: what is not a number is best of all."""
+    return (score > best) | ((score != score) & (best == best))
+
+
+@triton.jit
 def decide(
     scores,  # [images, choices]
     prices,  # [choices], float64
@@ -35,7 +41,7 @@ def decide(
     for choice in range(1, CHOICES):
         score = tl.load(scores + image * row + choice, mask=there, other=0.0).to(tl.float64)
         score -= tl.load(prices + choice)
-        better = (score > best) | ((score != score) & (best == best))  # not a number is best of all
+        better = outdoes(score, best)
         found = tl.where(better, tl.load(places + choice), found)
         best = tl.where(better, score, best)
     tl.store(taken + image, found, mask=there)

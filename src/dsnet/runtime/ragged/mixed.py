@@ -18,7 +18,6 @@ from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput, margin
 from dsnet.runtime.backends import Executable
-from dsnet.runtime.graphed import in_batches
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.places import GatePlaces
 from dsnet.runtime.prices import Prices, set_prices
@@ -26,6 +25,7 @@ from dsnet.runtime.ragged.layers import Gated, State
 from dsnet.runtime.ragged.network import Ragged
 from dsnet.runtime.ragged.which import Which, decide
 from dsnet.runtime.timing import Progress, silent
+from dsnet.runtime.turns import in_batches
 
 __all__ = ["Mixed"]
 
