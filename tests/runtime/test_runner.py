@@ -74,6 +74,11 @@ def test_promotion_never_costs_time_and_goes_up(counts: list[int], times: list[d
     assert sum(left) == sum(counts)
 
 
+def test_the_order_of_a_sum_is_no_reason_to_promote() -> None:
+    same = Division({1: 1.0, 2: 0.28924081876868})
+    assert promotions([9, 12], lambda place, images: same.time(images)) == []
+
+
 def test_promotion_where_it_pays() -> None:
     slow = [Division({1: 5.0, 4: 6.0}), Division({1: 6.0, 4: 7.0}), Division({1: 50.0, 4: 60.0})]
     assert promotions([1, 2, 0], lambda place, images: slow[place].time(images)) == [(0, 1)]

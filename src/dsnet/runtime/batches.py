@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Division", "promotions"]
 
+GAIN = 1 - 1e-9  # less than this share is what the order of a sum may make of the same times
 EXACT = 256  # images up to which the best division is worked out, at least
 
 
@@ -57,7 +58,7 @@ def promotions(counts: Sequence[int], milliseconds: Callable[[int, int], float])
     filled = [place for place, count in enumerate(left) if count]
     for small, large in itertools.pairwise(filled):
         apart = milliseconds(small, left[small]) + milliseconds(large, left[large])
-        if milliseconds(large, left[small] + left[large]) < apart:
+        if milliseconds(large, left[small] + left[large]) < GAIN * apart:
             left[large] += left[small]
             found.append((small, large))
     return found
