@@ -36,7 +36,7 @@ Bools = NDArray[np.bool_]
 MOST = 100  # detections of an image that COCO looks at
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: that takes longer to make, and a plan makes many
 class Detections:
     """What was found in an image."""
 

@@ -125,16 +125,17 @@ def _run(run: Run, batches: list[_Batch]) -> Iterator[Answer]:
     """Starts all that can be run together; the answers are looked at when they are asked for."""
     found = [batch.images for batch in batches if batch.images is not None and batch.count]
     if not found:
-        return _told(batches, None)
+        return _told(batches)
     x = found[0] if len(found) == 1 else torch.cat(found)
     try:
         output = run(x)
-        return _told(batches, output, _on_host(output.routes))
+        numbers = _on_host(output.routes)
+        return _told(batches, output.logits.unbind(0), numbers)  # taken apart while the device is busy
     except (DsnetError, RuntimeError, TypeError) as error:
         if len(x) == 1:
             (batch,) = (b for b in batches if b.images is not None and b.count)
             batch.images, batch.error = None, str(error)
-            return _told(batches, None)
+            return _told(batches)
     alone = [
         _Batch(b.place + i, 1, b.images[i : i + 1])
         for b in batches
@@ -142,7 +143,7 @@ def _run(run: Run, batches: list[_Batch]) -> Iterator[Answer]:
         for i in range(b.count)
     ]
     answers = [*itertools.chain.from_iterable(_run(run, [one]) for one in alone)]
-    answers += _told([b for b in batches if b.images is None], None)
+    answers += _told([b for b in batches if b.images is None])
     return iter(sorted(answers, key=lambda answer: answer.place))
 
 
@@ -162,13 +163,12 @@ def _on_host(numbers: Tensor) -> Callable[[], list[int]]:
 
 
 def _told(
-    batches: list[_Batch], output: RoutedOutput | None, taken: Callable[[], list[int]] = list
+    batches: list[_Batch], logits: Iterable[Tensor] = (), taken: Callable[[], list[int]] = list
 ) -> Iterator[Answer]:
-    routes = iter(taken())
-    logits = iter(() if output is None else output.logits.unbind(0))
+    found = zip(logits, taken(), strict=True)
     for batch in batches:
         for place in range(batch.place, batch.place + batch.count):
             if batch.images is None:
                 yield Answer(place, None, None, batch.error)
             else:
-                yield Answer(place, next(logits), next(routes))
+                yield Answer(place, *next(found))
