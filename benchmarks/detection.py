@@ -69,6 +69,8 @@ def run_train(args: argparse.Namespace) -> None:
             if (name, seed) in done:
                 continue
             trained = _trained(_config(name, args, seed), args.keep, f"{name}-{seed}")
+            if not trained["results"]:  # interrupted
+                return
             runs.append({"recipe": name, "seed": seed, **trained})
             if args.json:
                 write_json(args.json, {"benchmark": "detection", **environment(device), "runs": runs})
