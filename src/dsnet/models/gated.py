@@ -141,13 +141,13 @@ def run_gated(
         raise DsnetError("a gated pass needs the network in eval mode: call .eval(), or give a route")
     model.check_images(x)
     batch, gates = x.shape[0], len(model.gates)
-    choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
-    if batch == 0:  # nothing to decide, but the logits still have their shape
-        return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
-    if x.device.type == "meta":
+    if x.device.type == "meta" and batch:
         raise DsnetError("decisions need values: a gated pass cannot run on the meta device; give a route")
     if batch == 1:
         return _run_one(model, x, decide, mode, answer=answer)
+    choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
+    if batch == 0:  # nothing to decide, but the logits still have their shape
+        return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
     groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, mode))]
     for _ in range(gates - 1):
         moved = []

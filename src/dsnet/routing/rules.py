@@ -65,8 +65,16 @@ def gate_decision(costs: CostTable, weight: float, options: Sequence[Sequence[in
     if not math.isfinite(weight):
         raise DsnetError(f"the weight of cost must be finite, not {weight}")
 
+    rows: dict[tuple[int, int | None, torch.device], Tensor] = {}  # what is taken off scores
+
     def decide(scores: Tensor, gate: int, previous: int | None) -> Tensor:
-        return _values(scores, costs, weight, gate, previous, options[gate]).argmax(1)
+        if weight == 0:
+            return scores.argmax(1)
+        key = gate, previous, scores.device
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = _prices(costs, weight, gate, previous, options[gate]).to(scores.device)
+        return (scores.double() - row).argmax(1)
 
     return decide
 
@@ -76,8 +84,13 @@ def _values(
 ) -> Tensor:
     if weight == 0:
         return scores
+    return scores.double() - _prices(costs, weight, gate, previous, own).to(scores.device)
+
+
+def _prices(costs: CostTable, weight: float, gate: int, previous: int | None, own: Sequence[int]) -> Tensor:
+    """What is taken off a gate's scores."""
     row = [weight / costs.largest * costs.segment(gate, previous, choice) for choice in own]
-    return scores.double() - torch.tensor(row, dtype=torch.float64, device=scores.device)
+    return torch.tensor(row, dtype=torch.float64)
 
 
 def run_numbered(model: Routable[Any], x: Tensor, decide: Decide = greedy) -> RoutedOutput:

@@ -104,7 +104,8 @@ class Drawn:
     def score(self, state: Followed) -> Tensor:
         """1 for the choice to take, 0 for the others."""
         self.network.score(state.state)
-        return self.wanted[state.gate][state.rows]
+        own = self.wanted[state.gate]
+        return own if state.rows is self.rows else own[state.rows]
 
     def advance(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Followed:
         """From the gate that made the last of ``choices`` to the next one."""

@@ -213,6 +213,12 @@ class Engine:
     graphed: Recorded | None = None  # the same parts for mixed batches on a GPU
     training: bool = field(default=False, init=False)
     merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
+    keyed: bool = field(init=False)  # whether some parts take the number of each image's history
+    image_shape: tuple[int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keyed", any(runner.by_history for runner in self.runners.values()))
+        object.__setattr__(self, "image_shape", (self.geometry.channels, *self.image_size))
 
     @property
     def name(self) -> str:
@@ -239,6 +245,9 @@ class Engine:
 
     def check_images(self, x: Tensor) -> None:
         """Raises an error that says what images this plan takes."""
+        right = isinstance(x, Tensor) and x.shape[1:] == self.image_shape and x.is_floating_point()
+        if right and x.device.type == self.device.type:
+            return
         takes = f"this plan of {self.name} takes images [batch, {self.geometry.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
@@ -262,8 +271,7 @@ class Engine:
         self._check_mode(mode)
         self.check_images(x)
         features, scores = self._run((), x.to(self.precision))
-        keyed = any(runner.by_history for runner in self.runners.values())
-        earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if keyed else None
+        earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if self.keyed else None
         return Scored(features, scores, 0, earlier)
 
     def score(self, state: Scored) -> Tensor:

@@ -38,6 +38,7 @@ class Plan:
     paying: BreakEven | None = field(init=False, default=None)  # measured where a bypass is allowed
     routed: Routed | None = field(init=False)
     prices: Prices | None = field(init=False, default=None)  # that gates on a GPU take off their scores
+    decide: Decide | None = field(init=False, default=None)  # of gates elsewhere; none: it is a cascade
 
     def __post_init__(self) -> None:
         if self.router is None and self.budget is not None:
@@ -48,11 +49,15 @@ class Plan:
         routed = None if self.router is None else Routed(self.engine, self.router, self.budget)
         object.__setattr__(self, "routed", routed)
         object.__setattr__(self, "budget", None if routed is None else routed.budget)
-        if routed is not None and isinstance(routed.rule, GateRule) and self.engine.graphed is not None:
+        rule = None if routed is None else routed.rule
+        if rule is None:
+            object.__setattr__(self, "decide", greedy)
+        elif isinstance(rule, GateRule):
             choices = [gate.choices for gate in self.engine.gates]
-            held = self.engine.graphed.held
-            prices = prices_of(routed.rule.costs, routed.rule.weight, choices, held)
-            object.__setattr__(self, "prices", prices)
+            object.__setattr__(self, "decide", gate_decision(rule.costs, rule.weight, choices))
+            if self.engine.graphed is not None:
+                prices = prices_of(rule.costs, rule.weight, choices, self.engine.graphed.held)
+                object.__setattr__(self, "prices", prices)
         if self.allow_bypass:
             paying = self.break_even()
             object.__setattr__(self, "paying", paying)
@@ -83,19 +88,11 @@ class Plan:
             if isinstance(rule, CascadeRule):
                 return graphed.cascade(x, rule.routes, rule.thresholds)
             return graphed.run(x, self.prices, promote=self.allow_promotion)
-        if self.allow_promotion and not isinstance(rule, CascadeRule):
-            return run_numbered(self.engine, x, promoting(self._decide(), self.engine))
-        if self.routed is not None:
+        if self.decide is None:
+            assert self.routed is not None
             return self.routed.run(x)
-        return run_numbered(self.engine, x)
-
-    def _decide(self) -> Decide:
-        """What the gates decide at this budget."""
-        if self.routed is None:
-            return greedy
-        rule = self.routed.rule
-        assert isinstance(rule, GateRule)
-        return gate_decision(rule.costs, rule.weight, [gate.choices for gate in self.engine.gates])
+        decide = promoting(self.decide, self.engine) if self.allow_promotion else self.decide
+        return run_numbered(self.engine, x, decide)
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that answers each image."""

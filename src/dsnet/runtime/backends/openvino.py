@@ -7,7 +7,7 @@ import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,24 +83,40 @@ class _Program:
 
     def into(self, inputs: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Runs it and writes what it gives into these."""
-        request: Any = getattr(self.own, "request", None)  # a request serves one thread
-        if request is None:
-            request = self.own.request = self.compiled.create_infer_request()
+        own: _Request | None = getattr(self.own, "request", None)  # one serves one thread
+        if own is None:
+            own = self.own.request = _Request.of(self.compiled)
         # New memory costs a request about as much as copying a megabyte. numpy copies: threads of torch would
         # wait busily afterwards, on the cores that the program needs.
-        for i, x in enumerate(inputs):
+        for i, (x, room) in enumerate(zip(inputs, own.inputs, strict=True)):
             given = x.contiguous().numpy()
-            if given.nbytes > COPIED:
-                request.set_input_tensor(i, self.tensor(given, shared_memory=True))
+            if room is None:
+                own.request.set_input_tensor(i, self.tensor(given, shared_memory=True))
             else:
-                np.copyto(request.get_input_tensor(i).data, given)
-        large = [i for i, output in enumerate(found) if output.nbytes > COPIED]
-        for i in large:
-            request.set_output_tensor(i, self.tensor(found[i].numpy(), shared_memory=True))
-        request.infer()
-        for i, output in enumerate(found):
-            if i not in large:
-                np.copyto(output.numpy(), request.get_output_tensor(i).data)
+                np.copyto(room, given)
+        for i, (output, room) in enumerate(zip(found, own.outputs, strict=True)):
+            if room is None:
+                own.request.set_output_tensor(i, self.tensor(output.numpy(), shared_memory=True))
+        own.request.infer()
+        for output, room in zip(found, own.outputs, strict=True):
+            if room is not None:
+                np.copyto(output.numpy(), room)
+
+
+class _Request(NamedTuple):
+    """What runs a program, with its memory for inputs and outputs; none for large ones."""
+
+    request: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+    @classmethod
+    def of(cls, compiled: Any) -> _Request:  # noqa: ANN401  (OpenVINO has no types)
+        request = compiled.create_infer_request()
+        inputs = [request.get_input_tensor(i) for i in range(len(compiled.inputs))]
+        outputs = [request.get_output_tensor(i) for i in range(len(compiled.outputs))]
+        small = [[t.data if t.byte_size <= COPIED else None for t in own] for own in (inputs, outputs)]
+        return cls(request, *small)
 
 
 BACKEND = _OpenVino()
