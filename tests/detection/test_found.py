@@ -6,6 +6,7 @@ import importlib.util
 import math
 import threading
 import warnings
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from dsnet.detection import found as module
 from dsnet.detection import suppress
-from dsnet.detection.boxes import decode, iou
+from dsnet.detection.boxes import decode, iou, nms
 from dsnet.detection.found import best_boxes, detections_of
 from dsnet.detection.metrics import Detections
 from dsnet.errors import DsnetError
@@ -58,10 +59,8 @@ def views(offsets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     return rows[:, :, logits.shape[2] :], rows[:, :, : logits.shape[2]]
 
 
-def by_hand(
-    given: tuple[Tensor, Tensor, Tensor], score: float, overlap: float, most: int, *, stable: bool = False
-) -> list[list[Row]]:
-    """Of equal scores the first counts as better if ``stable``; else it is a matter of `Tensor.topk`."""
+def by_hand(given: tuple[Tensor, Tensor, Tensor], score: float, overlap: float, most: int) -> list[list[Row]]:
+    """Of equal scores the first counts as better."""
     offsets, logits, priors = given
     boxes = decode(offsets.float(), priors).clamp(0, 1)
     likely = logits.float().softmax(2).nan_to_num(0.0)
@@ -70,9 +69,7 @@ def by_hand(
         own: list[Row] = []
         for kind in range(logits.shape[2] - 1):
             column = likely[image, :, 1 + kind]
-            order = (
-                column.argsort(descending=True, stable=True) if stable else column.topk(len(column)).indices
-            )
+            order = column.argsort(descending=True, stable=True)
             kept: list[int] = []
             for place in order[: module.CANDIDATES].tolist():
                 box = boxes[image, place][None]
@@ -142,7 +139,7 @@ def test_kernels_by_hand(
         mock.patch.object(module, "CANDIDATES", candidates),
         mock.patch.object(module, "_kernels", return_value=True),
     ):
-        expected = by_hand((offsets, logits, priors), score, overlap, most, stable=True)
+        expected = by_hand((offsets, logits, priors), score, overlap, most)
         check(detections_of(offsets, logits, priors, score=score, overlap=overlap, most=most), expected)
 
 
@@ -165,7 +162,7 @@ def chain(count: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 @settings(max_examples=25, deadline=None)
 def test_kernels_where_each_suppresses_the_next(seed: int, count: int, width: int, overlap: float) -> None:
     given = chain(count, width, seed)
-    expected = by_hand(given, 0.01, overlap, 200, stable=True)
+    expected = by_hand(given, 0.01, overlap, 200)
     if count > 2 and overlap == 0.45 and width == 3:
         assert len(expected[0]) == (min(count, module.CANDIDATES) + 1) // 2  # each second one
     with mock.patch.object(module, "_kernels", return_value=True):
@@ -194,6 +191,32 @@ def test_kernels_give_as_many_as_can_be_and_refuse_what_does_not_fit() -> None:
             suppress.boxes_by_kernels(own, logits, alike, **setting)
     with mock.patch.object(suppress, "PRIORS", 9), pytest.raises(DsnetError, match="no more than 9"):
         suppress.boxes_by_kernels(offsets, logits, priors, **setting)
+
+
+def test_of_equal_scores_the_first_prior_is_kept() -> None:
+    offsets, logits = torch.zeros(1, 300, 4), torch.zeros(1, 300, 2)
+    logits[..., 1] = 30  # a probability of 1
+    priors = torch.tensor([[0.5, 0.5, 0.4, 0.4]]).repeat(300, 1)
+    priors[:, 0] += 1e-4 * torch.arange(300)
+    boxes = decode(offsets[0], priors)
+    expected = boxes[nms(boxes, logits.softmax(2)[0, :, 1])]
+    (found,) = detections_of(offsets, logits, priors)
+    assert torch.from_numpy(found.boxes[:1]).float().equal(expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"score": math.nan}, "score is a number"),
+        ({"score": "a"}, "score is a number"),
+        ({"overlap": None}, "overlap is a number"),
+        ({"most": -250}, "at least 0, not -250"),
+        ({"most": 1.5}, "at least 0, not 1.5"),
+    ],
+)
+def test_boxes_that_cannot_be_asked_for(wanted: dict[str, Any], message: str) -> None:
+    with pytest.raises(DsnetError, match=message):
+        detections_of(*answers(1, 10, 2, 0), **wanted)
 
 
 def test_what_is_not_a_number_is_not_found() -> None:
@@ -267,7 +290,7 @@ def test_a_gpu_by_hand(images: int, count: int, kinds: int, dtype: torch.dtype) 
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     offsets, logits, priors = exact_answers(images, count, kinds, 1)
-    expected = by_hand((offsets, logits, priors), 0.01, 0.45, 200, stable=True)
+    expected = by_hand((offsets, logits, priors), 0.01, 0.45, 200)
     given = views(offsets.to("cuda", dtype), logits.to("cuda", dtype))
     check(detections_of(*given, priors.to("cuda")), expected)
 

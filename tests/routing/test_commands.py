@@ -116,8 +116,10 @@ def test_calibrate_says_what_a_budget_comes_to(run: Path, capsys: pytest.Capture
     shown = out_of(capsys, "calibrate", run, "--target-madds", "45%", "--router", "gate")
     assert "gate" in shown
     assert "dsnet evaluate" in shown
+    before = load_checkpoint(run).data["routing"]
     assert "reach" in out_of(capsys, "calibrate", run, "--target-madds", "300M", status=2)
     assert "budget" in out_of(capsys, "calibrate", run, "--target-madds", "", status=2)
+    assert load_checkpoint(run).data["routing"] == before
     assert "would do" in out_of(capsys, "calibrate", run, "--target-madds", "99%")
     assert "--latency-table" in out_of(capsys, "calibrate", run, "--target-ms", "5", status=2)
     assert "another unit" in out_of(capsys, "calibrate", run, "--target-madds", "5ms", status=2)
@@ -135,6 +137,9 @@ def test_milliseconds_as_the_cost(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert told["unit"] == "ms"
     routed = dsnet.load_routed(copy, told["budgets"][4]["target"])
     assert routed.router.costs.unit == "ms"
+    given = ("calibrate", copy, "--latency-table", tmp_path / "t.json")
+    assert "give --target-ms" in out_of(capsys, *given, "--target-madds", "60%", status=2)
+    assert "another unit" in out_of(capsys, *given, "--target-ms", "300M", status=2)
     wrong = out_of(capsys, "calibrate", copy, "--latency-table", tmp_path / "other.json", status=2)
     assert "ds_vit_plus_tiny" in wrong
     assert main(["gate", str(copy), "--set", f"latency={tmp_path / 't.json'}", "--set", "epochs=1"]) == 0

@@ -77,3 +77,21 @@ def test_one_program_takes_any_number_of_images() -> None:
         assert_close(program(x.clone(), which.clone())[0], part.module(x, which), 1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made
     assert "takes images" in error_of(lambda: program(x[:, :-1], which))
+
+
+def test_answers_do_not_depend_on_torch_s_defaults() -> None:
+    pytest.importorskip("openvino")
+    model = network("ds_mbnet_tiny")
+    plan = runtime.compile(model, backend="openvino", batch_buckets=[1, 2])
+    x = pictures(model, 3)
+    expected = plan(x)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = plan(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        alike = plan(x)
+    for got in (found, alike):
+        assert got.dtype == torch.float32
+        assert_close(got, expected, 1e-6)

@@ -185,6 +185,8 @@ def test_boxes_without_kernels() -> None:
     assert eager.boxes(eager.plan(x)[:0]) == plan.boxes(plan.plan(x)[:0]) == []
     with pytest.raises(DsnetError, match="this plan answers with"):
         plan.boxes(plan.plan(x)[:, :1])
+    with pytest.raises(DsnetError, match="at least 0, not -1"):
+        plan.detect(x, most=-1)
 
 
 @pytest.mark.usefixtures("unaided")

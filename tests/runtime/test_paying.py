@@ -117,6 +117,28 @@ def test_batches_are_checked() -> None:
     plan = plan_of(NAME, "eager")
     assert "positive integers" in error_of(lambda: plan.break_even([0]))
     assert "positive integers" in error_of(lambda: plan.break_even([]))
+    assert "positive integers" in error_of(lambda: plan.break_even(0))
+    assert [t.batch for t in plan.break_even(batch for batch in (2, 1)).times] == [1, 2]
     assert "positive integers" in error_of(
         lambda: measure(plan.engine, {0: 1.0}, network(NAME).space.smallest, [True])
     )
+
+
+def test_shares_are_checked_and_add_up() -> None:
+    plan = plan_of(NAME, "eager")
+    assert plan.break_even(1, {0: 70, 3: 30}).shares == {0: 0.7, 3: 0.3}
+    assert plan.break_even(1, {0: 0.2}).shares == {0: 1.0}
+    for shares, message in [
+        ({}, "above 0"),
+        ({0: float("nan")}, "at least 0"),
+        ({0: -1, 1: 2}, "at least 0"),
+        ([1], "shares by route"),
+        ({99: 1.0}, "99"),
+    ]:
+        assert message in error_of(lambda shares=shares: plan.break_even(1, shares))  # type: ignore[misc]
+
+
+def test_a_bypass_asks_only_for_images() -> None:
+    plan = Plan(plan_of(NAME, "eager").engine)
+    object.__setattr__(plan, "paying", found((1, 3.0, 2.0)))
+    assert "batch" in error_of(lambda: plan.run(torch.tensor(1.0)))

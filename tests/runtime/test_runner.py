@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import random
+import sys
+import threading
 
 import torch
 from hypothesis import given, settings
@@ -83,3 +86,26 @@ def test_promotion_where_it_pays() -> None:
     slow = [Division({1: 5.0, 4: 6.0}), Division({1: 6.0, 4: 7.0}), Division({1: 50.0, 4: 60.0})]
     assert promotions([1, 2, 0], lambda place, images: slow[place].time(images)) == [(0, 1)]
     assert promotions([1, 4, 1], lambda place, images: slow[place].time(images)) == []
+
+
+def test_threads_divide_alike() -> None:
+    times = {1: 1.0, 2: 1.5, 4: 2.4, 8: 4.0, 16: 7.0}
+    expected, before = [Division(times)(n) for n in range(1, 257)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(15):
+            shared, ready = Division(times), threading.Barrier(4)
+
+            def ask(seed: int, shared: Division = shared, ready: threading.Barrier = ready) -> None:
+                ready.wait()
+                for number in random.Random(seed).choices(range(1, 257), k=30):
+                    shared(number)
+
+            threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert [shared(n) for n in range(1, 257)] == expected
+    finally:
+        sys.setswitchinterval(before)

@@ -60,7 +60,8 @@ def test_answers_are_those_of_the_batches_in_order(
             assert torch.allclose(answer.logits, wanted[1], atol=1e-5)
 
 
-@pytest.mark.parametrize(("delay", "ahead"), [(3, False), (0, False), (3, True), (6, True), (1, True)])
+@pytest.mark.parametrize("delay", [0, 1, 3, 6])
+@pytest.mark.parametrize("ahead", [False, True])
 def test_nobody_waits_for_more_than_the_delay(delay: int, ahead: bool) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 40)
     given_out = 0
@@ -74,7 +75,7 @@ def test_nobody_waits_for_more_than_the_delay(delay: int, ahead: bool) -> None:
     check, waited = plan.engine.check_images, []
     for answer in stream(plan.run, check, batches(), images=1000, delay=delay, ahead=ahead):
         waited.append(given_out - 1 - answer.place)
-    assert max(waited) <= (max(delay, 1) if ahead else delay)
+    assert max(waited) <= delay
     assert len(waited) == 40
 
 
@@ -85,6 +86,17 @@ def test_a_batch_that_does_not_fit_is_answered_by_its_error() -> None:
     assert "16 × 16" in str(answers[2].error)
     found = torch.stack([a.logits for a in answers if a.logits is not None])
     assert_close(found, plan(x), 1e-5)
+
+
+@pytest.mark.parametrize("together", [1, 64])
+def test_images_that_cannot_be_joined_do_not_stop_the_others(together: int) -> None:
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 4)
+    answers = list(plan.stream([x[:2], x[:2].to_sparse(), x[2:]], images=together))
+    assert [answer.error is None for answer in answers] == [True, True, False, False, True, True]
+    assert "sparse" in str(answers[2].error)
+    strange = x[:1].to_mkldnn()  # of which a check may know nothing
+    kept = list(stream(plan.run, lambda x: None, [x[:1], strange, x[1:2]], images=together, delay=2))
+    assert [kept[i].error is None for i in (0, 2)] == [True, True]
 
 
 def test_streams_keep_the_budget() -> None:

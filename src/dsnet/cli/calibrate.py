@@ -72,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
         raise DsnetError(
             "--target-ms needs --latency-table FILE: `dsnet profile RUN --out FILE` measures one here"
         )
+    if args.target_madds is not None and args.latency_table is not None:
+        raise DsnetError(
+            "--target-madds counts multiply-adds, --latency-table milliseconds; give --target-ms"
+        )
     saved = load_classifier(args.run, args.name)
     where = f"{args.run} --name {args.name}" if args.name else str(args.run)
     gated = has_trained_gates(saved)
@@ -79,7 +83,13 @@ def run(args: argparse.Namespace) -> int:
         raise DsnetError(f"the gates of {where} are not trained; run `dsnet gate {args.run}` first")
     target = args.target_madds if args.target_ms is None else args.target_ms
     done = calibrate_run(
-        args.run, name=args.name, latency=args.latency_table, device=args.device, progress=progress
+        args.run,
+        name=args.name,
+        latency=args.latency_table,
+        budget=target,
+        router=args.router,
+        device=args.device,
+        progress=progress,
     )
     made, outputs, costs = done.calibration, done.outputs, done.calibration.costs
     budget = None if target is None else parse_budget(target, costs)

@@ -6,6 +6,8 @@ they found, would take as long as the detector itself.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,8 +15,9 @@ from torch import Tensor
 
 from dsnet.detection.boxes import decode, kept_of
 from dsnet.detection.metrics import Detections
+from dsnet.errors import DsnetError
 
-__all__ = ["best_boxes", "detections_in", "detections_of", "unaided"]
+__all__ = ["best_boxes", "check_wanted", "detections_in", "detections_of", "unaided"]
 
 CANDIDATES = 200  # of an image and class that are compared with each other
 
@@ -33,8 +36,18 @@ def detections_of(
 
     Those with a probability above ``score``, of overlapping ones of a class the best, ``most`` of an image.
     """
+    check_wanted(score, overlap, most)
     rows = _on_host(best_boxes(offsets, logits, priors, score=score, overlap=overlap, most=most))
     return detections_in(rows.numpy())
+
+
+def check_wanted(score: float, overlap: float, most: int) -> None:
+    """Raises an error that says what boxes can be asked for."""
+    for name, value in (("score", score), ("overlap", overlap)):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise DsnetError(f"{name} is a number, usually from 0 to 1, not {value!r}")
+    if type(most) is not int or most < 0:
+        raise DsnetError(f"most is a number of boxes, at least 0, not {most!r}")
 
 
 def detections_in(rows: NDArray[np.float32]) -> list[Detections]:
@@ -68,7 +81,7 @@ def best_boxes(
         )
     likely = logits.float().softmax(2)[:, :, 1:].transpose(1, 2).nan_to_num(0.0)  # [B, classes, p]
     images, kinds, count = likely.shape
-    best, at = likely.flatten(0, 1).topk(min(CANDIDATES, count), dim=1)  # of every image and class
+    best, at = _best(likely.flatten(0, 1), min(CANDIDATES, count))  # of every image and class
     few = int((best > score).sum(1).max()) if best.numel() else 0  # the best stand first
     best, at = best[:, :few], at[:, :few]
     there, width = best > score, kinds * few
@@ -81,6 +94,14 @@ def best_boxes(
     classes = torch.arange(kinds, device=at.device, dtype=torch.float32).repeat(images)
     rows = torch.cat([own, scores[:, :, None], classes[:, None, None].expand(-1, at.shape[1], 1)], 2)
     return rows.view(images, width, 6).gather(1, order[:, :, None].expand(-1, -1, 6))
+
+
+def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """So many of the best scores [n, p], none below 0, and where they are; of equal ones the first."""
+    place = torch.arange(scores.shape[1], device=scores.device)
+    key = (scores.contiguous().view(torch.int32).to(torch.int64) << 32) - place  # ordered as scores are
+    at = key.topk(count, dim=1)[1]
+    return scores.gather(1, at), at
 
 
 def unaided(device: torch.device, priors: int, classes: int, most: int) -> bool:

@@ -18,12 +18,13 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly
 from dsnet.routing.cached import SignalStore, memory_of, train_from_signals
-from dsnet.routing.calibration import Calibration, calibrate, has_trained_gates
+from dsnet.routing.calibration import Calibration, RouterName, calibrate, has_trained_gates
 from dsnet.routing.config import GateConfig
 from dsnet.routing.costs import CostTable
 from dsnet.routing.latency import LatencyTable
 from dsnet.routing.monitor import GateReport, gate_reports
 from dsnet.routing.outputs import Outputs, collect
+from dsnet.routing.router import parse_budget
 from dsnet.routing.stage2 import GateTask
 from dsnet.training.checkpoint import (
     Checkpoint,
@@ -224,12 +225,15 @@ def calibrate_run(
     *,
     name: str | None = None,
     latency: str | Path | None = None,
+    budget: float | str | None = None,
+    router: RouterName = "auto",
     device: str = "auto",
     progress: Callable[[Iterator[Any], int, str], Iterator[Any]] = lambda batches, total, label: batches,
 ) -> CalibratedRun:
     """Calibrates the routers of a run's checkpoint on held-out images and saves them with it.
 
-    Costs are multiply-adds or, with the file of a latency table, its milliseconds.
+    Costs are multiply-adds or, with the file of a latency table, its milliseconds. A ``budget`` that this
+    router could not keep is an error, and nothing is saved.
     """
     folder = Path(folder)
     with locked(folder) if folder.is_dir() else nullcontext():
@@ -240,10 +244,13 @@ def calibrate_run(
         if table is not None:
             table.check(model, model.head.classifier.weight.device, run.test.size)
             costs = table.costs()
+        wanted = None if budget is None else parse_budget(budget, costs)
         routes = [model.space[i] for i in evenly(len(model.space), MOST)]
         batches = progress(run.seen(images), -(-len(images) // 256), "batch")
         outputs = collect(model, batches, routes)
         made = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
+        if wanted is not None:
+            made.router(router, wanted).rule(wanted)
         name = name or default_name(folder)
         tensors = {group: values for group, values in run.saved.tensors.items() if group != "model"}
         data = {**kept_data(run.saved), "routing": made.to_dict()}

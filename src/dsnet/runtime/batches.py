@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Division", "promotions"]
@@ -20,12 +21,14 @@ class Division:
         self.exact = max(EXACT, 2 * max(milliseconds))
         self._least, self._last = [0.0], [0]  # by number of images: time of all batches, size of the last
         self._divided: dict[int, tuple[int, ...]] = {}
+        self._lock = threading.Lock()  # threads share plans
 
     def __call__(self, images: int) -> tuple[int, ...]:
         """Largest first; the last may have room left, never as much as any batch holds."""
         found = self._divided.get(images)
         if found is None:
-            found = self._divided[images] = self._divide(images)
+            with self._lock:
+                found = self._divided[images] = self._divide(images)
         return found
 
     def _divide(self, images: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsnet.detection.found import best_boxes, detections_in, detections_of, unaided
+from dsnet.detection.found import best_boxes, check_wanted, detections_in, detections_of, unaided
 from dsnet.detection.fssd import Answers, Detector, RoutedAnswers
 from dsnet.detection.metrics import Detections
 from dsnet.errors import DsnetError
@@ -75,6 +75,9 @@ class DetectorPlan:
     ) -> list[Detections]:
         """Boxes of the answers [B, numbers] that ``plan`` gives; on a GPU one program finds them."""
         numbers = _numbers(len(self.priors), self.classes)
+        check_wanted(score, overlap, most)
+        if not isinstance(row, Tensor):
+            raise DsnetError(f"this plan answers with a tensor [B, {numbers}], not with {type(row).__name__}")
         if row.shape[1:] != (numbers,):
             raise DsnetError(f"this plan answers with [B, {numbers}], not with {list(row.shape)}")
         if self.recorded is not None and unaided(self.priors.device, len(self.priors), self.classes, most):

@@ -134,7 +134,7 @@ class Runner:
         first = self.executables.get(sizes[0])
         pieces = list(zip(*(_pieces(x, sizes) for x in inputs), strict=True))
         if isinstance(first, Writing) and sum(sizes) == images:
-            whole = tuple(torch.empty(images, *shape[1:]) for shape in first.shapes)
+            whole = tuple(inputs[0].new_empty(images, *shape[1:]) for shape in first.shapes)
             found = zip(*(_pieces(output, sizes) for output in whole), strict=True)
             for size, piece, output in zip(sizes, pieces, found, strict=True):
                 cast(Writing, self.executables[size]).into(piece, output)
@@ -246,13 +246,15 @@ class Engine:
     def check_images(self, x: Tensor) -> None:
         """Raises an error that says what images this plan takes."""
         right = isinstance(x, Tensor) and x.shape[1:] == self.image_shape and x.is_floating_point()
-        if right and x.device.type == self.device.type:
+        if right and x.layout == torch.strided and x.device.type == self.device.type:
             return
         takes = f"this plan of {self.name} takes images [batch, {self.geometry.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
         if x.ndim != 4 or x.shape[1] != self.geometry.channels or not x.is_floating_point():
             raise DsnetError(f"{takes} of numbers, not a {x.dtype} tensor of shape {list(x.shape)}")
+        if x.layout != torch.strided:
+            raise DsnetError(f"{takes} as a dense tensor, not a {x.layout} one")
         if tuple(x.shape[2:]) != self.image_size:
             raise DsnetError(
                 f"this plan of {self.name} was made for images of {self.image_size[0]} × "

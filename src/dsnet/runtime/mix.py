@@ -14,7 +14,7 @@ from dsnet.models import Supernet
 from dsnet.routing.calibration import Calibration, RouterName
 from dsnet.routing.router import parse_budget, written
 
-__all__ = ["Cascade", "Mix", "decisions", "measured_mix", "mix_of", "shares_of"]
+__all__ = ["Cascade", "Mix", "adding_up", "decisions", "measured_mix", "mix_of", "shares_of"]
 
 MOST = 32  # routes of an even mix; of more, so many are drawn
 CASCADE_SHARE = 0.2  # of the images that go on from the smallest route to the largest, unless measured
@@ -96,17 +96,25 @@ def shares_of(model: Supernet, mix: str | Mapping[int, float]) -> dict[int, floa
             order = torch.randperm(len(decided), generator=torch.Generator().manual_seed(0)).tolist()
             decided = sorted(decided[place] for place in order[:MOST])
         return dict.fromkeys(decided, 1 / len(decided))
-    for number, share in mix.items():
+    for number in mix:
         if model.space.resolve(number).number not in decided:
             whose = "gate does" if len(model.gates) == 1 else "gates do"
             has = ", ".join(map(str, decided[:MOST])) + (", …" if len(decided) > MOST else "")
             raise DsnetError(f"the {whose} not decide for route {number}; possible: {has}")
+    return adding_up(mix)
+
+
+def adding_up(shares: Mapping[int, float]) -> dict[int, float]:
+    """The same shares of routes, adding up to 1; those of 0 are left out."""
+    if not isinstance(shares, Mapping):
+        raise DsnetError(f"a mix is shares by route, as {{0: 0.7, 13: 0.3}}, not {shares!r}")
+    for number, share in shares.items():
         if not isinstance(share, int | float) or not 0 <= share < math.inf:
             raise DsnetError(f"the share of route {number} must be a number of at least 0, not {share!r}")
-    total = sum(mix.values())
+    total = sum(shares.values())
     if not 0 < total < math.inf:
         raise DsnetError("a mix needs a route with a share above 0, and a finite sum")
-    return {number: share / total for number, share in sorted(mix.items()) if share}
+    return {number: share / total for number, share in sorted(shares.items()) if share}
 
 
 def _decided(model: Supernet) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.routing.rules import CascadeRule
 from dsnet.runtime.engine import Engine
-from dsnet.runtime.mix import decisions
+from dsnet.runtime.mix import adding_up, decisions
 from dsnet.runtime.timing import timed
 from dsnet.runtime.ways import mixed, thresholds_for
 
@@ -80,15 +80,16 @@ def measure(
     engine: Engine,
     shares: Mapping[int, float],
     single: Route,
-    batches: Sequence[int],
+    batches: Iterable[int] | int,
     *,
     cascade: CascadeRule | None = None,
     promote: bool = False,
 ) -> BreakEven:
     """Times mixed batches with these shares, or a cascade whose routes answer them."""
+    batches = tuple(batches) if isinstance(batches, Iterable) else (batches,)
     if not batches or any(type(batch) is not int or batch < 1 for batch in batches):
         raise DsnetError(f"batches are positive integers, not {batches!r}")
-    found = []
+    shares, found = adding_up(shares), []
     for batch in sorted(set(batches)):
         several = max(1, -(-FEWEST // batch))
         calls = _calls(engine, shares, single, batch, several, cascade, promote=promote)

@@ -63,7 +63,7 @@ class Plan:
             object.__setattr__(self, "paying", paying)
             if paying.least != paying.times[0].batch:
                 warnings.warn(
-                    f"{paying}\nWhere it does not pay, route {paying.single.number} runs.", stacklevel=2
+                    f"{paying}\nWhere it does not pay, route {paying.single.number} runs.", stacklevel=4
                 )
 
     def __call__(self, x: Tensor, route: Route | int | None = None) -> Tensor:
@@ -78,12 +78,13 @@ class Plan:
 
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
-        if self.paying is not None and isinstance(x, Tensor) and len(x) and not self.paying.pays(len(x)):
+        some = isinstance(x, Tensor) and x.ndim > 0 and len(x) > 0
+        if self.paying is not None and some and not self.paying.pays(len(x)):
             logits = self.engine.run_route(x, self.paying.single)
             numbers = torch.full((len(x),), self.paying.single.number, device=logits.device)
             return RoutedOutput(logits, numbers)
         graphed, rule = self.engine.graphed, None if self.routed is None else self.routed.rule
-        if graphed is not None and isinstance(x, Tensor) and len(x):
+        if graphed is not None and some:
             self.engine.check_images(x)
             if isinstance(rule, CascadeRule):
                 return graphed.cascade(x, rule.routes, rule.thresholds)
@@ -109,7 +110,8 @@ class Plan:
         """Batches one after the other, images regrouped across them; answers in the order of the images.
 
         ``images`` run together, by default as many as suit the device; none waits for more than ``delay``
-        further batches. What cannot be run is answered by its error, and the rest go on.
+        further batches. What cannot be run is answered by its error, and the rest go on. Batches are held
+        until then, not copied: each comes in memory of its own.
         """
         total = len(batches) if isinstance(batches, Sized) else 0
         return stream(
@@ -122,7 +124,7 @@ class Plan:
         )
 
     def break_even(
-        self, batches: Sequence[int] | None = None, shares: Mapping[int, float] | None = None
+        self, batches: Iterable[int] | int | None = None, shares: Mapping[int, float] | None = None
     ) -> BreakEven:
         """Measures from which batch size on routing pays at this budget; ``print`` it.
 
@@ -165,7 +167,10 @@ class Plan:
         )
 
     def at(self, budget: float | str | None) -> Plan:
-        """The same executables at another budget; nothing is compiled."""
+        """The same executables at another budget; nothing is compiled.
+
+        Where a bypass is allowed, what pays at that budget is measured.
+        """
         return replace(self, budget=budget)
 
     def held(self) -> list[Route]:

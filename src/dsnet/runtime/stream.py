@@ -63,13 +63,13 @@ def stream(
     ``images`` are run together; no batch waits for more than ``delay`` further ones. With ``ahead`` answers
     are given when the next images have been started, so that a device does not wait for whoever takes them.
     What cannot be run (another shape, no numbers) is answered by its error and the rest go on; `None` stands
-    for one image that could not be read.
+    for one image that could not be read. Batches are held, not copied: each comes in memory of its own.
     """
     if type(images) is not int or type(delay) is not int or images < 1 or delay < 0:
         raise DsnetError(
             f"images must be an integer of at least 1, delay of at least 0, not {images}, {delay}"
         )
-    return _answers(run, check, iter(batches), images, delay, ahead=ahead)
+    return _answers(run, check, iter(batches), images, delay, ahead=ahead and delay > 0)
 
 
 def _answers(
@@ -126,25 +126,28 @@ def _run(run: Run, batches: list[_Batch]) -> Iterator[Answer]:
     found = [batch.images for batch in batches if batch.images is not None and batch.count]
     if not found:
         return _told(batches)
-    x = found[0] if len(found) == 1 else torch.cat(found)
     try:
+        x = found[0] if len(found) == 1 else torch.cat(found)
         output = run(x)
         numbers = _on_host(output.routes)
         return _told(batches, output.logits.unbind(0), numbers)  # taken apart while the device is busy
     except (DsnetError, RuntimeError, TypeError) as error:
-        if len(x) == 1:
+        if sum(map(len, found)) == 1:
             (batch,) = (b for b in batches if b.images is not None and b.count)
             batch.images, batch.error = None, str(error)
             return _told(batches)
-    alone = [
-        _Batch(b.place + i, 1, b.images[i : i + 1])
-        for b in batches
-        if b.images is not None
-        for i in range(b.count)
-    ]
-    answers = [*itertools.chain.from_iterable(_run(run, [one]) for one in alone)]
-    answers += _told([b for b in batches if b.images is None])
-    return iter(sorted(answers, key=lambda answer: answer.place))
+    alone = itertools.chain.from_iterable(map(_apart, batches))
+    return iter([answer for one in alone for answer in _run(run, [one])])
+
+
+def _apart(batch: _Batch) -> list[_Batch]:
+    """Its images one by one."""
+    if batch.images is None or batch.count < 2:
+        return [batch]
+    try:
+        return [_Batch(batch.place + i, 1, batch.images[i : i + 1]) for i in range(batch.count)]
+    except RuntimeError as error:
+        return [_Batch(batch.place, batch.count, None, str(error))]
 
 
 def _on_host(numbers: Tensor) -> Callable[[], list[int]]:

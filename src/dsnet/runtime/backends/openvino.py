@@ -77,7 +77,7 @@ class _Program:
         self.own = threading.local()
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        found = tuple(torch.empty(shape) for shape in self.shapes)
+        found = tuple(torch.empty(shape, dtype=torch.float32, device="cpu") for shape in self.shapes)
         self.into(inputs, found)
         return found
 
