@@ -38,9 +38,13 @@ MOST = 100  # detections of an image that COCO looks at
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes longer to make, and a plan makes many
 class Detections:
-    """What was found in an image."""
+    """What was found in an image, best first.
 
-    boxes: Floats  # [n, 4], corners
+    Boxes are left, top, right, bottom; a detector and its plans give them as shares of the image, 0 to 1.
+    Classes are places among the detector's class names: there is none for the background.
+    """
+
+    boxes: Floats  # [n, 4]
     scores: Floats  # [n]
     classes: NDArray[np.int64]  # [n]
 
