@@ -102,6 +102,17 @@ def test_recorded_programs_take_the_same_routes() -> None:
     ways.calls["alone 0"]()
 
 
+@torch.no_grad()
+def test_single_images_meet_networks_in_turn() -> None:
+    model, engine = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").engine
+    ways = make_ways(model, engine, MIXED, 1, None, Others(model, engine, MIXED))
+    found: Any = ways.calls["in turn"]()
+    drawn = decisions(MIXED.shares, ways.batches["in turn"])
+    for number, (logits,) in zip(drawn, found, strict=True):
+        alone: Any = ways.calls[f"alone {number}"]()
+        assert_close(logits, alone[0], 1e-6)
+
+
 def test_a_small_batch_meets_the_mix_in_several() -> None:
     few, many = mix_of(network("ds_mbnet_tiny"), "uniform"), mix_of(network("ds_resnet_tiny"), "uniform")
     assert [batches_for(few, batch) for batch in (1, 4, 8, 32)] == [20, 5, 2, 1]
@@ -122,6 +133,7 @@ def test_ideal_ratio_and_theory_are_what_they_say() -> None:
         assert result.speedup == pytest.approx(ms["full"] / ms["gated"])
         assert all(0 < spread.low <= spread.median <= spread.high for spread in result.times.values())
         assert {"masking", "indexing", "slicing"} <= set(ms)
+        assert ("in turn" in ms) == (result.batch == 1)
     plain = json.loads(json.dumps(found.to_dict()))
     assert plain["shares"] == {"0": 0.75, "3": 0.25}
     assert plain["cascade"] == {"routes": [0, 3], "shares": [1.0, 0.2]}

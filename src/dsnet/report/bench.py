@@ -72,6 +72,8 @@ def _rows(found: BenchResult, r: BatchResult) -> list[list[str]]:
     rows.append(measured("gated stream", r.times["stream"], r.ratio_stream))
     rows.append(["gated: multiply-adds", "", "", f"{1 / found.theory:.0%}", ""])
     rows.append(["gated: ideal", f"{r.ideal:.2f}", "", f"{r.ideal / full:.0%}", ""])
+    if "in turn" in r.times:
+        rows.append(measured("gated: ideal, in turn", r.times["in turn"]))
     rows.append(measured("cascade plan", r.times["cascade"], r.ratio_cascade))
     rows.append(["cascade: ideal", f"{r.ideal_cascade:.2f}", "", f"{r.ideal_cascade / full:.0%}", ""])
     if found.twin is not None:
@@ -111,7 +113,8 @@ def _explained(found: BenchResult) -> str:
         "full: the plan, all images at the largest route. largest, masking, indexing, slicing: the network",
         "itself, without a plan: all images at the largest route; everything at full width, channels zeroed;",
         "groups by route, filters gathered by number; groups, filters sliced. gated plan: images at their",
-        "routes. ideal: stand-alone networks of the routes on whole batches, weighted by the mix.",
+        "routes. ideal: stand-alone networks of the routes on whole batches, weighted by the mix; each timed",
+        "right after itself or, for single images, also in turn.",
         f"cascade plan: route {first[0]} for all{goes_on}.",
     ]
     if found.twin is not None:

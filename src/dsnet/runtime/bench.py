@@ -3,7 +3,8 @@
 Times are milliseconds a batch; every way takes its turn in every round, each call timed right after an
 untimed one of its kind. *Ideal* is what nobody can have: stand-alone networks of the routes, made ready by
 the same backend, each on a whole batch, weighted by the mix; for a cascade its first route on all images and,
-of every further route, the share that goes on to it of what it has to run then.
+of every further route, the share that goes on to it of what it has to run then. For single images the same
+networks are also timed *in turn*, as the mix has them: each then finds the cache as another one left it.
 """
 
 from __future__ import annotations

@@ -78,6 +78,8 @@ def make_ways(
     for number in sorted({*mix.shares, mix.cascade.routes[0]}):
         alone = _ready(backend, extract(model, number, image_size=engine.image_size), x)
         calls[f"alone {number}"] = _recorded(engine, alone)
+    if batch == 1:  # what leaves the cache when another network runs is no matter of a plan
+        calls["in turn"] = _one_by_one([calls[f"alone {number}"] for (number,) in drawn])
     if twin is not None:
         calls["twin"] = _recorded(engine, functools.partial(twin.run, x))
     calls |= _suffixes(engine, x, mix.cascade)
@@ -88,7 +90,7 @@ def make_ways(
         calls[way] = _one_by_one([functools.partial(run_gated, own, x) for own in drawn_for])
     calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
     calls["largest"] = lambda: others.sliced(x, space.largest)
-    runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing"), several)
+    runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing", "in turn"), several)
     return Ways(calls, {**runs, "stream": streamed})
 
 
