@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -266,3 +267,17 @@ def test_python_dash_m_is_the_command() -> None:
         [sys.executable, "-m", "dsnet", "--version"], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == f"dsnet {dsnet.__version__}"
+
+
+def test_an_interrupted_import_ends_as_an_interrupted_command(tmp_path: Path) -> None:
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    module, function = scripts["project"]["scripts"]["dsnet"].split(":")
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, {module}; sys.exit({module}.{function}())"],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dsnet: stopped\n")

@@ -16,6 +16,7 @@ import torch
 import dsnet
 from dsnet.cli import main
 from dsnet.cli.train import resolve_recipe
+from dsnet.detection.config import DetectConfig
 from dsnet.detection.recipes import DETECTORS
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.registry import register_recipe
@@ -131,6 +132,9 @@ def test_a_recipe_that_is_no_recipe_is_refused(tmp_path: Path, capsys: pytest.Ca
         path.write_text(text)
         assert main(["train", str(path)]) == 2
         assert told in capsys.readouterr().err
+    path.write_text(json.dumps(to_plain(DetectConfig())))
+    assert main(["train", str(path)]) == 2
+    assert f"{path} is a recipe for a detector: dsnet detect train {path}" in capsys.readouterr().err
 
 
 def test_sigterm_saves_and_resume_finishes(tmp_path: Path) -> None:

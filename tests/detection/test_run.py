@@ -18,7 +18,8 @@ import dsnet
 from dsnet import runtime
 from dsnet.cli import main
 from dsnet.detection.config import BoxData, BoxOptim, BoxRun, DetectConfig, DetectorGate
-from dsnet.detection.learning import rate_at
+from dsnet.detection.draw import drawn_names
+from dsnet.detection.learning import DetectorTraining, rate_at
 from dsnet.detection.loss import targets_in, targets_of
 from dsnet.detection.pictures import load_pictures, read_splits
 from dsnet.detection.predict import Found, Missed, find_boxes
@@ -27,6 +28,7 @@ from dsnet.detection.run import train_detector
 from dsnet.detection.saved import load_detector
 from dsnet.slicing import KeyState
 from dsnet.training.loop import Watch
+from dsnet.training.settings import to_plain
 from tests.detection.conftest import SIDE
 from tests.detection.test_learning import SIZE, TABLE
 from tests.support import assert_close, error_of
@@ -67,7 +69,7 @@ def test_a_run_leaves_what_is_needed_to_use_it(run: Path, voc: Path) -> None:
     assert gated["madds"] == pytest.approx(mean)
     assert [r["madds"] for r in results["results"][:-1]] == list(costs.values())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert [line["step"] for line in lines] == [2, 3, 4, 6]  # and at the end of every epoch
     assert set(lines[0]) >= {"loss", "largest/place", "smallest/kind", "images_per_s"}
     assert "without a detector" in error_of(lambda: load_detector(_classifier(run.parent / "plain")))
 
@@ -103,6 +105,44 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Pa
     other = config(voc, lr=0.01)
     message = error_of(lambda: train_detector(other, tmp_path / "run", resume=True))
     assert "started with other settings of optim" in message
+
+
+def test_a_stop_after_training_says_what_is_saved(
+    voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps(to_plain(config(voc, epochs=1))))
+    command = ["detect", "train", str(recipe), "--out", str(tmp_path / "run")]
+    with monkeypatch.context() as patched:
+        patched.setattr(DetectorTraining, "calibrate", stop)
+        assert main(command) == 130
+    told = capsys.readouterr().err
+    assert "Stopped after training, all 3 steps: the trained weights are saved" in told
+    late = train_detector(config(voc, epochs=1), tmp_path / "late", watch=_StopAt(3))  # in the last step
+    assert late.ending.done
+    assert not late.done
+    evaluate = [
+        "detect",
+        "evaluate",
+        str(late.folder),
+        "--data",
+        str(voc),
+        "--routes",
+        "0",
+        "--device",
+        "cpu",
+    ]
+    assert main(evaluate) == 0
+    assert "was stopped after training" in capsys.readouterr().err
+    assert "--resume" in told
+    assert main([*command, "--resume"]) == 0
+    told = capsys.readouterr().err
+    assert "The gate, between 4 routes" in told
+    assert "gate, epoch 1 of 1: target" in told
+    assert (tmp_path / "run" / "results.json").is_file()
 
 
 def test_a_run_does_not_go_on_with_other_data(voc: Path, tmp_path: Path) -> None:
@@ -168,13 +208,14 @@ def test_pictures_that_cannot_be_used_are_left_out(voc: Path, tmp_path: Path) ->
     shutil.copytree(voc, root)
     (root / "JPEGImages" / "image0.png").write_bytes(b"no image")
     Image.new("RGB", (32, 64)).save(root / "JPEGImages" / "image1.png")
-    pictures, problems = load_pictures(read_splits(root, "trainval"), 48)
-    assert len(pictures) == 16
-    assert [problem.file.name for problem in problems] == ["image0.png", "image1.png"]
-    assert "32 × 64 pixels, not 64 × 64" in problems[1].what
+    read = read_splits(root, "trainval")
+    pictures, problems = load_pictures(read, 48)
+    assert (len(pictures), pictures.listed) == (16, 18)
+    assert [problem.file.name for problem in (*problems, *read.problems)] == ["image0.png", "image1.png"]
+    assert "32 × 64 pixels, not 64 × 64" in read.problems[0].what
     assert pictures.images.shape == (16, 3, 48, 48)
     both = read_splits(tmp_path, "voc/trainval,voc/test")
-    assert len(both.items) == 24
+    assert (len(both.items), both.listed) == (23, 24)
     assert both.classes == ("blue", "red")
 
 
@@ -235,15 +276,17 @@ def test_evaluate_and_predict(
     run: Path, voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["detect", "evaluate", str(run), "--data", str(voc), "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
+    out, told = capsys.readouterr()
     assert "mAP 2007" in out
     assert "The gate ran" in out
+    assert "stopped" not in told
     images, lines = str(voc / "JPEGImages"), tmp_path / "found.jsonl"
     command = ["detect", "predict", str(run), images, "--score", "0.05", "--device", "cpu"]
     assert main([*command, "--out", str(lines), "--draw", str(tmp_path / "drawn")]) == 0
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     assert len(found) == 24
-    assert {"path", "route", "madds", "boxes"} == set(found[0])
+    assert {"path", "route", "madds", "boxes", "drawn"} == set(found[0])
+    assert Path(found[0]["drawn"]).is_file()
     drawn = sorted(path.name for path in (tmp_path / "drawn").iterdir())
     assert len(drawn) == 24
     with Image.open(tmp_path / "drawn" / drawn[0]) as image:
@@ -265,6 +308,66 @@ def test_evaluate_and_predict(
     assert "broken.png" in capsys.readouterr().err
 
 
+def test_drawn_images_lie_as_the_images_do(run: Path, voc: Path, tmp_path: Path) -> None:
+    nest, out = tmp_path / "nest", tmp_path / "out"
+    for inside in ("a", "b/c"):
+        (nest / inside).mkdir(parents=True)
+        shutil.copy(voc / "JPEGImages" / "image3.png", nest / inside / "x.png")
+    Image.open(nest / "a" / "x.png").save(nest / "a" / "x.jpg")
+    found = drawn_names([str(nest)], out)
+    assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.png", "a/x-2.png", "b/c/x.png"]
+    found = drawn_names([str(nest / "a"), str(nest / "b")], out)
+    assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.png", "a/x-2.png", "b/c/x.png"]
+    found = drawn_names([str(nest / "*" / "**" / "*.png"), str(nest / "a" / "x.png")], out)
+    assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.png", "b/c/x.png"]
+    found = drawn_names([str(nest / "a" / "x.png"), str(nest / "b" / "c" / "x.png")], out)
+    assert [str(path.relative_to(out)) for path in found.values()] == ["x.png", "x-2.png"]
+    command = ["detect", "predict", str(run), str(nest), "--route", "0", "--device", "cpu"]
+    assert main([*command, "--draw", str(out)]) == 0
+    assert len([path for path in out.rglob("*.png") if path.is_file()]) == 3
+
+
+def test_problems_are_told_in_short(
+    run: Path, voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, listed = tmp_path / "voc", tmp_path / "problems.txt"
+    shutil.copytree(voc, root)
+    for number in range(7):
+        (root / "Annotations" / f"image{number}.xml").unlink()
+    command = ["detect", "evaluate", str(run), "--data", str(root), "--split", "trainval"]
+    command += ["--routes", "0", "--device", "cpu"]
+    assert main(command) == 0
+    told = capsys.readouterr().err
+    assert told.count("is missing") == 5
+    assert "and 2 more problems with files: --problems FILE.txt lists them" in told
+    assert main([*command, "--problems", str(listed)]) == 0
+    assert len(listed.read_text().splitlines()) == 7
+
+
+def test_classes_with_commas(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["detect", "train", "bccd_ds_mbnet", "--data", str(voc), "--dry-run"]
+    for given in ("data.classes=red,blue", "classes=red, blue", "classes=('red','blue')"):
+        assert main([*command, "--set", given]) == 0
+        shown = capsys.readouterr().out
+        assert "data.classes = ('red', 'blue')" in shown
+        assert "classes   2: red, blue" in shown
+    assert main([*command, "--set", "classes=1,2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"]["classes"] == ["1", "2"]
+
+
+def test_a_start_that_cannot_carry_a_detector(
+    voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = _classifier(tmp_path / "tiny")
+    command = ["detect", "train", "bccd_ds_mbnet", "--data", str(voc), "--out", str(tmp_path / "run")]
+    for given in (f"start={start}", "model=ds_mbnet_tiny"):
+        assert main([*command, "--set", given]) == 2
+        told = capsys.readouterr().err
+        assert "cannot carry this detector: it has no features of stride 16" in told
+        assert "these can: ds_mbnet," in told
+        assert "mbnet" in told.split("these can: ")[1].split(".")[0].split(", ")
+
+
 def test_train_by_a_recipe(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["model=ds_mbnet_tiny", "data.size=32", "optim.epochs=1", "optim.batch=6", "gate.epochs=0"]
     given += ["device=cpu", "precision=float32", "table.strides=(4,8)", "table.project=8"]
@@ -272,18 +375,42 @@ def test_train_by_a_recipe(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     settings = [part for value in given for part in ("--set", value)]
     command = ["detect", "train", "bccd_ds_mbnet", "--data", str(voc), *settings]
     assert main([*command, "--dry-run"]) == 0
-    assert "table.pyramid = (8, 8)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "table.pyramid = (8, 8)" in shown
+    assert "images    18 to train with, 6 to test with" in shown
+    assert "classes   2: blue, red" in shown
+    assert "training  1 epoch of 3 steps with 6 images: 3 steps" in shown
+    assert main([*command, "--dry-run", "--set", "optim.batch=100"]) == 0
+    assert "18 training images do not fill a batch of 100: lower optim.batch" in capsys.readouterr().out
     assert main([*command, "--out", str(tmp_path / "run")]) == 0
-    out = capsys.readouterr().out
+    out, told = capsys.readouterr()
+    for line in (
+        "images    18 to train with",
+        "epoch 1 of 1: loss",
+        "Statistics of 4 routes",
+        "Figures of 4 routes",
+    ):
+        assert told.count(line) == 1
+    assert "route 3: mAP" in told
     assert "mAP 2007" in out
     assert f"Report: {tmp_path / 'run' / 'report.html'}" in out
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("data:image/jpeg") == 6
     assert "image18.png: route 3" in page
     assert "--route 3</code>" in page  # there is no gate
+    written = (tmp_path / "run" / "results.json").stat().st_mtime_ns
+    assert main([*command, "--out", str(tmp_path / "run"), "--resume"]) == 0
+    out, told = capsys.readouterr()
+    assert "is finished: all 3 steps" in told
+    assert "Statistics" not in told
+    assert "mAP 2007" in out
+    assert (tmp_path / "run" / "results.json").stat().st_mtime_ns == written
     predict = ["detect", "predict", str(tmp_path / "run"), str(voc / "JPEGImages"), "--device", "cpu"]
     assert main(predict) == 2
     assert "the gate of" in capsys.readouterr().err
+    elsewhere = ["detect", "train", "bccd_ds_mbnet", "--data", str(tmp_path / "none"), "--dry-run"]
+    assert main(elsewhere) == 0
+    assert "is not known: " in capsys.readouterr().out
     again = ["detect", "train", str(tmp_path / "run" / "recipe.json"), "--dry-run", "--json"]
     assert main(again) == 0
     assert json.loads(capsys.readouterr().out)["data"]["root"] == str(voc)

@@ -107,13 +107,18 @@ def test_a_turned_image_says_so(tmp_path: Path) -> None:
     tag[0x0112] = 6  # shown a quarter to the right
     write(tmp_path, "turned", ("cell", (1, 1, 5, 5)))
     image.new("RGB", (20, 10)).save(tmp_path / "JPEGImages" / "turned.jpg", exif=tag)
-    write(tmp_path, "other", ("cell", (1, 1, 5, 5)))
+    write(tmp_path, "other", ("cell", (1, 1, 5, 5)), ("cell", (1, 1, 30, 30)), ("cell", (50, 1, 60, 5)))
     image.new("RGB", (20, 12)).save(tmp_path / "JPEGImages" / "other.jpg")
     write(tmp_path, "good", ("cell", (1, 1, 5, 5)))
     image.new("RGB", (20, 10)).save(tmp_path / "JPEGImages" / "good.jpg")
     (tmp_path / "ImageSets/Main/train.txt").write_text("turned\nother\ngood\n", encoding="utf-8")
-    pictures, problems = load_pictures(read_voc(tmp_path, "train"), 32)
+    found = read_voc(tmp_path, "train")
+    assert (len(found.items), found.listed) == (1, 3)
+    pictures, damaged = load_pictures(found, 32)
+    assert damaged == ()
     assert [path.stem for path in pictures.paths] == ["good"]
+    problems = found.problems
+    assert len(problems) == 2  # boxes of a wrong size are not told one by one
     assert "turned (EXIF), as 10 × 20 pixels, and its boxes are for 20 × 10" in problems[0].what
     assert "it has 20 × 12 pixels, not 20 × 10" in problems[1].what
 

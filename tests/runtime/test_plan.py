@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -112,6 +113,25 @@ def test_bfloat16_is_near_and_gates_stay_precise() -> None:
     got = plan.engine.score(plan.engine.enter(x))
     assert got.dtype == rounded.dtype == torch.float32
     assert relative_error(got, scores) <= 1.5 * relative_error(rounded, scores)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_openvino_in_bfloat16_takes_the_routes_of_float32(name: str) -> None:
+    pytest.importorskip("openvino")
+    reason = runtime.get_backend("openvino").missing(torch.device("cpu"), torch.bfloat16)
+    if reason is not None:
+        pytest.skip(reason)
+    model = network(name)
+    plan = runtime.compile(model, backend="openvino", precision="bfloat16", batch_buckets=(1, 2))
+    x = pictures(model, 7)
+    expected, got = run_gated(model, x), plan.run(x)
+    numbers = [model.space.of_choices(row).number for row in expected.choices.tolist()]
+    assert got.routes.tolist() == numbers
+    assert got.logits.dtype == plan(x[:0]).dtype == plan(x, 0).dtype == torch.bfloat16
+    assert relative_error(got.logits.float(), expected.logits) > 1e-6  # it is rounded somewhere
+    assert_close(got.logits.float(), expected.logits, 0.03)
+    assert torch.equal(plan(x.double()), got.logits)
+    assert plan.engine.score(plan.engine.enter(x)).dtype == torch.float32
 
 
 def routers(model: dsnet.Supernet, x: Tensor) -> tuple[Router, Router]:
@@ -244,6 +264,12 @@ def test_what_cannot_be_compiled_says_why() -> None:
     if runtime.get_backend("onnxruntime").missing(torch.device("cpu"), torch.float32) is None:
         assert "float32" in error_of(lambda: make(model, backend="onnxruntime", precision="bfloat16"))
         assert "copies weights" in error_of(lambda: make(model, backend="onnxruntime", memory="shared"))
+    if runtime.get_backend("openvino").missing(torch.device("cpu"), torch.float32) is None:
+        assert "float32 or bfloat16" in error_of(lambda: make(model, backend="openvino", precision="float64"))
+        with mock.patch("dsnet.runtime.backends.openvino._core") as core:
+            core().get_property.return_value = ["FP32"]
+            error = error_of(lambda: make(model, backend="openvino", precision="bfloat16"))
+        assert "no instructions for bfloat16" in error
 
 
 def test_images_that_do_not_fit_and_budgets_without_a_router() -> None:

@@ -6,6 +6,10 @@ import json
 import os
 import shutil
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +83,42 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert "another process works in" in error_of(lambda: train(SHORT, tmp_path))
     assert train(SHORT, tmp_path).ending.done
+
+
+def test_a_folder_that_nothing_was_written_to_is_not_left(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    big = replace(SHORT, optim=replace(SHORT.optim, batch=10**6))
+    assert "batch" in error_of(lambda: train(big, folder))
+    assert list(tmp_path.iterdir()) == []
+    folder.mkdir(parents=True)  # one that was there stays
+    assert "batch" in error_of(lambda: train(big, folder))
+    assert folder.is_dir()
+    with locked(tmp_path / "kept"):
+        (tmp_path / "kept" / "file").touch()
+    assert (tmp_path / "kept" / "file").is_file()
+    with locked(tmp_path / "held"):
+        error_of(lambda: train(SHORT, tmp_path / "held"))  # refused by who did not make it
+        assert (tmp_path / "held" / ".lock").is_file()
+    assert not (tmp_path / "held").exists()
+
+
+def test_removing_a_folder_lets_nobody_else_in(tmp_path: Path) -> None:
+    inside, most, together = [], [], threading.Barrier(3, timeout=60)
+
+    def take_turns(number: int) -> None:
+        for turn in range(200):
+            together.wait()
+            for _ in range(5):
+                with suppress(dsnet.DsnetError), locked(tmp_path / str(turn) / "run"):
+                    inside.append(number)
+                    most.append(len(inside))
+                    time.sleep(0)  # lets another thread try
+                    inside.remove(number)
+
+    with ThreadPoolExecutor(3) as threads:  # locks of threads keep each other out as those of processes do
+        for done in [threads.submit(take_turns, number) for number in range(3)]:
+            done.result(60)
+    assert max(most) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +24,13 @@ from dsnet.data import load
 from dsnet.data.survey import Survey, survey
 from dsnet.recipes.own import recipe_for
 from dsnet.report.training import before_text, training_page
+from dsnet.routing.monitor import GateReport
 from dsnet.training import evaluate, train
 from dsnet.training.config import DataConfig, TrainConfig
 from dsnet.training.estimate import estimate
-from dsnet.training.evaluate import ClassResults, Confusion, RouteResult
+from dsnet.training.evaluate import ClassResults, Confusion, GatedResult, RouteResult
 from dsnet.training.loop import Ending
-from dsnet.training.run import Images, Outcome
+from dsnet.training.results import Images, Outcome, read_outcome, results_of
 from dsnet.training.settings import from_plain, override, to_plain
 from tests.support import error_of, images, randomise
 
@@ -217,6 +220,7 @@ def test_a_folder_needs_nothing_else(
     for words in commands[1:5]:
         words = [str(next(flat.rglob("*.png"))) if word == "photo.jpg" else word for word in words]
         assert main(words) == 0, words
+    assert "gate" not in {words[0] for words in commands_of(page_of(folder))}  # it is trained now
 
 
 def test_a_run_without_a_recipe_goes_on_with_its_own_settings(
@@ -335,18 +339,18 @@ OUTCOME = Outcome(
     ending=Ending(step=100, steps=100),
     test=(result(0, 150), result(1, 180)),
     classes=ClassResults(route=1, images=(120, 80), correct=(115, 65), confused=((1, 0, 15), (0, 1, 5))),
-    images=Images(classes=("cat", "dog & co"), counts=(60, 50), held_out=11, test=200, size=96, damaged=None),
+    images=Images(classes=("cat", "dog & co"), counts=(60, 50), held_out=11, test=200, size=96),
 )
 
 
-def told_by(outcome: Outcome, scores: list[float] | None = None, **more: int) -> str:
+def told_by(outcome: Outcome, scores: list[float] | None = None, gates: Sequence[GateReport] = ()) -> str:
     steps = range(10, 101, 10)
     checks = [
         {"kind": "validate", "step": step, "epoch": step // 10 - 1, "score": score, "route_1": score}
         for step, score in zip(steps, scores or [0.9] * 10, strict=True)
     ]
     config = override(TrainConfig(), {"data.name": "/photos/pets", "optim.epochs": 10})
-    return training_page(outcome, config, checks, **more)
+    return training_page(outcome, config, checks, gates=gates)
 
 
 def test_the_page_says_what_was_reached() -> None:
@@ -371,10 +375,9 @@ def test_the_page_warns_of_what_looks_wrong() -> None:
     text = told_by(replace(OUTCOME, images=few))
     assert "1 class of 2 has fewer than 20 training images (dog &amp; co)" in text
     assert "from 7 to 400 training images" in text
-    assert "2 images could not be read" in told_by(OUTCOME, listed=312)
-    assert "could not be read" not in told_by(OUTCOME, listed=310)
-    lazy = replace(OUTCOME, images=replace(OUTCOME.images, damaged=1))
-    assert "1 image could not be read" in told_by(lazy)
+    assert "could not be read" not in told_by(OUTCOME)
+    damaged = replace(OUTCOME, images=replace(OUTCOME.images, damaged=1))
+    assert "1 image could not be read" in told_by(damaged)
     unwatched = replace(OUTCOME, images=replace(OUTCOME.images, held_out=0))
     text = told_by(unwatched)
     assert "No images were held out" in text
@@ -399,6 +402,28 @@ def test_a_stopped_run_has_a_page_that_says_how_to_go_on() -> None:
     assert commands_of(text) == [["train", "runs/x/recipe.json", "--out", "runs/x", "--resume"]]
 
 
+def test_the_page_tells_of_a_trained_gate() -> None:
+    assert "gate" in {words[0] for words in commands_of(told_by(OUTCOME))}
+    gate = GateReport(gate=0, taken={0: 8, 3: 3}, entropy=0.8, information=0.1)
+    text = told_by(OUTCOME, gates=[gate])
+    assert [words[0] for words in commands_of(text)][:2] == ["predict", "calibrate"]
+    assert "gate" not in {words[0] for words in commands_of(text)}
+    assert "has a trained gate" in text
+    assert "for 11 held-out images, choice by choice: 0: 73%, 3: 27%" in text
+    assert GateReport.from_dict(json.loads(json.dumps(gate.to_dict()))) == gate
+
+
+def test_a_finished_run_can_be_told_again(tmp_path: Path) -> None:
+    held_out = ((None, result(0, 9, 11)), (result(1, 9, 11), result(1, 10, 11)))
+    gated = GatedResult(correct=170, images=200, madds=1200.5, taken={0: 150, 1: 50})
+    outcome = replace(OUTCOME, folder=tmp_path, held_out=held_out, gated=gated)
+    assert read_outcome(tmp_path) is None
+    (tmp_path / "results.json").write_text(json.dumps(results_of(outcome)))
+    assert read_outcome(tmp_path) == outcome
+    (tmp_path / "results.json").write_text('{"test": []}')  # of a loop of one's own
+    assert read_outcome(tmp_path) is None
+
+
 def test_a_route_trained_alone_is_not_sent_to_the_routers() -> None:
     alone = replace(OUTCOME, test=(result(1, 180),))
     assert {words[0] for words in commands_of(told_by(alone))} == {"predict", "train"}
@@ -411,6 +436,20 @@ def test_damaged_files_are_counted_on_the_page(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="skipped"):
         assert main(["train", "--data", str(root), "--out", str(tmp_path / "run"), *ONE_EPOCH]) == 0
     assert "2 images could not be read" in page_of(tmp_path / "run")
+
+
+def test_damaged_files_are_told_in_plain_lines(tmp_path: Path) -> None:
+    root = make_pictures(tmp_path / "own", 20)
+    broken = root / "rust" / "003.png"
+    broken.write_bytes(broken.read_bytes()[:700])
+    command = ["train", "--data", str(root), "--out", str(tmp_path / "run"), *ONE_EPOCH]
+    code = f"from dsnet.cli import main; raise SystemExit(main({command!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if "003.png" in line]
+    assert told.startswith(f"warning: skipped {broken}: ")
+    assert "Warning" not in done.stderr
+    assert "warnings.warn" not in done.stderr
 
 
 # --- class by class -----------------------------------------------------------------------------------

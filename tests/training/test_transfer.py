@@ -139,7 +139,29 @@ def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
     assert "with these options: stem.conv.weight" in error_of(lambda: start_from(wide, first))
 
 
-def test_the_command(first: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_begun_with_is_said_first(
+    first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "digits_mbnet", "--out", str(tmp_path / "run"), "--set", f"start={first}"]
+    for setting, told in (
+        ("model=ds_mbnet_plus_tiny", f"{first} holds ds_mbnet_tiny, not ds_mbnet_plus_tiny"),
+        ("data.size=32", "was trained on images of 16 pixels, these have 32"),
+        (f"start={tmp_path / 'no'}", "to start from"),
+    ):
+        assert main([*words, "--set", setting]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert "multiply-adds" not in error  # nothing was timed for it
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_command(
+    first: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     out = tmp_path / "moved"
     words = ["transfer", str(first), "--data", str(folder), "--out", str(out), "--set", "optim.epochs=1"]
     words += [
@@ -161,9 +183,40 @@ def test_the_command(first: Path, folder: Path, tmp_path: Path, capsys: pytest.C
     assert saved["gate"]["start"] == str(first)
     assert saved["recipe"]["start"] == str(first)
     assert saved["recipe"]["optim"]["lr"] == pytest.approx(0.7 * 64 / 1024)
-    assert main([*words, "--no-gate", "--resume"]) == 0
+    page = (out / "report.html").read_text()
+    assert "has a trained gate" in page
+    assert f"dsnet calibrate {out}" in page
+    assert "dsnet gate" not in page
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    for more in ([], ["--no-gate"]):
+        assert main([*words, "--resume", *more]) == 0
+        assert f"{out} is finished, its gate included: nothing is left to train" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+    (out / "gated").unlink()
+    assert main([*words, "--resume", "--no-gate"]) == 0
+    assert f"`dsnet gate {out}`" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr("dsnet.cli.transfer.train_gate", interrupted)
+        assert main([*words, "--resume"]) == 130
+    told = capsys.readouterr().err
+    assert f"saved: {out / 'final'}" in told
+    assert "the same command and --resume" in told
     assert main([*words, "--resume"]) == 0  # the network is there: its gate alone
     assert load_checkpoint(out, "gated").data["gate"]["start"] is None
+
+
+def interrupted(*arguments: object, **settings: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_gate_that_is_stopped_says_what_is_kept(
+    first: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dsnet.cli.gate.train_gate", interrupted)
+    assert main(["gate", str(first)]) == 130
+    assert "nothing of this gate is saved" in capsys.readouterr().err
 
 
 def test_what_the_command_cannot_do(
@@ -178,6 +231,14 @@ def test_what_the_command_cannot_do(
     assert "has no trained gate to begin with" in capsys.readouterr().err
     assert main([*words, str(first), "--set", "batch=x", "--out", str(tmp_path / "x")]) == 2
     assert "whole number" in capsys.readouterr().err
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "a").symlink_to(folder / "train" / "digit0")
+    alone = ["transfer", str(first), "--data", str(tmp_path / "own"), "--out", str(tmp_path / "x")]
+    assert main(alone) == 2
+    assert "has one class (a); telling apart takes at least two" in capsys.readouterr().err
+    assert main([*words, str(first), "--gate-set", "epoch=1", "--out", str(tmp_path / "x")]) == 2
+    assert "did you mean epochs" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
 
 
 def test_small_images_are_resized_to_those_of_the_run(first: Path, tmp_path: Path) -> None:

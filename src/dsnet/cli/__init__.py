@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import dsnet
 from dsnet.cli import (
@@ -24,7 +26,8 @@ from dsnet.cli import (
     train,
     transfer,
 )
-from dsnet.errors import DsnetError
+from dsnet.cli.live import CLEARED
+from dsnet.errors import DsnetError, DsnetWarning
 
 __all__ = ["build_parser", "main"]
 
@@ -77,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × still gets the table
-    args = build_parser().parse_args(argv)
     try:
-        status: int = args.run_command(args)
+        args = build_parser().parse_args(argv)
+        with _plain_warnings():
+            status: int = args.run_command(args)
     except DsnetError as error:
         print(f"dsnet: {error}", file=sys.stderr)
         return 2
@@ -93,3 +97,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("dsnet: stopped", file=sys.stderr)
         return 130
     return status
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Meanwhile our own warnings are lines like all others, without a file and a line of code."""
+    before = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if not issubclass(category, DsnetWarning):
+            return before(message, category, filename, lineno, line)
+        return f"{CLEARED if sys.stderr.isatty() else ''}warning: {message}\n"
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before

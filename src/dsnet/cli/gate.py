@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from dsnet.cli.live import LiveWatch
+from dsnet.cli.train import write_page_again
 from dsnet.report.text import bar, table
 from dsnet.routing.config import GateConfig
 from dsnet.routing.run import GateOutcome, train_gate
@@ -67,15 +68,25 @@ def run(args: argparse.Namespace) -> int:
             else "\n".join(f"{k}={_plain(v)}" for k, v in plain.items())
         )
         return 0
-    outcome = train_gate(
-        args.run,
-        config,
-        name=args.name,
-        save_as=args.save_as,
-        device=args.device,
-        resume=args.resume,
-        watch=LiveWatch(quiet=args.json),
-    )
+    try:
+        outcome = train_gate(
+            args.run,
+            config,
+            name=args.name,
+            save_as=args.save_as,
+            device=args.device,
+            resume=args.resume,
+            watch=LiveWatch(quiet=args.json),
+        )
+    except KeyboardInterrupt:  # what is kept in memory has no steps to stop after
+        print(
+            f"Stopped; nothing of this gate is saved, {args.run} is as it was. "
+            "The same command trains it from the beginning.",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGINT
+    if outcome.done and outcome.first and outcome.name == "gated":
+        write_page_again(args.run)
     return tell(outcome, as_json=args.json)
 
 

@@ -12,7 +12,9 @@ from dsnet.cli.progress import progress
 from dsnet.training.evaluate import RouteResult
 from dsnet.training.loop import Watch
 
-__all__ = ["LiveWatch"]
+__all__ = ["CLEARED", "LiveWatch"]
+
+CLEARED = "\r\033[2K"  # takes away the line that moves
 
 
 class LiveWatch(Watch):
@@ -70,10 +72,10 @@ class LiveWatch(Watch):
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be redrawn
-        print(f"\r\033[2K{text[:width]}", end="", file=sys.stderr, flush=True)
+        print(f"{CLEARED}{text[:width]}", end="", file=sys.stderr, flush=True)
 
     def _say(self, text: str) -> None:
-        print(f"\r\033[2K{text}" if self.live else text, file=sys.stderr, flush=True)
+        print(f"{CLEARED}{text}" if self.live else text, file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

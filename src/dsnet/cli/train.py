@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dsnet.cli.live import LiveWatch
 from dsnet.data.survey import Survey, survey
+from dsnet.detection.config import DetectConfig
 from dsnet.detection.recipes import DETECTORS
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
@@ -20,13 +21,17 @@ from dsnet.recipes.own import recipe_for
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import bar, human, table
 from dsnet.report.training import before_text, training_page
+from dsnet.routing.monitor import GateReport
+from dsnet.training.checkpoint import load_checkpoint
 from dsnet.training.config import TrainConfig
-from dsnet.training.estimate import estimate, step_cost
-from dsnet.training.folder import read_config, read_recipe
-from dsnet.training.run import Outcome, pick_device, train
-from dsnet.training.settings import keys_of, override, parse_assignments, to_plain
+from dsnet.training.estimate import estimate, image_size, step_cost
+from dsnet.training.folder import read_config, read_plain
+from dsnet.training.results import Outcome, read_outcome
+from dsnet.training.run import pick_device, train
+from dsnet.training.settings import check_kind, from_plain, keys_of, override, parse_assignments, to_plain
+from dsnet.training.transfer import check_start
 
-__all__ = ["add_command", "resolve_recipe", "tell"]
+__all__ = ["add_command", "resolve_recipe", "tell", "write_page_again"]
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -87,7 +92,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def resolve_recipe(name: str, settings: list[str], data: str | None = None) -> TrainConfig:
     """The configuration of a recipe by name or file, on other data, changed by ``key=value`` settings."""
     if name.endswith(".json"):
-        config = read_recipe(Path(name))
+        plain = read_plain(Path(name))
+        told = f"{name} is a recipe for a detector: dsnet detect train {name}"
+        check_kind(plain, TrainConfig, DetectConfig, told)
+        config = from_plain(TrainConfig, plain)
     elif (Path(name) / "recipe.json").is_file():
         raise DsnetError(f"{name} is the folder of a run; its recipe is {Path(name) / 'recipe.json'}")
     elif Path(name).is_dir() and name not in list_recipes():
@@ -118,11 +126,13 @@ def run(args: argparse.Namespace) -> int:
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
     if first and not args.resume and not (folder / "last").is_file():
         found = found or survey(config.data.name, config.data.root)
+        found.check()
+        if config.start is not None:
+            check_start(model, config.start, image_size(config, model, found))
         if not args.json:
             print(before_text(config, found, estimate(config, model, found)), file=sys.stderr, flush=True)
     outcome = train(config, folder, resume=args.resume, watch=LiveWatch(quiet=args.json))
-    listed = None if found is None else found.images + found.test
-    return tell(outcome, config, as_json=args.json, listed=listed)
+    return tell(outcome, config, as_json=args.json)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -175,11 +185,8 @@ def _own_settings(args: argparse.Namespace) -> tuple[TrainConfig, Survey]:
     return override(config, changes), found
 
 
-def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool, listed: int | None = None) -> int:
-    """Prints what a run came to and writes its page; the exit status.
-
-    ``listed`` is how many images there were before damaged ones were left out.
-    """
+def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
+    """Prints what a run came to and writes its page; the exit status."""
     if not outcome.first:
         return 0
     ending = outcome.ending
@@ -193,15 +200,27 @@ def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool, listed: int | 
         print((outcome.folder / "results.json").read_text(encoding="utf-8"), end="")
     else:
         print(_results(outcome, config))
-    report = _write_page(outcome, config, listed)
+    report = _write_page(outcome, config)
     print(f"Report: {report}", file=sys.stdout if ending.done and not as_json else sys.stderr)
     return 0 if ending.done else 128 + (ending.signal or signal.SIGINT)
 
 
-def _write_page(outcome: Outcome, config: TrainConfig, listed: int | None) -> Path:
-    lines = (outcome.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    report = outcome.folder / "report.html"
-    text = training_page(outcome, config, [json.loads(line) for line in lines], listed=listed)
+def write_page_again(folder: Path) -> None:
+    """Brings the page of a finished run up to date, where it has one: a gate may have been trained since."""
+    outcome = read_outcome(folder)
+    if outcome is not None and (folder / "report.html").is_file():
+        _write_page(outcome, read_config(folder))
+
+
+def _write_page(outcome: Outcome, config: TrainConfig) -> Path:
+    folder = outcome.folder
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    gates: list[GateReport] = []
+    if (folder / "gated").is_file():
+        saved = load_checkpoint(folder, "gated")
+        gates = [GateReport.from_dict(plain) for plain in saved.data.get("gate_reports", ())]
+    report = folder / "report.html"
+    text = training_page(outcome, config, [json.loads(line) for line in lines], gates=gates)
     report.write_text(text, encoding="utf-8")
     return report
 

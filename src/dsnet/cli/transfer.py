@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from dsnet.cli import gate as gate_command
 from dsnet.cli import train as train_command
 from dsnet.cli.live import LiveWatch
+from dsnet.data.survey import survey
 from dsnet.errors import DsnetError
 from dsnet.routing.config import GateConfig
 from dsnet.routing.run import train_gate
@@ -65,23 +68,53 @@ def run(args: argparse.Namespace) -> int:
     gated = saved.data.get("gate") is not None
     if args.gate_transfer and not gated:
         raise DsnetError(f"{args.run} has no trained gate to begin with: `dsnet gate {args.run}` trains one")
-    config = _config(args, saved)
-    folder = args.out or args.run.with_name(f"{args.run.name}-{Path(args.data).name}")
+    config, wanted = _config(args, saved), _gate(args, saved)
+    folder: Path = args.out or args.run.with_name(f"{args.run.name}-{Path(args.data).name}")
     finished = args.resume and (folder / "final").is_file()
+    if finished and (wanted is None or (folder / "gated").is_file()):
+        print(_nothing_left(folder))
+        return 0
     if not finished:
+        survey(config.data.name, config.data.root).check()
         outcome = train(config, folder, resume=args.resume, watch=LiveWatch())
         status = train_command.tell(outcome, config, as_json=False)
         if status or not outcome.first:
             return status
-    if args.no_gate or not (gated or args.gate_set):
-        return 0
+    return 0 if wanted is None else _train_gate(folder, wanted, config.run.device, resume=finished)
+
+
+def _gate(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
+    """The settings of the gate; none where none is to be trained."""
+    if args.no_gate or (saved.data.get("gate") is None and not args.gate_set):
+        return None
     changes = {**gate_like(saved), **parse_assignments(args.gate_set)}
     if args.gate_transfer:
         changes["start"] = str(args.run)
-    found = train_gate(
-        folder, override(GateConfig(), changes), device=config.run.device, resume=finished, watch=LiveWatch()
-    )
+    return override(GateConfig(), changes)
+
+
+def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
+    kept = f"The network is finished and saved: {folder / 'final'}."
+    try:
+        found = train_gate(folder, config, device=device, resume=resume, watch=LiveWatch())
+    except KeyboardInterrupt:  # what is kept in memory has no steps to stop after
+        print(
+            f"Stopped while the gate was trained. {kept} Train the gate with the same command and --resume.",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGINT
+    if not found.done:
+        print(kept, file=sys.stderr)
+    elif found.first:
+        train_command.write_page_again(folder)
     return gate_command.tell(found, as_json=False)
+
+
+def _nothing_left(folder: Path) -> str:
+    if (folder / "gated").is_file():
+        told = f"{folder} is finished, its gate included: nothing is left to train."
+        return f"{told} Next: dsnet calibrate {folder}"
+    return f"{folder} is finished: nothing is left to train. `dsnet gate {folder}` would train a gate."
 
 
 def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dsnet.data.source import Crops
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, DsnetWarning
 
 __all__ = [
     "Damage",
@@ -63,7 +63,7 @@ class Damage:
         if len(self.reasons) > self.limit:
             first = ", ".join(list(self.reasons)[:5])
             raise DsnetError(f"more than {self.limit} images cannot be read, the first: {first}")
-        warnings.warn(f"skipped {name}: {reason}", stacklevel=3)
+        warnings.warn(f"skipped {name}: {reason}", DsnetWarning, stacklevel=3)
 
 
 def pillow() -> Any:  # noqa: ANN401  (a module)

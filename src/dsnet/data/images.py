@@ -31,6 +31,7 @@ class ImageSet:
     labels: Tensor
     classes: tuple[str, ...]
     resize: int | None = None  # pixels a side that batches are given out with; none: as the images lie
+    damaged: int = 0  # images that could not be read and are not among these
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:

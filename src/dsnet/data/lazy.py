@@ -66,6 +66,11 @@ class LazySet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def damaged(self) -> int:
+        """Images that could not be read, of those that were looked at so far."""
+        return len(self.damage.reasons)
+
     def to(self, device: torch.device | str) -> Self:
         """The same set, its batches on a device."""
         return replace(self, device=torch.device(device))

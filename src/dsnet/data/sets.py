@@ -119,7 +119,8 @@ def _made(name: str, listing: Listing, wanted: Wanted, *, size: int = 128) -> Im
             ratio=wanted.ratio,
         )
     images, at = decode_all(listing.items, size, ratio=wanted.ratio)
-    return ImageSet(name=name, images=images, labels=listing.labels[at], classes=classes)
+    damaged = len(listing.items) - len(at)
+    return ImageSet(name=name, images=images, labels=listing.labels[at], classes=classes, damaged=damaged)
 
 
 def _in_folder(name: str, folder: Path, split: Split) -> Listing:

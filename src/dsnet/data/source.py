@@ -55,6 +55,10 @@ class Source(Protocol):
         """[N]: where the images are, or on the CPU where they are decoded on demand."""
 
     @property
+    def damaged(self) -> int:
+        """Images that could not be read, as far as is known."""
+
+    @property
     def crops_in_workers(self) -> bool:
         """Whether `batches` takes crops; a set in memory does not, its views are made on the device."""
 

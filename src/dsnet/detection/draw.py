@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import colorsys
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dsnet.data.decode import open_image, pillow
+from dsnet.data.find import find_images
 from dsnet.detection.metrics import Detections
 
-__all__ = ["colour_of", "draw_boxes", "drawn"]
+__all__ = ["colour_of", "draw_boxes", "drawn", "drawn_names"]
 
 
 def colour_of(number: int) -> tuple[int, int, int]:
@@ -48,3 +50,31 @@ def drawn(source: str | Path, found: Detections, classes: Sequence[str]) -> Any:
         pen.rectangle((x, y, x + width + 4, y + height + 4), fill=colour)
         pen.text((x + 2, y + 1), text, fill="white", font=font)
     return image
+
+
+def drawn_names(given: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Where every image with its boxes goes, by its path: under a folder, as it lies in what was given.
+
+    Of several folders each has one of its own. Names that would meet get a number.
+    """
+    drawn: dict[str, Path] = {}
+    seen: set[str] = set()
+    folders = [name for name in given if os.path.isdir(name)]
+    for name in given:
+        inside = Path(os.path.abspath(name)).name if len(folders) > 1 and name in folders else ""
+        found = find_images([name])
+        if name in folders:
+            base = name
+        else:  # a file, or what a pattern found
+            base = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])
+        for path in found:
+            if os.path.abspath(path) in seen:
+                continue
+            seen.add(os.path.abspath(path))
+            place = folder / inside / os.path.relpath(path, base)
+            target, number = place.with_suffix(".png"), 1
+            while target in drawn.values():
+                number += 1
+                target = place.with_name(f"{place.stem}-{number}.png")
+            drawn[path] = target
+    return drawn

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from dsnet.data.augment import normalise
 from dsnet.data.source import divided
 from dsnet.detection.augment import whole
 from dsnet.detection.found import detections_of
 from dsnet.detection.fssd import Answers, Detector
 from dsnet.detection.metrics import Detections, Rule, mean_precision
 from dsnet.detection.pictures import Pictures, Progress
-from dsnet.detection.saved import Prepared
+from dsnet.detection.prepare import Prepared, prepare
 from dsnet.routes import Route
 
-__all__ = ["DetectionResult", "answered", "evaluate_detector", "prepare"]
+__all__ = ["DetectionResult", "answered", "evaluate_detector"]
 
 RULES: tuple[Rule, ...] = ("voc2007", "voc2010", "coco")
 
@@ -47,10 +46,17 @@ class DetectionResult:
             "taken": {str(route): count for route, count in self.taken.items()},
         }
 
-
-def prepare(images: Tensor, prepared: Prepared) -> Tensor:
-    """Values in [0, 255] [B, 3, size, size] as the network wants them."""
-    return normalise(images, prepared.mean, prepared.std)
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
+        return cls(
+            route=plain["route"],
+            madds=plain["madds"],
+            mean=dict(plain["map"]),
+            classes=dict(plain["classes"]),
+            images=plain["images"],
+            taken={int(route): count for route, count in plain["taken"].items()},
+        )
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from dsnet.models.twin import plain_cost
 from dsnet.routes import Route, Slice
 from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
 
-__all__ = ["Answers", "Detector", "FssdTable", "RoutedAnswers", "rows"]
+__all__ = ["Answers", "Detector", "FssdTable", "RoutedAnswers", "rows", "unfit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,17 @@ class FssdTable:
             raise DsnetError(f"strides must rise, the finest first, not {self.strides}")
         if min(self.project, *self.strides, *self.pyramid) < 1:
             raise DsnetError(f"strides and channels must be at least 1: {self}")
+
+
+def unfit(network: Supernet, table: FssdTable) -> str | None:
+    """Why a detector cannot stand on a network; none: it can."""
+    if len(network.gates) != 1:
+        return f"it has {len(network.gates)} gates, not one"
+    there = network.feature_shapes(0)
+    missing = [str(stride) for stride in table.strides if stride not in there]
+    if missing:
+        return f"it has no features of stride {', '.join(missing)}, only of {', '.join(map(str, there))}"
+    return None
 
 
 class Answers(NamedTuple):
@@ -87,10 +98,8 @@ class Detector(nn.Module):
                 "a detector is built on a supernet with one gate (ds_mbnet, ds_mbnet_plus, mbnet), "
                 f"not on {name}"
             )
-        missing = [stride for stride in table.strides if stride not in network.feature_shapes(0)]
-        if missing:
-            there = ", ".join(map(str, network.feature_shapes(0)))
-            raise DsnetError(f"{network.name} has no features of stride {missing[0]}; possible: {there}")
+        if (why := unfit(network, table)) is not None:
+            raise DsnetError(f"{network.name}: {why}")
         self.network, self.table, self.classes = network, table, classes
         keys, widest = len(network.space), network.feature_shapes(network.space.largest)
         weight = network.head.classifier.weight

@@ -24,6 +24,7 @@ from dsnet.routing.losses import complexity_penalty, sgs_loss, sgs_targets
 from dsnet.training.joint import gumbel_one_hot
 from dsnet.training.loop import Watch
 from dsnet.training.optim import set_learning_rate
+from dsnet.training.records import LossBuffer
 from dsnet.training.seeds import seeded
 
 __all__ = ["GateTraining", "gate_terms", "mixed"]
@@ -78,20 +79,31 @@ class GateTraining:
             for parameter in module.parameters()
         ]
 
-    def train(self, epoch: Epoch, steps: int, watch: Watch) -> None:
-        """So many steps an epoch, of its batches."""
+    def train(
+        self,
+        epoch: Epoch,
+        steps: int,
+        watch: Watch,
+        said: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        """So many steps an epoch, of its batches; ``said`` hears what every epoch paid."""
         gate = self.config.gate
         optimizer = SGD(self.parameters, lr=gate.lr, momentum=0.9, nesterov=True)
         noise = seeded(self.config.run.seed, "gate", device=self.device)
         for number in range(gate.epochs):
             set_learning_rate(optimizer, gate.lr * gate.decay**number)
-            for x, boxes in watch.progress(f"gate, epoch {number + 1}: batch", epoch(number), steps):
+            losses = LossBuffer()
+            batches = watch.progress(f"gate, epoch {number + 1}: batch", epoch(number), steps)
+            for place, (x, boxes) in enumerate(batches):
                 terms = self.terms(x, boxes, noise)
                 weights = {"target": gate.target, "complexity": gate.complexity, "sgs": gate.sgs}
                 optimizer.zero_grad()
                 total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
                 total.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+                losses.add(number * steps + place, terms)
+            paid = ", ".join(f"{name} {value:.3f}" for name, value in losses.means().items())
+            said(f"gate, epoch {number + 1} of {gate.epochs}: {paid}")
         self.detector.requires_grad_(True)
 
     def terms(self, x: Tensor, boxes: Boxes, noise: torch.Generator) -> dict[str, Tensor]:

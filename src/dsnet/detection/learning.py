@@ -17,10 +17,11 @@ from dsnet.data.policies import to_device
 from dsnet.detection.augment import Draws, changed, draw_changes, whole
 from dsnet.detection.calibrate import recalibrate_detector
 from dsnet.detection.config import BoxOptim, DetectConfig
-from dsnet.detection.evaluate import DetectionResult, evaluate_detector, prepare
+from dsnet.detection.evaluate import DetectionResult, evaluate_detector
 from dsnet.detection.loss import Targets, targets_in
 from dsnet.detection.passes import GraphedPasses, Passes
 from dsnet.detection.pictures import Boxes, Pictures
+from dsnet.detection.prepare import prepare
 from dsnet.detection.saved import SavedDetector, save_detector
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
@@ -100,9 +101,7 @@ class DetectorTraining:
             while self.step < self.steps and not request:
                 losses.add(self.step, self.learn(*self.ready()))
                 self.step += 1
-                epoch = (self.step - 1) // self.epoch_steps
-                self.watch.stepped(self.step, epoch, config.optim.batch)
-                if self.step % config.run.log_every == 0 or self.step == self.steps:
+                if self.step % config.run.log_every == 0 or self.step % self.epoch_steps == 0:
                     values = losses.means()
                     seconds = time.monotonic() - begun
                     values["images_per_s"] = (self.step - at) * config.optim.batch / seconds
@@ -113,6 +112,8 @@ class DetectorTraining:
                     if begun - kept > 60 * config.run.save_minutes:
                         self.save("last", optimizer=True)
                         kept = time.monotonic()
+                epoch = (self.step - 1) // self.epoch_steps
+                self.watch.stepped(self.step, epoch, config.optim.batch)
             losses.means()  # else a diverged network would take the place of a good one
             self.save("last", optimizer=True)
         finally:

@@ -18,10 +18,10 @@ from dsnet.data.decode import THREADS, DamagedError, open_image, pillow
 from dsnet.data.policies import to_device
 from dsnet.data.source import channel_statistics, divided
 from dsnet.detection.metrics import Truth
-from dsnet.detection.voc import Annotated, DetectionSet, Problem, read_voc
+from dsnet.detection.voc import Annotated, DetectionSet, Problem, read_voc, wrong_size
 from dsnet.errors import DsnetError
 
-__all__ = ["Boxes", "Pictures", "load_pictures", "read_splits", "stretched"]
+__all__ = ["Boxes", "Pictures", "load_pictures", "read_splits", "shrunk", "stretched"]
 
 MOST = 100  # images that may be damaged
 
@@ -62,6 +62,7 @@ class Pictures:
     boxes: Boxes
     truths: tuple[Truth, ...]  # boxes as shares of the image, difficult ones marked
     paths: tuple[Path, ...]
+    listed: int = 0  # images that were asked for, with those that cannot be used
 
     def __len__(self) -> int:
         return len(self.images)
@@ -83,8 +84,13 @@ class Pictures:
 def stretched(source: str | bytes, side: int) -> tuple[Tensor, tuple[int, int]]:
     """An image as a square [3, side, side] in bytes, and its true width and height."""
     image = open_image(source)
+    return shrunk(image, side), (image.width, image.height)
+
+
+def shrunk(image: Any, side: int) -> Tensor:  # noqa: ANN401  (an image of Pillow, which is optional)
+    """An image in RGB as a square [3, side, side] in bytes."""
     small = image.resize((side, side), pillow().Resampling.BILINEAR, reducing_gap=2.0)
-    return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1), (image.width, image.height)
+    return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1)
 
 
 def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = None) -> DetectionSet:
@@ -96,6 +102,8 @@ def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = N
     for place in places:
         *inside, split = place.split("/")
         parts.append((Path(root).joinpath(*inside), split))
+    if classes is None and len(parts) == 1:
+        return read_voc(*parts[0])
     if classes is None:  # of all of them together
         classes = sorted({name for where, split in parts for name in read_voc(where, split).classes})
     read = [read_voc(where, split, classes=classes) for where, split in parts]
@@ -103,6 +111,7 @@ def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = N
         classes=tuple(classes),
         items=tuple(item for part in read for item in part.items),
         problems=tuple(problem for part in read for problem in part.problems),
+        listed=sum(part.listed for part in read),
     )
 
 
@@ -144,6 +153,7 @@ def load_pictures(
         boxes=_padded(truths),
         truths=truths,
         paths=tuple(item.image for item in items),
+        listed=annotated.listed,
     )
     return pictures, tuple(problems)
 
@@ -161,17 +171,11 @@ def _in_order(pool: ThreadPoolExecutor, items: Sequence[Annotated], side: int) -
 
 def _decoded(item: Annotated, side: int) -> Tensor | str:
     try:
-        image, (width, height) = stretched(str(item.image), side)
+        image, shown = stretched(str(item.image), side)
     except DamagedError as error:
         return str(error)
-    if (width, height) != (item.width, item.height):
-        if (height, width) == (item.width, item.height):
-            return (
-                f"it is shown turned (EXIF), as {width} × {height} pixels, and its boxes are for "
-                f"{height} × {width}: turn the file itself or take the tag off"
-            )
-        return f"it has {width} × {height} pixels, not {item.width} × {item.height} as its boxes say"
-    return image
+    wrong = wrong_size(shown, item.width, item.height)
+    return image if wrong is None else wrong
 
 
 def _shares(item: Annotated) -> Truth:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from dsnet.data.decode import THREADS, DamagedError
 from dsnet.data.source import divided
-from dsnet.detection.augment import whole
-from dsnet.detection.evaluate import answered, prepare
+from dsnet.detection.evaluate import answered
 from dsnet.detection.found import detections_of
 from dsnet.detection.metrics import Detections
-from dsnet.detection.pictures import Boxes, stretched
+from dsnet.detection.pictures import stretched
+from dsnet.detection.prepare import inputs_of
 from dsnet.detection.saved import SavedDetector
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
@@ -118,10 +118,7 @@ def _find(
     detector, prepared = saved.detector, saved.prepared
     device = detector.norm.weight.device
     pixels = torch.stack([image.pixels for image in images]).to(device)
-    nothing = Boxes(torch.zeros(len(images), 1, 4), torch.full((len(images), 1), -1)).to(device)
-    x, _ = whole(pixels, nothing, prepared.size, prepared.mean)
-    x = prepare(x, prepared)
-    answers, taken = answered(detector, x, only)
+    answers, taken = answered(detector, inputs_of(pixels, prepared), only)
     boxes = detections_of(answers.offsets, answers.logits, detector.priors(prepared.size), score=score)
     madds = {number: detector.cost(number, prepared.size).madds() for number in set(taken)}
     return [(own, number, madds[number]) for own, number in zip(boxes, taken, strict=True)]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from dsnet.detection.config import DetectConfig
+from dsnet.detection.counts import Counted, ahead_text, count_boxes, plural, unfilled
 from dsnet.detection.evaluate import DetectionResult
-from dsnet.detection.fssd import Detector
+from dsnet.detection.fssd import Detector, unfit
 from dsnet.detection.gate import GateTraining
 from dsnet.detection.learning import DetectorTraining
 from dsnet.detection.pictures import Pictures, load_pictures, read_splits
 from dsnet.detection.saved import Prepared, SavedDetector, detector_of
 from dsnet.detection.voc import Problem
 from dsnet.errors import DsnetError
-from dsnet.models import Supernet, create_model
+from dsnet.models import Supernet, create_model, list_models
 from dsnet.routes import evenly
 from dsnet.routing.config import GateConfig
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
@@ -28,13 +30,25 @@ from dsnet.training.loop import Ending, Watch
 from dsnet.training.run import pick_device
 from dsnet.training.seeds import seeded
 from dsnet.training.settings import from_plain, to_plain
-from dsnet.training.transfer import start_from, trained_on
+from dsnet.training.transfer import checkpoint_of, start_from, trained_on
 
-__all__ = ["PROBLEMS", "DetectionOutcome", "make_detector", "open_pictures", "train_detector"]
+__all__ = [
+    "PROBLEMS",
+    "RESULTS",
+    "DetectionOutcome",
+    "check_networks",
+    "make_detector",
+    "open_pictures",
+    "planned_network",
+    "tell_problems",
+    "train_detector",
+]
 
 SHOWN = 16  # routes that are evaluated at the end, at most
+TOLD = 5  # problems with files that are told one by one
 MEMORY = 0.4  # of a GPU's free memory that images may take
 PROBLEMS = "problems.txt"  # of a run: what is wrong with files
+RESULTS = "results.json"  # of a run that is finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +61,38 @@ class DetectionOutcome:
     results: tuple[DetectionResult, ...] = ()  # routes, then the gate; none where the run was stopped
     problems: tuple[Problem, ...] = ()
     tested: tuple[Path, ...] = ()  # the test images
+    train: Counted | None = None  # none: the run was finished before
+    test: Counted | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all has come to its end, the gate too."""
+        return self.ending.done and bool(self.results)
 
 
 def train_detector(
-    config: DetectConfig, folder: Path, *, resume: bool = False, watch: Watch | None = None
+    config: DetectConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    said: Callable[[str], None] = lambda message: None,
 ) -> DetectionOutcome:
-    """Trains into a folder: ``last`` while it trains, ``final`` with statistics, ``gated`` with a gate."""
+    """Trains into a folder: ``last`` while it trains, ``final`` with statistics, ``gated`` with a gate.
+
+    ``said`` hears what is about to be trained, and when statistics, figures and the gate begin. A finished
+    run that is resumed is left as it is.
+    """
     watch = watch or Watch()
     if not config.data.root:
         raise DsnetError("where are the images? Give data.root: a folder in VOC's layout")
     device = pick_device(config.run.device)
     with locked(folder):
         saved = _begin(folder, config, resume=resume, watch=watch)
+        if saved is not None and (finished := _finished(folder, config, saved)) is not None:
+            return finished
+        if saved is None:
+            check_networks(config)
         train, test, problems = open_pictures(config, device, watch)
         found = make_detector(config, train, saved, folder)
         if config.gate.epochs:  # a wrong one would be told at the end else
@@ -66,33 +100,81 @@ def train_detector(
         training = DetectorTraining(config, found, train, folder, device, watch)
         if saved is not None:
             training.restore(saved)
+        (folder / RESULTS).unlink(missing_ok=True)  # what is there is not finished
         _write_config(folder, config)
         if problems:
             text = "".join(f"{problem.file}: {problem.what}\n" for problem in problems)
             (folder / PROBLEMS).write_text(text, encoding="utf-8")
+        counts = count_boxes(train), count_boxes(test)
+        said(ahead_text(config, *counts, routes=len(found.detector.network.space)))
         with stop_on_signals(watch.told) as request:  # later signals act at once: what was trained is saved
             ending = training.run(request)
-        if not ending.done:
-            return DetectionOutcome(folder=folder, ending=ending, classes=train.classes, problems=problems)
-        space = found.detector.network.space
-        routes = [space[at] for at in evenly(len(space), SHOWN)]
-        training.calibrate()
-        training.save("final")
-        results = list(training.evaluate(test, routes))
-        if config.gate.epochs and len(routes) > 1:
-            gate = GateTraining(config, found, training.precision)
-            gate.train(training.epoch_for_gate, -(-len(train) // config.gate.batch), watch)
-            training.save("gated", {"gate": to_plain(config.gate)})
-            results += training.evaluate(test, [None])
-        _write_results(folder, config, train.classes, results)
-        return DetectionOutcome(
+        outcome = DetectionOutcome(
             folder=folder,
             ending=ending,
             classes=train.classes,
-            results=tuple(results),
             problems=problems,
             tested=test.paths,
+            train=counts[0],
+            test=counts[1],
         )
+        if not ending.done or ending.signal is not None:
+            return outcome
+        try:
+            results = _finish(config, training, test, watch, said)
+        except KeyboardInterrupt:
+            return replace(outcome, ending=replace(ending, signal=signal.SIGINT))
+        _write_results(folder, config, train.classes, results)
+        return replace(outcome, results=tuple(results))
+
+
+def _finish(
+    config: DetectConfig,
+    training: DetectorTraining,
+    test: Pictures,
+    watch: Watch,
+    said: Callable[[str], None],
+) -> list[DetectionResult]:
+    """What comes after training: statistics, figures of routes, the gate and its figures."""
+    space, images = training.detector.network.space, len(training.train)
+    routes = [space[at] for at in evenly(len(space), SHOWN)]
+    said(
+        f"Statistics of {plural(len(space), 'route')}, from "
+        f"{plural(min(config.data.calibration, images), 'training image')}"
+    )
+    training.calibrate()
+    training.save("final")
+    said(f"Figures of {plural(len(routes), 'route')}, on {plural(len(test), 'test image')}")
+    results = []
+    for result in training.evaluate(test, routes):
+        said(f"route {result.route}: mAP {100 * result.mean['voc2007']:.1f} (VOC 2007)")
+        results.append(result)
+    if config.gate.epochs and len(routes) > 1:
+        gate = GateTraining(config, training.found, training.precision)
+        said(f"The gate, between {plural(len(gate.routes), 'route')}: {plural(config.gate.epochs, 'epoch')}")
+        gate.train(training.epoch_for_gate, -(-images // config.gate.batch), watch, said)
+        training.save("gated", {"gate": to_plain(config.gate)})
+        results += training.evaluate(test, [None])
+        said(f"gate: mAP {100 * results[-1].mean['voc2007']:.1f} (VOC 2007)")
+    return results
+
+
+def _finished(folder: Path, config: DetectConfig, saved: Checkpoint) -> DetectionOutcome | None:
+    """What a run came to that has nothing left to do; another gate would be."""
+    steps = saved.data.get("steps")
+    if saved.data["step"] != steps or not (folder / RESULTS).is_file():
+        return None
+    if to_plain(_read_config(folder))["gate"] != to_plain(config)["gate"]:
+        return None
+    try:
+        plain = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        results = tuple(DetectionResult.from_dict(result) for result in plain["results"])
+        classes = tuple(plain["classes"])
+    except (OSError, ValueError, KeyError, TypeError):  # half a file: it is made again
+        return None
+    return DetectionOutcome(
+        folder=folder, ending=Ending(step=steps, steps=steps), classes=classes, results=results
+    )
 
 
 def open_pictures(
@@ -110,10 +192,7 @@ def open_pictures(
         )
         problems += damaged
         found.append(_placed(pictures, device))
-    for problem in problems[:5]:
-        watch.told(f"{problem.file}: {problem.what}")
-    if len(problems) > 5:
-        watch.told(f"and {len(problems) - 5} more problems with files: {PROBLEMS} of the run lists them")
+    tell_problems(problems, f"{PROBLEMS} of the run lists them", watch.told)
     shared = set(found[0].paths) & set(found[1].paths)
     if shared:
         watch.told(f"{len(shared)} images are in both splits, as {sorted(shared)[0]}: figures mean little")
@@ -121,8 +200,16 @@ def open_pictures(
         if bool((pictures.boxes.classes < 0).all()):
             raise DsnetError(f"{data.root}, {split}: there is no box that is not marked as difficult")
     if len(found[0]) < config.optim.batch:
-        raise DsnetError(f"{len(found[0])} training images do not fill a batch of {config.optim.batch}")
+        raise DsnetError(unfilled(len(found[0]), config.optim.batch))
     return found[0], found[1], problems
+
+
+def tell_problems(problems: Sequence[Problem], rest: str, told: Callable[[str], None]) -> None:
+    """The first of them, and where the rest is."""
+    for problem in problems[:TOLD]:
+        told(f"{problem.file}: {problem.what}")
+    if len(problems) > TOLD:
+        told(f"and {len(problems) - TOLD} more problems with files: {rest}")
 
 
 def _placed(pictures: Pictures, device: torch.device) -> Pictures:
@@ -143,16 +230,53 @@ def _begin(folder: Path, config: DetectConfig, *, resume: bool, watch: Watch) ->
     if "last" not in kept:
         watch.told(f"there is no checkpoint in {folder} to go on from: starting anew")
         return None
-    try:
-        plain = json.loads((folder / "recipe.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DsnetError(f"{folder / 'recipe.json'} cannot be read: {error}") from error
-    before, now = to_plain(from_plain(DetectConfig, plain)), to_plain(config)
+    before, now = to_plain(_read_config(folder)), to_plain(config)
     changed = [key for key in now if key not in ("run", "gate") and before[key] != now[key]]
     changed += ["run.seed"] * (before["run"]["seed"] != now["run"]["seed"])
     if changed:
         raise DsnetError(f"{folder} was started with other settings of {', '.join(changed)}")
     return load_checkpoint(folder, "last")
+
+
+def _read_config(folder: Path) -> DetectConfig:
+    try:
+        plain = json.loads((folder / "recipe.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DsnetError(f"{folder / 'recipe.json'} cannot be read: {error}") from error
+    return from_plain(DetectConfig, plain)
+
+
+def planned_network(config: DetectConfig) -> Supernet:
+    """The network of a run, without weights."""
+    network = create_model(config.model, device="meta", **config.options)
+    if not isinstance(network, Supernet):
+        raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
+    return network
+
+
+def check_networks(config: DetectConfig) -> None:
+    """Raises where the network, or the one to start from, cannot carry the detector."""
+    network = planned_network(config)
+    if (why := unfit(network, config.table)) is not None:
+        raise DsnetError(f"{config.model} cannot carry this detector: {why}; {_fit(config)}")
+    if config.start is None:
+        return
+    theirs = checkpoint_of(config.start).model()
+    if (why := unfit(theirs, config.table)) is not None:
+        raise DsnetError(
+            f"start={config.start} holds {theirs.name}, which cannot carry this detector: {why}; "
+            f"{_fit(config)}. Train one of them with `dsnet train`, or begin with none: start=none"
+        )
+
+
+def _fit(config: DetectConfig) -> str:
+    """The networks that can carry the detector, in words."""
+    found = []
+    for name in list_models("supernet"):
+        network = create_model(name, device="meta")
+        if isinstance(network, Supernet) and unfit(network, config.table) is None:
+            found.append(name)
+    return f"these can: {', '.join(found) or 'none'}"
 
 
 def make_detector(
@@ -190,4 +314,4 @@ def _write_results(
         "size": config.data.size,
         "results": [result.to_dict() for result in results],
     }
-    (folder / "results.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    (folder / RESULTS).write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dsnet.detection.fssd import Detector, FssdTable
+from dsnet.detection.prepare import Prepared, prepare_images
 from dsnet.errors import DsnetError
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from dsnet.training.settings import from_plain, to_plain
@@ -18,14 +19,6 @@ __all__ = ["Prepared", "SavedDetector", "detector_of", "load_detector", "save_de
 GROUP = "detector"
 
 
-class Prepared(NamedTuple):
-    """How images are made ready: their side, and mean and deviation of every channel."""
-
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
 class SavedDetector(NamedTuple):
     """A detector in eval mode, what it finds, and how its images are made ready."""
 
@@ -33,6 +26,15 @@ class SavedDetector(NamedTuple):
     classes: tuple[str, ...]
     prepared: Prepared
     checkpoint: Checkpoint
+
+    def prepare(self, images: Any) -> Tensor:  # noqa: ANN401  (what users have)
+        """Images as the detector takes them: [B, 3, size, size] on its device.
+
+        One image, or a list of them, of any sizes: paths, images of Pillow, arrays [H, W, 3] or tensors
+        [3, H, W] of bytes or of values in 0…1. They are stretched and normalised as `dsnet detect predict`
+        does it.
+        """
+        return prepare_images(images, self.prepared, self.detector.norm.weight.device)
 
 
 def save_detector(

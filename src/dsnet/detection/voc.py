@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dsnet.data.decode import pillow
 from dsnet.detection.metrics import Truth
 from dsnet.errors import DsnetError
 
-__all__ = ["VOC_CLASSES", "Annotated", "DetectionSet", "Problem", "read_voc"]
+__all__ = ["VOC_CLASSES", "Annotated", "DetectionSet", "Problem", "read_voc", "shown_size", "wrong_size"]
 
 VOC_CLASSES = (
     "aeroplane",
@@ -71,6 +72,7 @@ class DetectionSet:
     classes: tuple[str, ...]
     items: tuple[Annotated, ...]
     problems: tuple[Problem, ...] = field(default=())
+    listed: int = 0  # images that were asked for, with those that cannot be used
 
     def __str__(self) -> str:
         counts = Counter(int(number) for item in self.items for number in item.truth.classes)
@@ -121,7 +123,7 @@ def read_voc(
         )
         for file in read
     )
-    return DetectionSet(classes=known, items=items, problems=tuple(problems))
+    return DetectionSet(classes=known, items=items, problems=tuple(problems), listed=len(names))
 
 
 def _names(root: Path, split: str | None, problems: list[Problem]) -> list[str]:
@@ -178,6 +180,9 @@ def _read(root: Path, name: str, problems: list[Problem]) -> _File | None:
         what = "has no image in JPEGImages" if image is None else f"says that the image is {width} × {height}"
         problems.append(Problem(path, f"{what}; it is left out"))
         return None
+    if (wrong := wrong_size(shown_size(image), width, height)) is not None:  # its boxes mean nothing then
+        problems.append(Problem(image, f"{wrong}; the image is left out"))
+        return None
     boxes, labels, difficult = [], [], []
     for label, corners, hard in found:
         kept = np.clip(corners, 0, [width, height, width, height])
@@ -193,6 +198,30 @@ def _read(root: Path, name: str, problems: list[Problem]) -> _File | None:
         problems.append(Problem(path, "has no box; the image is kept"))
     found_boxes = np.array(boxes, dtype=np.float64).reshape(-1, 4)
     return _File(path, image, width, height, found_boxes, labels, np.array(difficult, dtype=bool))
+
+
+def shown_size(image: Path) -> tuple[int, int] | None:
+    """Width and height as an image is shown, by its header; none: it cannot be read."""
+    images = pillow()
+    try:
+        with images.open(image) as opened:
+            turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of orientation: on its side
+            width, height = opened.size
+    except (OSError, ValueError, SyntaxError, images.DecompressionBombError):
+        return None
+    return (height, width) if turned else (width, height)
+
+
+def wrong_size(shown: tuple[int, int] | None, width: int, height: int) -> str | None:
+    """What is wrong where an image has another size than its boxes say."""
+    if shown is None or shown == (width, height):
+        return None
+    if shown == (height, width):
+        return (
+            f"it is shown turned (EXIF), as {height} × {width} pixels, and its boxes are for "
+            f"{width} × {height}: turn the file itself or take the tag off"
+        )
+    return f"it has {shown[0]} × {shown[1]} pixels, not {width} × {height} as its boxes say"
 
 
 def _object(entry: ET.Element) -> tuple[str, NDArray[np.float64], bool]:

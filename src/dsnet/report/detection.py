@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsnet.detection.counts import Counted, plural
 from dsnet.detection.draw import drawn
 from dsnet.detection.evaluate import DetectionResult
 from dsnet.detection.predict import Found
+from dsnet.detection.voc import Problem
 from dsnet.report.page import bar_chart, escape, page
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import human
@@ -18,6 +20,10 @@ from dsnet.report.text import human
 __all__ = ["detection_page"]
 
 WIDE = 640  # pixels of an image on the page
+FEW_IMAGES = 100  # to train with, below which little can be learnt
+FEW_BOXES = 20  # of a class
+FEW_TESTED = 100  # test images, below which figures are rough
+LISTED = 50  # problems with files on the page
 RULES = {"voc2007": "mAP 2007", "voc2010": "mAP 2010", "coco": "COCO"}
 
 
@@ -27,8 +33,12 @@ def detection_page(
     classes: Sequence[str],
     results: Sequence[DetectionResult],
     examples: Sequence[Found],
+    *,
+    train: Counted | None = None,
+    test: Counted | None = None,
+    problems: Sequence[Problem] = (),
 ) -> str:
-    """The page of a run that has come to its end."""
+    """The page of a run that has come to its end; with its images' counts it says what to think of them."""
     routes = [result for result in results if result.route is not None]
     gate = next((result for result in results if result.route is None), None)
     largest, shown = routes[-1], gate or routes[-1]
@@ -51,8 +61,10 @@ def detection_page(
         )
     run = shlex.quote(str(folder))
     at = "" if gate is not None else f" --route {largest.route}"
+    notes = [] if train is None or test is None else _notes(train, test, problems)
     body = [
         f"<p>{text}</p>",
+        *(["<h2>Look at this first</h2>", _noted(notes)] if notes else []),
         "<h2>Precision against cost</h2>",
         _plot(routes, gate),
         _table(results),
@@ -62,6 +74,7 @@ def detection_page(
         ),
         "<h2>Test images</h2>",
         *(_example(found, classes) for found in examples),
+        *(["<h2>Problems with files</h2>", _problems(problems)] if problems else []),
         "<h2>What to do next</h2>",
         f"<pre><code>{escape(f'dsnet detect predict {run} photos --draw found{at}')}</code></pre>"
         "<p>Boxes in your own images, as a table and drawn; --out boxes.jsonl writes them down.</p>",
@@ -69,6 +82,48 @@ def detection_page(
         "<p>The same figures on other images.</p>",
     ]
     return page(title, "\n".join(body))
+
+
+def _notes(train: Counted, test: Counted, problems: Sequence[Problem]) -> list[str]:
+    """What looks wrong, in words."""
+    notes = []
+    for name, part in (("training", train), ("test", test)):
+        if part.listed > part.images:
+            notes.append(
+                f"{part.listed - part.images:,} of {plural(part.listed, f'{name} image')} could not be used "
+                "and took no part: Problems with files, below, says why."
+            )
+    if problems and train.listed == train.images and test.listed == test.images:
+        notes.append(f"There are {plural(len(problems), 'problem')} with files, below.")
+    if train.images < FEW_IMAGES:
+        notes.append(
+            f"{plural(train.images, 'training image')} are few: collect more of them before anything else."
+        )
+    few = [name for name, count in train.boxes.items() if count < FEW_BOXES]
+    if few:
+        named = ", ".join(few[:5]) + ", …" * (len(few) > 5)
+        notes.append(
+            f"{len(few)} of {len(train.boxes)} classes "
+            f"{'has' if len(few) == 1 else 'have'} fewer than {FEW_BOXES} boxes to train with ({named})."
+        )
+    unseen = [name for name, count in test.boxes.items() if not count]
+    if unseen:
+        named = ", ".join(unseen[:5]) + ", …" * (len(unseen) > 5)
+        notes.append(f"No test image shows {named}: the figures do not say how well that is found.")
+    if test.images < FEW_TESTED:
+        notes.append(f"With {plural(test.images, 'test image')} every figure here is a rough one.")
+    return notes
+
+
+def _noted(notes: Sequence[str]) -> str:
+    return f'<div class="notes">{"".join(f"<p>{escape(note)}</p>" for note in notes)}</div>'
+
+
+def _problems(problems: Sequence[Problem]) -> str:
+    shown = "".join(f"<li>{escape(str(file))}: {escape(what)}</li>" for file, what in problems[:LISTED])
+    more = len(problems) - LISTED
+    rest = f"<p>And {more:,} more, in problems.txt beside this page.</p>" if more > 0 else ""
+    return f"<ul>{shown}</ul>{rest}"
 
 
 def _plot(routes: Sequence[DetectionResult], gate: DetectionResult | None) -> str:

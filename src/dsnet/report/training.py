@@ -12,9 +12,10 @@ from dsnet.data.survey import Survey
 from dsnet.report.page import bar_chart, escape, page
 from dsnet.report.plot import Point, accuracy_plot, line_plot
 from dsnet.report.text import human, roughly
+from dsnet.routing.monitor import GateReport
 from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import Estimate
-from dsnet.training.run import Images, Outcome
+from dsnet.training.results import Images, Outcome
 
 __all__ = ["before_text", "training_page"]
 
@@ -56,25 +57,27 @@ def before_text(config: TrainConfig, found: Survey, ahead: Estimate) -> str:
 
 
 def training_page(
-    outcome: Outcome, config: TrainConfig, metrics: Metrics, *, listed: int | None = None
+    outcome: Outcome, config: TrainConfig, metrics: Metrics, *, gates: Sequence[GateReport] = ()
 ) -> str:
     """The page of a run that has come to its end or was stopped.
 
-    ``metrics`` are the lines of ``metrics.jsonl``; ``listed`` is how many images there were before damaged
-    ones were left out.
+    ``metrics`` are the lines of ``metrics.jsonl``; ``gates`` is what the run's gates did with held-out
+    images, where Stage II has trained them.
     """
     assert outcome.images is not None
     checks = [line for line in metrics if "score" in line]
     trend = _trend(checks, outcome.images.held_out)
-    notes = _notes(outcome, outcome.images, listed)
+    notes = _notes(outcome, outcome.images)
     body = [_summary(outcome, config, outcome.images)]
     if notes:
         body.append("<h2>Look at this first</h2>")
         body.append(f'<div class="notes">{"".join(f"<p>{escape(note)}</p>" for note in notes)}</div>')
     if outcome.test:
         body += ["<h2>Accuracy against cost</h2>", _routes(outcome)]
+        body += _gates(gates)
         body += _classes(outcome, outcome.images)
-    body += ["<h2>What to do next</h2>", *map(_advised, _advice(outcome, config, trend))]
+    advice = _advice(outcome, config, trend, gated=bool(gates) or outcome.gated is not None)
+    body += ["<h2>What to do next</h2>", *map(_advised, advice)]
     body += _training(metrics, checks)
     return page(_title(outcome, config), "\n".join(body))
 
@@ -124,6 +127,19 @@ def _routes(outcome: Outcome) -> str:
     return f'{accuracy_plot("", curves)}<div class="wide"><table>{header}{rows}</table></div>'
 
 
+def _gates(gates: Sequence[GateReport]) -> list[str]:
+    if not gates:
+        return []
+    count = "a trained gate" if len(gates) == 1 else f"{len(gates)} trained gates"
+    parts = [f"<h2>The gate</h2><p>The checkpoint <code>gated</code> of this run has {count}.</p>"]
+    for report in gates:
+        total = sum(report.taken.values())
+        which = "It" if len(gates) == 1 else f"Gate {report.gate}"
+        shares = ", ".join(f"{choice}: {count / total:.0%}" for choice, count in report.taken.items())
+        parts.append(f"<p>{which} decides for {total:,} held-out images, choice by choice: {shares}.</p>")
+    return parts
+
+
 def _classes(outcome: Outcome, images: Images) -> list[str]:
     found = outcome.classes
     if found is None:
@@ -165,7 +181,7 @@ def _training(metrics: Metrics, checks: Metrics) -> list[str]:
 
 
 # --- what to think of it ------------------------------------------------------------------------------
-def _notes(outcome: Outcome, images: Images, listed: int | None) -> list[str]:
+def _notes(outcome: Outcome, images: Images) -> list[str]:
     """What looks wrong, in words."""
     notes = []
     if _lost(outcome, images):
@@ -187,11 +203,8 @@ def _notes(outcome: Outcome, images: Images, listed: int | None) -> list[str]:
             f"Classes have from {min(images.counts)} to {max(images.counts)} training images: rare ones are "
             "learnt worse than the accuracy says."
         )
-    damaged = images.damaged
-    if damaged is None and listed is not None:
-        damaged = listed - sum(images.counts) - images.test
-    if damaged:
-        notes.append(f"{_count(damaged, 'image')} could not be read and took no part.")
+    if images.damaged:
+        notes.append(f"{_count(images.damaged, 'image')} could not be read and took no part.")
     if images.test < 100:
         notes.append(f"With {_count(images.test, 'test image')} every accuracy here is a rough one.")
     if images.held_out == 0:
@@ -232,7 +245,7 @@ class _Advice(NamedTuple):
     why: str
 
 
-def _advice(outcome: Outcome, config: TrainConfig, rises: float | None) -> list[_Advice]:
+def _advice(outcome: Outcome, config: TrainConfig, rises: float | None, *, gated: bool) -> list[_Advice]:
     assert outcome.images is not None
     run = shlex.quote(str(outcome.folder))
     recipe = shlex.quote(str(outcome.folder / "recipe.json"))
@@ -245,12 +258,12 @@ def _advice(outcome: Outcome, config: TrainConfig, rises: float | None) -> list[
         )
     ]
     if len(outcome.test) > 1:
-        advice += _routing(outcome, run, recipe)
+        advice += _routing(outcome, run, recipe, gated=gated)
     advice += _longer(outcome, config, recipe, rises)
     return advice
 
 
-def _routing(outcome: Outcome, run: str, recipe: str) -> list[_Advice]:
+def _routing(outcome: Outcome, run: str, recipe: str, *, gated: bool) -> list[_Advice]:
     assert outcome.images is not None
     if outcome.images.held_out == 0:
         out = shlex.quote(f"{outcome.folder}-held")
@@ -267,7 +280,7 @@ def _routing(outcome: Outcome, run: str, recipe: str) -> list[_Advice]:
         "Trains the gate, so that easy images take cheap routes. The weights stay as they are.",
     )
     return [
-        *([] if outcome.gated is not None else [gate]),
+        *([] if gated else [gate]),
         _Advice(f"dsnet calibrate {run}", "Finds the settings for every budget, on held-out images."),
         _Advice(
             f"dsnet evaluate {run} --routed --plot routers.html",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,12 @@ class GateReport:
     def static(self) -> bool:
         """Whether (nearly) all images got the same choice."""
         return max(self.taken.values()) >= STATIC * sum(self.taken.values())
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """From what `to_dict` gave."""
+        taken = {int(choice): count for choice, count in data["taken"].items()}
+        return cls(gate=data["gate"], taken=taken, entropy=data["entropy"], information=data["information"])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types)."""

@@ -16,7 +16,7 @@ from dsnet.models.geometry import Geometry
 from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput
-from dsnet.runtime.backends import Executable, Writing
+from dsnet.runtime.backends import Casting, Executable, Writing
 from dsnet.runtime.batches import Division
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, canonical
@@ -134,7 +134,8 @@ class Runner:
         first = self.executables.get(sizes[0])
         pieces = list(zip(*(_pieces(x, sizes) for x in inputs), strict=True))
         if isinstance(first, Writing) and sum(sizes) == images:
-            whole = tuple(inputs[0].new_empty(images, *shape[1:]) for shape in first.shapes)
+            kinds = zip(first.shapes, first.dtypes, strict=True)
+            whole = tuple(inputs[0].new_empty(images, *shape[1:], dtype=dtype) for shape, dtype in kinds)
             found = zip(*(_pieces(output, sizes) for output in whole), strict=True)
             for size, piece, output in zip(sizes, pieces, found, strict=True):
                 cast(Writing, self.executables[size]).into(piece, output)
@@ -215,10 +216,14 @@ class Engine:
     merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
     keyed: bool = field(init=False)  # whether some parts take the number of each image's history
     image_shape: tuple[int, int, int] = field(init=False)
+    takes: torch.dtype = field(init=False)  # images as
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keyed", any(runner.by_history for runner in self.runners.values()))
         object.__setattr__(self, "image_shape", (self.geometry.channels, *self.image_size))
+        front = self.runners.get(())
+        first = None if front is None else next(iter(front.executables.values()), None)
+        object.__setattr__(self, "takes", first.takes if isinstance(first, Casting) else self.precision)
 
     @property
     def name(self) -> str:
@@ -272,7 +277,7 @@ class Engine:
         """Prefix and first gate."""
         self._check_mode(mode)
         self.check_images(x)
-        features, scores = self._run((), x.to(self.precision))
+        features, scores = self._run((), x.to(self.takes))
         earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if self.keyed else None
         return Scored(features, scores, 0, earlier)
 

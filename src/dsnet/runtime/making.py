@@ -14,7 +14,7 @@ from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed, Router
 from dsnet.runtime.asked import Ended, any_number, widened
-from dsnet.runtime.backends import Backend, Executable, Joining, get_backend, list_backends
+from dsnet.runtime.backends import Backend, Executable, Joining, Rounding, get_backend, list_backends
 from dsnet.runtime.choose import choose_backend
 from dsnet.runtime.detecting import DetectorPlan, answers_of
 from dsnet.runtime.detector_parts import pack_detector, split_detector
@@ -176,6 +176,8 @@ def _parts(
     backend: Backend,
 ) -> tuple[dict[History, Part], End | None]:
     """All parts, and what is behind them for images of all choices at once."""
+    if isinstance(backend, Rounding):
+        precision = backend.weights
     if isinstance(model, Detector):
         if memory == "shared":
             raise DsnetError("memory='shared' is for networks alone; a detector's parts are packed")

@@ -117,7 +117,7 @@ def _calls(
 ) -> dict[str, Callable[[], object]]:
     shape = (several * batch, engine.geometry.channels, *engine.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    pieces = torch.split(images.to(engine.device, engine.precision), batch)
+    pieces = torch.split(images.to(engine.device, engine.takes), batch)
     space = engine.space
     routed: list[Callable[[], object]]
     if cascade is not None:

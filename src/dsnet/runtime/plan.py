@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsnet.counts import human
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, DsnetWarning
 from dsnet.models.gated import Decide, greedy
 from dsnet.routes import Route
 from dsnet.routing.router import Routed, Router
@@ -62,9 +62,8 @@ class Plan:
             paying = self.break_even()
             object.__setattr__(self, "paying", paying)
             if paying.least != paying.times[0].batch:
-                warnings.warn(
-                    f"{paying}\nWhere it does not pay, route {paying.single.number} runs.", stacklevel=4
-                )
+                told = f"{paying}\nWhere it does not pay, route {paying.single.number} runs."
+                warnings.warn(told, DsnetWarning, stacklevel=4)
 
     def __call__(self, x: Tensor, route: Route | int | None = None) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes], at one route or, without one, routed."""

@@ -57,6 +57,7 @@ def make_ways(
     space, place = engine.space, engine.device
     shape = (batch, engine.geometry.channels, *engine.image_size)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, engine.precision)
+    own = x.to(engine.takes)  # the same images as the plan takes them
     several = batches_for(mix, batch)
     drawn = _batches(decisions(mix.shares, several * batch), batch)
     routes = [[space.resolve(number) for number in numbers] for numbers in drawn]
@@ -65,24 +66,24 @@ def make_ways(
         for numbers in _batches(decisions(mix.cascade.answered, several * batch), batch)
     ]
     calls: dict[str, Callable[[], object]] = {
-        "full": lambda: engine.run_route(x, space.largest),
-        "gated": _one_by_one([functools.partial(mixed(engine, own), x) for own in routes]),
-        "cascade": _cascades(engine, x, mix.cascade.routes, levels),
+        "full": lambda: engine.run_route(own, space.largest),
+        "gated": _one_by_one([functools.partial(mixed(engine, taken), own) for taken in routes]),
+        "cascade": _cascades(engine, own, mix.cascade.routes, levels),
     }
     # On a GPU many of those that a stream joins: the answers of one are taken while the next runs, and only
     # the last one's answers are waited for.
     joined = 1 if engine.graphed is None else 16
     streamed = max(2, joined, joined * together(engine) // batch)
-    calls["stream"] = _streamed(engine, x, mix, streamed)
+    calls["stream"] = _streamed(engine, own, mix, streamed)
     backend = get_backend(engine.backend)
     for number in sorted({*mix.shares, mix.cascade.routes[0]}):
-        alone = _ready(backend, extract(model, number, image_size=engine.image_size), x)
+        alone = _ready(backend, extract(model, number, image_size=engine.image_size), x, own)
         calls[f"alone {number}"] = _recorded(engine, alone)
     if batch == 1:  # what leaves the cache when another network runs is no matter of a plan
         calls["in turn"] = _one_by_one([calls[f"alone {number}"] for (number,) in drawn])
     if twin is not None:
-        calls["twin"] = _recorded(engine, functools.partial(twin.run, x))
-    calls |= _suffixes(engine, x, mix.cascade)
+        calls["twin"] = _recorded(engine, functools.partial(twin.run, own))
+    calls |= _suffixes(engine, own, mix.cascade)
     # Last: torch's threads wait busily for a while, on the cores that a backend's need.
     at = torch.tensor([others.places[number] for number in drawn[0]], device=place)
     for way, network in (("slicing", others.sliced), ("indexing", others.indexed)):
@@ -234,6 +235,7 @@ def _finish(engine: Engine, states: Mapping[History, Any], choices: tuple[int, .
     return engine.finish_from(dict(states), choices)
 
 
-def _ready(backend: Backend, module: nn.Module, x: Tensor) -> Callable[[], object]:
+def _ready(backend: Backend, module: nn.Module, x: Tensor, own: Tensor) -> Callable[[], object]:
+    """A module for images like these, on the same ones as the backend takes them."""
     module = module.to(x.device, x.dtype).eval().requires_grad_(False)
-    return functools.partial(backend.convert(module, x)(x), x)
+    return functools.partial(backend.convert(module, x)(x), own)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dsnet.errors import DsnetError
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.settings import from_plain, to_plain
 
-__all__ = ["begin", "locked", "read_config", "write_config"]
+__all__ = ["begin", "locked", "read_config", "read_plain", "write_config"]
 
 # What may differ when a run goes on: where and how often, not what is learnt.
 FREE = {
@@ -24,11 +25,12 @@ FREE = {
 
 def read_config(folder: Path) -> TrainConfig:
     """The configuration that a run in ``folder`` was started with."""
-    return read_recipe(folder / "recipe.json", f"{folder} holds no run: it has no recipe.json")
+    data = read_plain(folder / "recipe.json", f"{folder} holds no run: it has no recipe.json")
+    return from_plain(TrainConfig, data)
 
 
-def read_recipe(path: Path, missing: str | None = None) -> TrainConfig:
-    """A configuration from a JSON file."""
+def read_plain(path: Path, missing: str | None = None) -> dict[str, Any]:
+    """The keys and values of a recipe's JSON file, unchecked."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -37,7 +39,7 @@ def read_recipe(path: Path, missing: str | None = None) -> TrainConfig:
         raise DsnetError(f"{path} is no JSON: {error}") from error
     if not isinstance(data, dict):
         raise DsnetError(f"{path} holds no settings: a recipe is an object of keys and values")
-    return from_plain(TrainConfig, data)
+    return data
 
 
 def write_config(folder: Path, config: TrainConfig) -> None:
@@ -54,15 +56,54 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows has none
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DsnetError(
-                f"another process works in {folder} now; wait for it, or choose another folder"
-            ) from None
-        yield
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    lock = folder / ".lock"
+    while True:
+        with _opened(lock) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise DsnetError(
+                    f"another process works in {folder} now; wait for it, or choose another folder"
+                ) from None
+            if not _is_at(file, lock):  # its folder was removed meanwhile: it keeps nobody out
+                continue
+            try:
+                yield
+            finally:
+                if folder in made:
+                    _remove_unused(lock, made)
+            return
+
+
+def _opened(lock: Path) -> IO[str]:
+    """The open lock, its folder made; another process may remove that between the two."""
+    for _ in range(99):
+        with suppress(FileNotFoundError, FileExistsError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            return lock.open("w")
+    lock.parent.mkdir(parents=True, exist_ok=True)  # what is in the way every time is told
+    return lock.open("w")
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether the open file is still the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(lock: Path, folders: list[Path]) -> None:
+    """Removes folders, inner ones first, that hold nothing but the lock; called while it is held."""
+    try:
+        if [path.name for path in lock.parent.iterdir()] != [lock.name]:
+            return
+        lock.unlink()
+        for folder in folders:
+            folder.rmdir()
+    except OSError:  # gone, or in use by another process since
+        return
 
 
 def begin(

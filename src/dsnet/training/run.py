@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,13 +23,14 @@ from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
 from dsnet.training.checkpoint import Checkpoint, save_checkpoint
 from dsnet.training.config import TrainConfig
-from dsnet.training.evaluate import ClassResults, Confusion, GatedResult, RouteResult, evaluate_gated
+from dsnet.training.evaluate import Confusion, RouteResult, evaluate_gated
 from dsnet.training.folder import begin, locked, read_config, write_config
 from dsnet.training.interrupt import stop_on_signals
 from dsnet.training.joint import JointTask
 from dsnet.training.loop import Ending, Loop, Watch
 from dsnet.training.ranks import Ranks, joined
 from dsnet.training.recalibrate import recalibrate
+from dsnet.training.results import Images, Outcome, results_of
 from dsnet.training.seeds import seeded
 from dsnet.training.settings import to_plain
 from dsnet.training.stage1 import Stage1Task, initialise_alone
@@ -51,32 +52,6 @@ __all__ = [
 
 SHOWN = 32  # routes at most that a finished run is judged by
 MOST_CLASSES = 2000  # up to here it is told which ones are taken for which
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """What a run was trained and tested on."""
-
-    classes: tuple[str, ...]
-    counts: tuple[int, ...]  # training images of every class, those held out among them
-    held_out: int
-    test: int
-    size: int  # pixels a side
-    damaged: int | None  # that could not be read; none: they were left out when the images were decoded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a run came to."""
-
-    folder: Path
-    ending: Ending
-    first: bool = True  # whether this is the process that reports
-    held_out: tuple[tuple[RouteResult | None, RouteResult], ...] = ()  # before and after re-calibration
-    test: tuple[RouteResult, ...] = ()
-    gated: GatedResult | None = None  # on the test split, where the gates were trained too
-    classes: ClassResults | None = None  # the largest route's, on the test split
-    images: Images | None = None
 
 
 def train(
@@ -262,12 +237,7 @@ def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
         images=_images(loop, test),
     )
     if loop.ranks.first:
-        results = {
-            "held_out": [[None if b is None else asdict(b), asdict(a)] for b, a in outcome.held_out],
-            "test": [{**asdict(r), "accuracy": r.accuracy} for r in tested],
-            "gated": None if gated is None else {**asdict(gated), "accuracy": gated.accuracy},
-            "classes": None if classes is None else asdict(classes),
-        }
+        results = results_of(outcome)
         data = {**loop.data, "results": results}
         save_checkpoint(loop.folder, "final", model, step=ending.step, data=data)
         (loop.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -286,14 +256,13 @@ def _images(loop: Loop, test: Source) -> Images:
     """What the run had, held-out images among the training images again."""
     train, held = loop.train, loop.held_out
     labels = train.labels if held is None else torch.cat([train.labels, held.labels])
-    damaged = [len(part.damage.reasons) for part in (train, test) if isinstance(part, LazySet)]
     return Images(
         classes=train.classes,
         counts=tuple(labels.bincount(minlength=len(train.classes)).tolist()),
         held_out=0 if held is None else len(held),
         test=len(test),
         size=test.size,
-        damaged=sum(damaged) if damaged else None,
+        damaged=sum(part.damaged for part in (train, test)),
     )
 
 

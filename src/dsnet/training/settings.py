@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from dsnet.errors import DsnetError
 
-__all__ = ["from_plain", "keys_of", "override", "parse_assignments", "to_plain"]
+__all__ = ["check_kind", "from_plain", "keys_of", "override", "parse_assignments", "to_plain"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,13 @@ def from_plain(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
     if missing:
         raise DsnetError(f"the settings lack {', '.join(missing)}")
     return cls(**values)
+
+
+def check_kind(data: Mapping[str, Any], own: type[Any], other: type[Any], told: str) -> None:
+    """Raises, with what is ``told``, where plain data has keys that only settings of class ``other`` have."""
+    strange = set(data) - set(_types(own))
+    if strange and strange <= set(_types(other)):
+        raise DsnetError(told)
 
 
 def keys_of(cls: type[Any], path: str = "") -> Iterator[tuple[str, Any]]:

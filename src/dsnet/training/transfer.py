@@ -10,7 +10,7 @@ from dsnet.models import Supernet
 from dsnet.training.checkpoint import Checkpoint, load_classifier
 from dsnet.training.teacher import Channels
 
-__all__ = ["channels_of", "checkpoint_of", "routing_from", "start_from", "trained_on"]
+__all__ = ["channels_of", "check_start", "checkpoint_of", "routing_from", "start_from", "trained_on"]
 
 ROUTING = ".routing."  # in the names of routing heads
 CLASSIFIER = "head.classifier."
@@ -35,15 +35,15 @@ def trained_on(saved: Checkpoint, run: str | Path) -> dict[str, Any]:
 
 def start_from(model: Supernet, run: str | Path) -> Checkpoint:
     """Gives a network all weights of a run's but its classifier and routing heads; the run's checkpoint."""
-    saved = checkpoint_of(run)
-    _check_network(model, saved, run)
-    own, theirs = model.state_dict(), saved.tensors["model"]
-    wanted = [name for name in own if ROUTING not in name and not name.startswith(CLASSIFIER)]
-    for name in wanted:
-        if name not in theirs or theirs[name].shape != own[name].shape:
-            raise DsnetError(f"{run} does not fit {model.name} with these options: {name} has another shape")
-    model.load_state_dict({**own, **{name: theirs[name] for name in wanted}})
+    saved = _fitting(model, run)
+    theirs = saved.tensors["model"]
+    model.load_state_dict({**model.state_dict(), **{name: theirs[name] for name in _taken(model)}})
     return saved
+
+
+def check_start(model: Supernet, run: str | Path, size: int) -> None:
+    """Raises where a network, which may be on the meta device, cannot begin with a run on such images."""
+    channels_of(_fitting(model, run), run, size)
 
 
 def routing_from(model: Supernet, run: str | Path) -> None:
@@ -70,6 +70,22 @@ def channels_of(saved: Checkpoint, run: str | Path, size: int) -> Channels:
             f"data.size={known['size']}, as `dsnet transfer` does where none is given"
         )
     return tuple(known["mean"]), tuple(known["std"])
+
+
+def _taken(model: Supernet) -> list[str]:
+    """Names of what is taken over from another run."""
+    return [name for name in model.state_dict() if ROUTING not in name and not name.startswith(CLASSIFIER)]
+
+
+def _fitting(model: Supernet, run: str | Path) -> Checkpoint:
+    """The checkpoint of a run to begin with; raises where the network does not fit it."""
+    saved = checkpoint_of(run)
+    _check_network(model, saved, run)
+    own, theirs = model.state_dict(), saved.tensors["model"]
+    for name in _taken(model):
+        if name not in theirs or theirs[name].shape != own[name].shape:
+            raise DsnetError(f"{run} does not fit {model.name} with these options: {name} has another shape")
+    return saved
 
 
 def _check_network(model: Supernet, saved: Checkpoint, run: str | Path) -> None:

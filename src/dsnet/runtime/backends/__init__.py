@@ -5,12 +5,25 @@ from __future__ import annotations
 from dsnet.runtime.backends.base import (
     Apart,
     Backend,
+    Casting,
     Executable,
     Joining,
     Reading,
+    Rounding,
     Writing,
     get_backend,
     list_backends,
 )
 
-__all__ = ["Apart", "Backend", "Executable", "Joining", "Reading", "Writing", "get_backend", "list_backends"]
+__all__ = [
+    "Apart",
+    "Backend",
+    "Casting",
+    "Executable",
+    "Joining",
+    "Reading",
+    "Rounding",
+    "Writing",
+    "get_backend",
+    "list_backends",
+]

@@ -14,7 +14,18 @@ from dsnet.errors import DsnetError
 if TYPE_CHECKING:
     from dsnet.runtime.ragged.network import Ragged
 
-__all__ = ["Apart", "Backend", "Executable", "Joining", "Reading", "Writing", "get_backend", "list_backends"]
+__all__ = [
+    "Apart",
+    "Backend",
+    "Casting",
+    "Executable",
+    "Joining",
+    "Reading",
+    "Rounding",
+    "Writing",
+    "get_backend",
+    "list_backends",
+]
 
 MODULES = {
     "eager": "dsnet.runtime.backends.eager",
@@ -38,9 +49,17 @@ class Writing(Executable, Protocol):
     """One that can write into memory that it is given."""
 
     shapes: tuple[tuple[int, ...], ...]  # of what it gives
+    dtypes: tuple[torch.dtype, ...]
 
     def into(self, inputs: Sequence[Tensor], found: Sequence[Tensor]) -> None:
         """Runs it and writes what it gives into these."""
+
+
+@runtime_checkable
+class Casting(Executable, Protocol):
+    """One that takes numbers of another precision than it computes in."""
+
+    takes: torch.dtype
 
 
 @runtime_checkable
@@ -75,6 +94,13 @@ class Backend(Protocol):
 
     def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Executable]:
         """What makes executables of a module for inputs of one image or more, each like what it is given."""
+
+
+@runtime_checkable
+class Rounding(Backend, Protocol):
+    """A backend that rounds weights itself."""
+
+    weights: torch.dtype  # as it takes them
 
 
 @runtime_checkable
