@@ -59,6 +59,7 @@ def drawn_names(given: Sequence[str], folder: Path) -> dict[str, Path]:
     """
     drawn: dict[str, Path] = {}
     seen: set[str] = set()
+    taken: set[Path] = set()
     folders = [name for name in given if os.path.isdir(name)]
     for name in given:
         inside = Path(os.path.abspath(name)).name if len(folders) > 1 and name in folders else ""
@@ -73,8 +74,9 @@ def drawn_names(given: Sequence[str], folder: Path) -> dict[str, Path]:
             seen.add(os.path.abspath(path))
             place = folder / inside / os.path.relpath(path, base)
             target, number = place.with_suffix(".png"), 1
-            while target in drawn.values():
+            while target in taken:
                 number += 1
                 target = place.with_name(f"{place.stem}-{number}.png")
+            taken.add(target)
             drawn[path] = target
     return drawn

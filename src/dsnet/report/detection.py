@@ -15,9 +15,9 @@ from dsnet.detection.predict import Found
 from dsnet.detection.voc import Problem
 from dsnet.report.page import bar_chart, escape, page
 from dsnet.report.plot import Point, accuracy_plot
-from dsnet.report.text import human
+from dsnet.report.text import bar, human, table
 
-__all__ = ["detection_page"]
+__all__ = ["detection_page", "detection_table"]
 
 WIDE = 640  # pixels of an image on the page
 FEW_IMAGES = 100  # to train with, below which little can be learnt
@@ -156,3 +156,27 @@ def _example(found: Found, classes: Sequence[str]) -> str:
         f'<figure><img style="max-width:100%" alt="{alt}" src="data:image/jpeg;base64,{source}">'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def detection_table(results: Sequence[DetectionResult]) -> str:
+    """Routes and gate with their precision, for a terminal."""
+    largest = max(result.madds for result in results)
+    kinds = list(results[0].classes)
+    shown = kinds if len(kinds) <= 5 else []
+    rows = [
+        [
+            "gate" if result.route is None else str(result.route),
+            human(round(result.madds)),
+            bar(result.madds, largest),
+            *(f"{100 * result.mean[rule]:.1f}" for rule in ("voc2007", "voc2010", "coco")),
+            *(f"{100 * result.classes[kind]:.1f}" for kind in shown),
+        ]
+        for result in results
+    ]
+    header = ["route", "MAdds", "cost", "mAP 2007", "mAP 2010", "COCO", *shown]
+    text = table(header, rows, left=("cost",))
+    gate = results[-1]
+    if gate.route is None:
+        taken = ", ".join(f"{count} at {route}" for route, count in gate.taken.items())
+        text += f"\n\nThe gate ran {taken}."
+    return text

@@ -216,7 +216,7 @@ class Engine:
     merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
     keyed: bool = field(init=False)  # whether some parts take the number of each image's history
     image_shape: tuple[int, int, int] = field(init=False)
-    takes: torch.dtype = field(init=False)  # images as
+    takes: torch.dtype = field(init=False)  # the precision of images
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keyed", any(runner.by_history for runner in self.runners.values()))

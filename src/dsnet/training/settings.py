@@ -143,6 +143,8 @@ def _convert(kind: Any, value: Any, path: str) -> Any:  # noqa: ANN401  (types a
         return from_plain(kind, value, f"{path}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise DsnetError(f"{path} must be a finite number, not {value}")
+    if tuple[str, ...] in _members(kind):
+        value = _texts(value)
     if _fits(kind, value):
         return _tuples(value)
     if _fits_float(kind, value):
@@ -153,6 +155,16 @@ def _convert(kind: Any, value: Any, path: str) -> Any:  # noqa: ANN401  (types a
 def _tuples(value: Any) -> Any:  # noqa: ANN401
     """Lists, as JSON has them, and lists in them as tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _texts(value: Any) -> Any:  # noqa: ANN401
+    """A list of texts as people write one: with commas, and some may look like numbers."""
+    if isinstance(value, str):
+        return tuple(text.strip() for text in value.split(",") if text.strip())
+    some = value if isinstance(value, list | tuple) else (value,)
+    if all(isinstance(one, str | int) and not isinstance(one, bool) for one in some):
+        return tuple(map(str, some))
+    return value
 
 
 def _members(kind: Any) -> tuple[Any, ...]:  # noqa: ANN401  (a type)
