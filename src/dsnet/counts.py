@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 
 __all__ = ["CONVENTIONS", "Convention", "Cost", "Shape", "human"]
 
@@ -62,7 +62,7 @@ class Cost:
             return self.layers + self.pools
         if convention == "all":
             return self.layers + self.pools + self.routing + self.attention
-        raise DsnetError(f"unknown convention {convention!r}; possible: {', '.join(CONVENTIONS)}")
+        raise DsnetError(f"unknown convention {shorten(convention)}; possible: {', '.join(CONVENTIONS)}")
 
 
 def human(count: float) -> str:

@@ -12,6 +12,7 @@ space, so a number means the same thing in norm keys, decisions, histograms and 
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = ["Route", "RouteSpace", "Slice", "evenly", "thirds"]
 
@@ -111,7 +112,12 @@ class RouteSpace(Sequence[Route]):
         if {len(route.choices) for route in self.routes} != {self.gates}:
             raise DsnetError(f"all routes of {self.name!r} must have one choice per gate")
         # Gates decide one by one, so every combination of their choices can come up.
-        if sorted(route.choices for route in self.routes) != list(itertools.product(*self.choices)):
+        combinations = math.prod(
+            map(len, self.choices)
+        )  # counted first: a damaged file may ask for very many
+        if combinations != len(self.routes) or sorted(route.choices for route in self.routes) != list(
+            itertools.product(*self.choices)
+        ):
             raise DsnetError(
                 f"routes {numbers} of {self.name!r} are not every combination of the gates' choices "
                 f"{[list(c) for c in self.choices]}; gates that decide one by one could leave the space"
@@ -216,8 +222,11 @@ class RouteSpace(Sequence[Route]):
         if isinstance(to, str):
             named = dict(self.narrowings)
             if to not in named:
-                has = f"it has {', '.join(named)}" if named else "it has none (give route numbers instead)"
-                raise DsnetError(f"{self!r} has no narrowing {to!r}; {has}")
+                has = f"it has {', '.join(named)}" if named else "it has no named spaces"
+                raise DsnetError(
+                    f"{self.name} has no space {shorten(to)}; {has}. Or give route numbers "
+                    f"({self._numbers_text()}), as 0,3"
+                )
             kept = [self.resolve(number) for number in named[to]]
         elif isinstance(to, Route) or not isinstance(to, Iterable):
             raise DsnetError(f"narrow to a name or to several routes, not to {to!r}")
@@ -286,9 +295,10 @@ def thirds(routes: int) -> dict[str, tuple[int, ...]]:
 
 
 def _reject_unknown(what: str, data: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(data) - known)
+    unknown = sorted(set(data) - known, key=str)
     if unknown:
-        raise DsnetError(f"{what} has no field {', '.join(unknown)}; possible: {', '.join(sorted(known))}")
+        named = printable(", ".join(map(str, unknown)), 200)
+        raise DsnetError(f"{what} has no field {named}; possible: {', '.join(sorted(known))}")
 
 
 def _require_keys(what: str, data: Mapping[str, Any], keys: set[str]) -> None:

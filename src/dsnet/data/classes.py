@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ import torch
 
 from dsnet.data.images import ImageSet
 from dsnet.data.lazy import LazySet
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 
 __all__ = ["in_classes_of"]
 
@@ -29,8 +30,12 @@ def in_classes_of(source: S, classes: tuple[str, ...], whose: str) -> S:
     strange = sorted(set(source.classes) - set(classes))
     if strange:
         raise DsnetError(
-            f"{source.name} has classes that {whose} does not have: {', '.join(strange[:5])} "
-            f"(it has {', '.join(classes[:5])}{', …' * (len(classes) > 5)})"
+            f"{source.name} has classes that {whose} does not have: {_some(strange)} "
+            f"(it has {_some(classes)})"
         )
     numbers = torch.tensor([classes.index(name) for name in source.classes], device=source.labels.device)
     return replace(source, labels=numbers[source.labels], classes=classes)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(printable(name, 60) for name in names[:5]) + ", …" * (len(names) > 5)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dsnet.data.items import SUFFIXES
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 
 __all__ = ["find_images"]
 
@@ -26,9 +26,9 @@ def find_images(given: Iterable[str | Path]) -> list[str]:
         elif os.path.exists(name):  # also where its name looks like a pattern
             images, problem = [name], ""
         elif glob.has_magic(name):
-            images, problem = _matches(name), f"no image matches {name!r}"
+            images, problem = _matches(name), f"no image matches {shorten(name, 500)}"
         else:
-            raise DsnetError(f"there is no file or folder {name!r}")
+            raise DsnetError(f"there is no file or folder {shorten(name, 500)}")
         if not images:
             raise DsnetError(f"{problem} (by their suffix: {', '.join(sorted(SUFFIXES))})")
         for path in images:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnet.data.items import Listing, label_tensor, numbered, pick_columns
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, install_hint, printable
 
 __all__ = ["HubRows", "list_hub"]
 
@@ -40,16 +40,16 @@ def list_hub(name: str, split: str) -> Listing:
 
     The test split is the first of test, validation, val and valid that has labels.
     """
+    where = printable(f"hf:{name}", 300)
     try:
         import datasets
     except ImportError:
-        raise DsnetError(f"hf:{name} needs the library datasets: pip install 'dsnet[datasets]'") from None
-    where = f"hf:{name}"
+        raise DsnetError(f"{where} needs the library datasets: {install_hint('datasets')}") from None
     with _told(datasets, where):
         there, open_part = _parts(datasets, name, split)
     chosen = [part for part in PARTS[split] if part in there]
     if not chosen:
-        raise DsnetError(f"{where} has no {split} split; it has {', '.join(there)}")
+        raise DsnetError(f"{where} has no {split} split; it has {printable(', '.join(there), 500)}")
     for part in chosen:
         with _told(datasets, where):
             rows = open_part(part)
@@ -64,7 +64,7 @@ def _told(datasets: Any, where: str) -> Iterator[None]:  # noqa: ANN401  (a modu
     try:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DsnetError(f"{where} cannot be loaded: {error}") from error
+        raise DsnetError(f"{where} cannot be loaded: {printable(str(error), 1000)}") from error
 
 
 def _parts(datasets: Any, name: str, split: str) -> tuple[Sequence[str], Callable[[str], Any]]:  # noqa: ANN401

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dsnet.data.decode import Items
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = ["Listing", "Paths", "label_tensor", "list_class_folders", "numbered", "pick_columns"]
 
@@ -102,7 +102,7 @@ def pick_columns(columns: Sequence[str], where: str) -> tuple[str, str]:
     for names in (IMAGE_COLUMNS, LABEL_COLUMNS):
         found = next((name for name in names if name in columns), None)
         if found is None:
-            has = ", ".join(columns)
+            has = printable(", ".join(columns), 500)
             raise DsnetError(f"{where} has no column {names[0]}; it has {has} (possible: {', '.join(names)})")
         chosen.append(found)
     return chosen[0], chosen[1]
@@ -111,8 +111,8 @@ def pick_columns(columns: Sequence[str], where: str) -> tuple[str, str]:
 def label_tensor(labels: Sequence[object], where: str) -> Tensor:
     """The labels of a table, which must be whole numbers."""
     for row, label in enumerate(labels):
-        if not isinstance(label, int):
-            raise DsnetError(f"{where}, row {row}: a label must be a whole number, not {label!r}")
+        if not isinstance(label, int) or not -(2**63) <= label < 2**63:
+            raise DsnetError(f"{where}, row {row}: a label must be a whole number, not {shorten(label)}")
     return torch.tensor(labels, dtype=torch.long)
 
 

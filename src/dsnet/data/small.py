@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsnet.data.files import read_cifar_batch, read_idx
 from dsnet.data.images import ImageSet
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, install_hint, printable
 
 __all__ = ["cifar10", "cifar100", "data_root", "digits", "existing", "fashion_mnist", "some_digits"]
 
@@ -30,9 +30,9 @@ def data_root(root: str | Path | None = None) -> Path:
 def existing(tried: list[Path], what: str) -> Path:
     """The first of these paths that is there."""
     for path in tried:
-        if path.exists():
+        if os.path.exists(path):
             return path
-    raise DsnetError(f"{what} is not there; looked for {' and '.join(map(str, tried))}")
+    raise DsnetError(f"{what} is not there; looked for {printable(' and '.join(map(str, tried)), 1000)}")
 
 
 def digits(split: str) -> ImageSet:
@@ -40,7 +40,7 @@ def digits(split: str) -> ImageSet:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise DsnetError("digits come with scikit-learn: pip install 'dsnet[train]'") from None
+        raise DsnetError(f"digits come with scikit-learn: {install_hint('train')}") from None
     data = load_digits()
     grey = torch.from_numpy(data.images).float()[:, None] * (255 / 16)
     large = F.interpolate(grey, size=16, mode="bilinear", align_corners=False)
@@ -90,12 +90,15 @@ def fashion_mnist(split: str, root: str | Path | None = None) -> ImageSet:
     base = data_root(root)
     stem = "train" if split == "train" else "t10k"
 
-    def read(kind: str) -> Tensor:
+    def read(kind: str, dimensions: int) -> Tensor:
         folders = [base / "fashion-mnist", base / "FashionMNIST" / "raw", base]
         files = (f"{stem}-{kind}.gz", f"{stem}-{kind}")
-        return read_idx(existing([folder / file for folder in folders for file in files], "Fashion-MNIST"))
+        path = existing([folder / file for folder in folders for file in files], "Fashion-MNIST")
+        return read_idx(path, dimensions)
 
-    images = F.pad(read("images-idx3-ubyte"), (2, 2, 2, 2))[:, None].expand(-1, 3, -1, -1).contiguous()
-    return ImageSet(
-        name="fashion_mnist", images=images, labels=read("labels-idx1-ubyte").long(), classes=FASHION
-    )
+    grey, labels = read("images-idx3-ubyte", 3), read("labels-idx1-ubyte", 1)
+    if grey.shape[1:] != (28, 28):
+        sides = " × ".join(map(str, grey.shape[1:]))
+        raise DsnetError(f"the {split} images of Fashion-MNIST in {base} must be 28 × 28 pixels, not {sides}")
+    images = F.pad(grey, (2, 2, 2, 2))[:, None].expand(-1, 3, -1, -1).contiguous()
+    return ImageSet(name="fashion_mnist", images=images, labels=labels.long(), classes=FASHION)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsnet.data.decode import DamagedError, Items, decode, pillow
+from dsnet.data.decode import DamagedError, Items, decode, open_header
 from dsnet.data.lazy import LazySet
 from dsnet.data.sets import SETS, Split, is_undivided, load
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 from dsnet.routes import evenly
 
 __all__ = ["Survey", "survey"]
@@ -43,11 +42,11 @@ class Survey:
     def check(self) -> None:
         """Raises where nothing can be learnt from it."""
         if len(self.classes) < 2:
-            only = ", ".join(self.classes) or "none"
+            only = printable(", ".join(self.classes), 60) or "none"
             raise DsnetError(f"{self.name} has one class ({only}); telling apart takes at least two")
         empty = [name for name, count in zip(self.classes, self.counts, strict=True) if count == 0]
         if empty and Path(self.name).is_dir():  # tables may name classes that they have none of
-            named = ", ".join(empty[:5]) + ", …" * (len(empty) > 5)
+            named = ", ".join(printable(name, 60) for name in empty[:5]) + ", …" * (len(empty) > 5)
             raise DsnetError(
                 f"{self.name} has classes without training images: {named}; add some, or remove the classes"
             )
@@ -76,11 +75,10 @@ def _side(items: Items, name: str) -> int:
 
 def _shorter(source: str | bytes) -> int | None:
     """The shorter side, from the beginning of a file; none where it is damaged."""
-    images = pillow()
     try:
-        with images.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
+        with open_header(source) as opened:
             return int(min(opened.size))
-    except (OSError, ValueError, SyntaxError, images.DecompressionBombError):
+    except DamagedError:
         return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from dsnet.data.decode import open_image, pillow
 from dsnet.data.find import find_images
 from dsnet.detection.metrics import Detections
+from dsnet.errors import printable
 
 __all__ = ["colour_of", "draw_boxes", "drawn", "drawn_names"]
 
@@ -42,7 +43,7 @@ def drawn(source: str | Path, found: Detections, classes: Sequence[str]) -> Any:
         )
         if right - left < 1 or bottom - top < 1:
             continue
-        colour, text = colour_of(kind), f"{classes[kind]} {score:.0%}"
+        colour, text = colour_of(kind), f"{printable(classes[kind])} {score:.0%}"
         pen.rectangle((left, top, right, bottom), outline=colour, width=line)
         _, _, width, height = pen.textbbox((0, 0), text, font=font)
         x = min(left, max(0, image.width - width - 4))

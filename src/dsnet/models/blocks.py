@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.gate import Gate
 from dsnet.routes import Slice
 from dsnet.slicing import Mode, SlicedConv2d, SlicedGroupNorm, SlicedLinear, SplitBatchNorm2d
@@ -120,7 +120,7 @@ ACTIVATIONS = {"silu": nn.SiLU, "relu": nn.ReLU, "hard_swish": nn.Hardswish}
 def make_activation(name: str) -> nn.Module:
     """Activation by name; in place, since it gets a norm's or a sum's output that nobody else needs."""
     if name not in ACTIVATIONS:
-        raise DsnetError(f"unknown activation {name!r}; possible: {', '.join(ACTIVATIONS)}")
+        raise DsnetError(f"unknown activation {shorten(name)}; possible: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name](inplace=True)
 
 
@@ -133,7 +133,7 @@ class NormSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in ("batch", "group"):
-            raise DsnetError(f"unknown norm {self.kind!r}; possible: batch, group")
+            raise DsnetError(f"unknown norm {shorten(self.kind)}; possible: batch, group")
 
     def make(
         self, channels: int, keys: int, factory: Factory, *, init_weight: float = 1.0
@@ -213,7 +213,7 @@ class ChannelAttention(Block):
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Scales the channels that there are."""
-        scaled, _ = self.gate(x)
+        scaled, _ = self.gate(x, batch_invariant=mode is not None and mode.batch_invariant)
         return cast(Tensor, scaled)
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:

@@ -13,7 +13,7 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.gate import Gate
 from dsnet.models.blocks import (
     Block,
@@ -48,7 +48,7 @@ class DepthOptions(ConvOptions):
     def __post_init__(self) -> None:
         ConvOptions.__post_init__(self)
         if self.join not in ("residual", "naive"):
-            raise DsnetError(f"join={self.join!r} is not possible; choose from residual, naive")
+            raise DsnetError(f"join={shorten(self.join)} is not possible; choose from residual, naive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.gate import HeadForm
 from dsnet.models.blocks import ACTIVATIONS
 
@@ -14,13 +14,13 @@ __all__ = ["ConvOptions", "GateOptions", "ViTOptions", "check_count"]
 
 def _check(name: str, value: str, possible: tuple[str, ...]) -> None:
     if value not in possible:
-        raise DsnetError(f"{name}={value!r} is not possible; choose from {', '.join(possible)}")
+        raise DsnetError(f"{name}={shorten(value)} is not possible; choose from {', '.join(possible)}")
 
 
 def check_count(name: str, value: int) -> None:
     """Raises where an option that counts something is no positive integer, or absurdly large."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-        raise DsnetError(f"{name} must be a positive integer, not {value!r}")
+        raise DsnetError(f"{name} must be a positive integer, not {shorten(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

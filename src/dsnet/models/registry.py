@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable, shorten
 from dsnet.models.blocks import Factory
 from dsnet.models.supernet import ModelSpec, Supernet
 from dsnet.models.twin import Twin
@@ -86,7 +86,7 @@ def register_twin(
 def list_models(kind: Kind | None = None) -> list[str]:
     """Names of all models, or of the supernets, or of the static twins."""
     if kind not in (None, "supernet", "twin"):
-        raise DsnetError(f"unknown kind of model {kind!r}; possible: supernet, twin")
+        raise DsnetError(f"unknown kind of model {shorten(kind)}; possible: supernet, twin")
     entries = sorted(_REGISTRY.values(), key=lambda entry: entry.kind)  # stable: supernets, then twins
     return [entry.name for entry in entries if kind in (None, entry.kind)]
 
@@ -97,7 +97,7 @@ def model_entry(name: str) -> ModelEntry:
         return _REGISTRY[name]
     close = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(list_models())}"
-    raise DsnetError(f"there is no model {name!r}; {hint}")
+    raise DsnetError(f"there is no model {shorten(name)}; {hint}")
 
 
 def create_model(
@@ -121,7 +121,8 @@ def create_model(
     unknown = sorted(set(options) - set(entry.option_names()))
     if unknown:
         raise DsnetError(
-            f"{name} has no option {', '.join(unknown)}; possible: {', '.join(entry.option_names())}"
+            f"{name} has no option {printable(', '.join(unknown), 200)}; possible: "
+            f"{', '.join(entry.option_names())}"
         )
     model = entry.build(entry.options(**options), Factory(device=device, dtype=dtype)).eval()
     if isinstance(model, Supernet):

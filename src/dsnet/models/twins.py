@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models.blocks import Factory
 from dsnet.models.geometry import Geometry
 from dsnet.models.options import check_count
@@ -22,7 +22,7 @@ __all__ = ["DeiT", "DeiTOptions", "MobileNetV1", "ResNet50", "WidthOptions"]
 
 def _check_factor(name: str, value: float, most: float = 4) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        raise DsnetError(f"{name} must be above 0 and at most {most}, not {value!r}")
+        raise DsnetError(f"{name} must be above 0 and at most {most}, not {shorten(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

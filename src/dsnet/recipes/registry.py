@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.training.config import TrainConfig
 
 __all__ = ["Recipe", "get_recipe", "list_recipes", "register_recipe"]
@@ -46,4 +46,4 @@ def get_recipe(name: str) -> Recipe:
         return _RECIPES[name]()
     close = difflib.get_close_matches(name, _RECIPES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(_RECIPES)}"
-    raise DsnetError(f"there is no recipe {name!r}; {hint}")
+    raise DsnetError(f"there is no recipe {shorten(name)}; {hint}")

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from dsnet.cost import madds
 from dsnet.counts import Shape
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
 from dsnet.models.counting import prefix_cost, segment_cost
 from dsnet.models.gated import Routable
@@ -35,7 +35,9 @@ class CostTable:
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
-            raise DsnetError(f"unknown unit of cost {self.unit!r}; possible: {', '.join(get_args(Unit))}")
+            raise DsnetError(
+                f"unknown unit of cost {shorten(self.unit)}; possible: {', '.join(get_args(Unit))}"
+            )
         before = 1
         for number, gate in enumerate(self.segments):
             sizes = {len(row) for row in gate}

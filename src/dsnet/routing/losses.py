@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.routing.costs import CostTable
 
 __all__ = [
@@ -34,7 +34,7 @@ def sgs_targets(easy: Tensor, solved: Tensor, choices: int, strategy: Strategy =
     The others go to the last one (``try_best``); or only if it solves them, else to the first (``give_up``).
     """
     if strategy not in ("try_best", "give_up"):
-        raise DsnetError(f"unknown strategy {strategy!r}; possible: try_best, give_up")
+        raise DsnetError(f"unknown strategy {shorten(strategy)}; possible: try_best, give_up")
     first = easy if strategy == "try_best" else easy | ~solved
     return torch.where(first, 0, choices - 1)
 

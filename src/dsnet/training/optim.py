@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.gate import Gate, RoutingHead
 from dsnet.training.config import OptimConfig
 
@@ -46,7 +46,7 @@ def make_optimizer(
         return SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0)
     if kind == "adamw":
         return AdamW(groups, lr=lr)
-    raise DsnetError(f"unknown optimizer {kind!r}; possible: sgd, adamw")
+    raise DsnetError(f"unknown optimizer {shorten(kind)}; possible: sgd, adamw")
 
 
 def cosine(step: int, *, steps: int, warmup: int) -> float:

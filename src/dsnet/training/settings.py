@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 
 __all__ = ["check_kind", "from_plain", "keys_of", "override", "parse_assignments", "to_plain"]
 
@@ -71,13 +71,13 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not all(part.isidentifier() for part in key.split(".")):
-            raise DsnetError(f"--set takes key=value, not {text!r}")
+            raise DsnetError(f"--set takes key=value, not {shorten(text)}")
         try:
             parsed[key] = {"true": True, "false": False, "none": None}[value.lower()]
         except KeyError:
             try:
                 parsed[key] = ast.literal_eval(value)
-            except (SyntaxError, ValueError):
+            except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested deeply
                 parsed[key] = value
     return parsed
 
@@ -112,14 +112,15 @@ def _resolve(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _unknown(key: str, possible: list[str]) -> str:
-    last = key.rpartition(".")[2]
-    close = difflib.get_close_matches(key, possible, n=3, cutoff=0.8) or [
+    short = key[:100]  # comparing long texts takes long
+    last = short.rpartition(".")[2]
+    close = difflib.get_close_matches(short, possible, n=3, cutoff=0.8) or [
         path
         for path in possible
         if difflib.SequenceMatcher(None, last, path.rpartition(".")[2]).ratio() > 0.7
     ]
     hint = f"did you mean {' or '.join(close[:3])}?" if close else f"possible: {', '.join(possible)}"
-    return f"there is no setting {key!r}; {hint}"
+    return f"there is no setting {shorten(key)}; {hint}"
 
 
 def _types(cls: type[Any]) -> dict[str, Any]:
@@ -138,18 +139,28 @@ def _convert(kind: Any, value: Any, path: str) -> Any:  # noqa: ANN401  (types a
             return value
         if not isinstance(value, Mapping):
             raise DsnetError(
-                f"{path} is a group of settings, not {value!r}; its keys: {', '.join(_types(kind))}"
+                f"{path} is a group of settings, not {shorten(value)}; its keys: {', '.join(_types(kind))}"
             )
         return from_plain(kind, value, f"{path}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise DsnetError(f"{path} must be a finite number, not {value}")
+    _check_numbers(value, path)
     if tuple[str, ...] in _members(kind):
         value = _texts(value)
     if _fits(kind, value):
         return _tuples(value)
     if _fits_float(kind, value):
         return float(value)
-    raise DsnetError(f"{path} must be {_describe(kind)}, not {value!r}")
+    raise DsnetError(f"{path} must be {_describe(kind)}, not {shorten(value)}")
+
+
+def _check_numbers(value: Any, path: str) -> None:  # noqa: ANN401
+    """Raises where a number, or one in a list, is not finite or beyond what tensors hold."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_numbers(item, path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise DsnetError(f"{path} must be a finite number, not {value}")
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise DsnetError(f"{path} must be below 2**63, not {shorten(value)}")
 
 
 def _tuples(value: Any) -> Any:  # noqa: ANN401

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, install_hint, shorten
 from dsnet.training.checkpoint import load_classifier
 
 __all__ = ["Channels", "Teacher", "load_teacher"]
@@ -66,10 +66,10 @@ def _from_timm(name: str) -> tuple[nn.Module, Channels, int]:
     try:
         import timm
     except ImportError:
-        raise DsnetError("a teacher by timm name needs timm: pip install 'dsnet[timm]'") from None
+        raise DsnetError(f"a teacher by timm name needs timm: {install_hint('timm')}") from None
     try:
         network = timm.create_model(name, pretrained=True)
     except Exception as error:  # timm, the hub and the network below it each raise their own
-        raise DsnetError(f"timm cannot give {name!r}: {error}") from error
+        raise DsnetError(f"timm cannot give {shorten(name)}: {error}") from error
     config = network.pretrained_cfg
     return network, (tuple(config["mean"]), tuple(config["std"])), int(config["num_classes"])
