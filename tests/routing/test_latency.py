@@ -134,7 +134,7 @@ def test_a_table_of_the_first_format_is_one_of_the_network_itself() -> None:
     del plain["memory"], plain["backend_version"]
     assert LatencyTable.from_dict(plain) == hand_made()
     del plain["torch_version"]
-    assert "lacks torch_version" in error_of(lambda: LatencyTable.from_dict(plain))
+    assert "torch_version is missing" in error_of(lambda: LatencyTable.from_dict(plain))
 
 
 def change(*path: str | int, to: object = None, drop: bool = False) -> Callable[[dict[str, Any]], object]:
@@ -152,35 +152,41 @@ def change(*path: str | int, to: object = None, drop: bool = False) -> Callable[
     ("spoil", "words"),
     [
         (change("format", to=3), "format 3 cannot be read; only up to 2"),
-        (change("memory", to="borrowed"), "'borrowed'; possible: shared, packed"),
-        (change("backend", to=None), "backend of a latency table cannot be None"),
-        (change("format", drop=True), "lacks format"),
-        (change("threads", drop=True), "lacks threads"),
-        (change("colour", to="red"), "knows no colour"),
-        (change("threads", to="two"), "threads of a latency table cannot be 'two'"),
-        (change("kind", to="tpu"), "'tpu'; possible: cpu, cuda"),
-        (change("model", to="mine"), "not 'mine'"),
-        (change("model", "options", drop=True), "lacks options"),
-        (change("model", "options", to=[1]), "something else than times"),
-        (change("image_size", to=[32]), "something else than times"),
-        (change("entries", to=[]), "needs batch sizes"),
-        (change("entries", to=5), "something else than times"),
+        (change("memory", to="borrowed"), "memory is 'borrowed', expected 'shared' or 'packed'"),
+        (change("backend", to=None), "backend is None, expected text"),
+        (change("format", drop=True), "format is missing"),
+        (change("threads", drop=True), "threads is missing, expected a whole number"),
+        (change("colour", to="red"), "colour is unknown; possible: format, model"),
+        (change("threads", to="two"), "threads is 'two', expected a whole number"),
+        (change("kind", to="tpu"), "kind is 'tpu', expected 'cpu' or 'cuda'"),
+        (change("model", to="mine"), "model is 'mine', expected an object with name, options"),
+        (change("model", "options", drop=True), "model.options is missing"),
+        (change("model", "options", to=[1]), "model.options is [1], expected an object"),
+        (change("image_size", to=[32]), "image_size is [32], expected a list of 2"),
+        (change("entries", to=[]), "entries is [], expected a list of at least 1"),
+        (change("entries", to=5), "entries is 5, expected a list"),
         (change("entries", 1, "batch", to=2), "smallest first, not [2, 2]"),
         (change("entries", 1, "batch", to=1), "smallest first, not [2, 1]"),
-        (change("entries", 1, "batch", to=0), "positive integer, not 0"),
-        (change("entries", 0, "prefix", drop=True), "lacks prefix"),
-        (change("entries", 0, "prefix", to=[1, 2]), "a time is an object with p50, p95, not [1, 2]"),
-        (change("entries", 0, "prefix", "p50", to=-1.0), "p50 -1.0 ms"),
-        (change("entries", 0, "prefix", "p95", to=float("inf")), "p95 inf ms"),
+        (change("entries", 1, "batch", to=0), "entries[1].batch is 0, expected a whole number from 1"),
+        (change("entries", 0, "prefix", drop=True), "entries[0].prefix is missing"),
+        (change("entries", 0, "prefix", to=[1, 2]), "prefix is [1, 2], expected an object with p50, p95"),
+        (
+            change("entries", 0, "prefix", "p50", to=-1.0),
+            "prefix.p50 is -1.0, expected a finite number of at least 0",
+        ),
+        (change("entries", 0, "prefix", "p95", to=float("inf")), "entries[0].prefix.p95 is inf"),
         (change("entries", 0, "prefix", "p95", to=0.5), "in this order"),
-        (change("entries", 0, "prefix", "p95", to="1"), "two numbers"),
-        (change("entries", 0, "prefix", "p95", to=10**400), "something else than times"),
-        (change("entries", 1, "segments", 1, 1, 2, "p50", to=float("nan")), "batch 8 has a time of p50 nan"),
+        (change("entries", 0, "prefix", "p95", to="1"), "p95 is '1', expected a finite number"),
+        (change("entries", 0, "prefix", "p95", to=10**400), "p95 is 1000"),
+        (
+            change("entries", 1, "segments", 1, 1, 2, "p50", to=float("nan")),
+            "entries[1].segments[1][1][2].p50 is nan",
+        ),
         (change("entries", 1, "segments", 1, 1, 2, drop=True), "gate 1: 2 × 3 times are needed"),
         (change("entries", 1, "segments", 1, 1, drop=True), "gate 1: 2 × 3 times are needed"),
         (change("entries", 1, "segments", 1, drop=True), "choices differ"),
-        (change("entries", 1, "segments", to=[]), "lacks the times"),
-        (change("entries", 1, "segments", 0, to=[]), "lacks the times"),
+        (change("entries", 1, "segments", to=[]), "entries[1].segments is []"),
+        (change("entries", 1, "segments", 0, to=[]), "entries[1].segments[0] is []"),
     ],
 )
 def test_a_damaged_file_is_named_with_what_is_wrong(
@@ -201,8 +207,8 @@ def test_what_is_no_table_at_all(tmp_path: Path) -> None:
     for content, words in (
         (b"{", "no JSON"),
         (b"\xff\xfe", "no JSON"),
-        (b"[1]", "not [1]"),
-        (b"null", "not None"),
+        (b"[1]", "the content is [1], expected an object"),
+        (b"null", "the content is None, expected an object"),
     ):
         path.write_bytes(content)
         error = error_of(lambda: LatencyTable.load(path))

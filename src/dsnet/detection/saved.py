@@ -10,7 +10,9 @@ from torch import Tensor
 
 from dsnet.detection.fssd import Detector, FssdTable
 from dsnet.detection.prepare import Prepared, prepare_images
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
+from dsnet.formats import DETECTOR
+from dsnet.schema import check
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from dsnet.training.settings import from_plain, to_plain
 
@@ -66,19 +68,29 @@ def load_detector(run: Path | str, name: str | None = None) -> SavedDetector:
     return detector_of(load_checkpoint(Path(run), name), run)
 
 
+def _check_sizes(table: FssdTable, tensors: Mapping[str, Tensor]) -> None:
+    """Raises where a table has more channels than the detector's weights, before memory is taken for them."""
+    most = max((size for value in tensors.values() for size in value.shape), default=0)
+    if max(table.project, *table.pyramid) > most:
+        raise DsnetError(f"its table has more channels than its weights, whose largest size is {most}")
+
+
 def detector_of(saved: Checkpoint, run: Path | str) -> SavedDetector:
     """The detector of a checkpoint."""
     about = saved.data.get(GROUP)
     if not isinstance(about, dict) or GROUP not in saved.tensors:
         raise DsnetError(f"{run} holds a network without a detector: `dsnet detect train` makes one")
-    network = saved.model()
+    check(DETECTOR, about, f"{run}: checkpoint.json: {GROUP}")
     try:
-        table, prepared = from_plain(FssdTable, about["table"]), about["input"]
+        table, prepared = from_plain(FssdTable, about["table"], f"{GROUP}.table."), about["input"]
         classes = tuple(about["classes"])
+        _check_sizes(table, saved.tensors[GROUP])
+        network = saved.model()
         detector = Detector(network, len(classes), table)
         own = {f"network.{key}": value for key, value in network.state_dict().items()}
         detector.load_state_dict({**own, **saved.tensors[GROUP]})
         ready = Prepared(prepared["size"], tuple(prepared["mean"]), tuple(prepared["std"]))
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise DsnetError(f"the detector of {run} cannot be built: {error}") from error
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        reason = printable(str(error), 1000)
+        raise DsnetError(f"the detector of {run} cannot be built: {reason}") from error
     return SavedDetector(detector.eval(), classes, ready, saved)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -18,10 +17,13 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
+from dsnet.files import write_output
+from dsnet.formats import LATENCY
 from dsnet.models import Supernet
 from dsnet.models.supernet import ModelSpec
 from dsnet.routing.costs import CostTable
+from dsnet.schema import check, read_json
 
 __all__ = ["BatchTimes", "DeviceKind", "LatencyTable", "Time", "Weights", "device_name"]
 
@@ -199,57 +201,42 @@ class LatencyTable:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LatencyTable:
-        """The table that `to_dict` wrote."""
+    def from_dict(cls, data: Mapping[str, Any], where: str | Path = "the latency table") -> LatencyTable:
+        """The table that `to_dict` wrote; ``where`` it was read, for errors."""
         if isinstance(data, Mapping) and data.get("format") == 1:
             data = _from_format_1(data)
         if isinstance(data, Mapping) and data.get("format", FORMAT) != FORMAT:
+            given = shorten(data["format"])
             raise DsnetError(
-                f"a latency table of format {data['format']!r} cannot be read; only up to {FORMAT}"
+                f"{where}: a latency table of format {given} cannot be read; only up to {FORMAT}"
             )
-        names = {f.name for f in fields(cls)}
-        _require_keys("a latency table", data, {"format", *names})
-        _require_keys("the model of a latency table", data["model"], {"name", "options"})
-        plain = {name: data[name] for name in names - {"model", "image_size", "entries"}}
-        for name, value in plain.items():
-            if type(value) is not (int if name == "threads" else str):
-                raise DsnetError(f"{name} of a latency table cannot be {value!r}")
+        check(LATENCY, data, where)
+        plain = {
+            name: data[name] for name in {f.name for f in fields(cls)} - {"model", "image_size", "entries"}
+        }
+        height, width = data["image_size"]
         try:
-            height, width = map(operator.index, data["image_size"])
-            options = tuple(sorted(data["model"]["options"].items()))
             return cls(
                 **plain,
-                model=ModelSpec(name=data["model"]["name"], options=options),
+                model=ModelSpec(
+                    name=data["model"]["name"], options=tuple(sorted(data["model"]["options"].items()))
+                ),
                 image_size=(height, width),
                 entries=tuple(map(_entry, data["entries"])),
             )
-        except (AttributeError, OverflowError, TypeError, ValueError) as error:
-            if isinstance(error, DsnetError):
-                raise
-            raise DsnetError(f"this latency table holds something else than times: {error}") from error
+        except DsnetError as error:
+            raise DsnetError(f"{where}: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Writes it as JSON."""
-        try:
-            Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise DsnetError(f"{path} cannot be written: {error.strerror}") from error
+        write_output(Path(path), json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> LatencyTable:
         """The table in a file that `save` wrote."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise DsnetError(
-                f"{path} cannot be read: {error.strerror}; `dsnet profile RUN --out {path}` makes it"
-            ) from error
-        except ValueError as error:
-            raise DsnetError(f"{path} is no latency table: it holds no JSON ({error})") from error
-        try:
-            return cls.from_dict(data)
-        except DsnetError as error:
-            raise DsnetError(f"{path} is no usable latency table: {error}") from error
+        path = Path(path)
+        missing = f"{path} cannot be read: there is no such file; `dsnet profile RUN --out {path}` makes it"
+        return cls.from_dict(read_json(path, missing=missing), path)
 
 
 def device_name(device: torch.device) -> str:
@@ -274,17 +261,7 @@ def _from_format_1(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, **how, "format": 2}
 
 
-def _require_keys(what: str, data: object, keys: set[str]) -> None:
-    if not isinstance(data, Mapping):
-        raise DsnetError(f"{what} is an object with {', '.join(sorted(keys))}, not {data!r:.60}")
-    missing, unknown = sorted(keys - set(data)), sorted(set(data) - keys)
-    if missing or unknown:
-        says = f"lacks {', '.join(missing)}" if missing else f"knows no {', '.join(unknown)}"
-        raise DsnetError(f"{what} {says}")
-
-
 def _entry(data: Mapping[str, Any]) -> BatchTimes:
-    _require_keys("a batch size of a latency table", data, {"batch", "prefix", "segments"})
     return BatchTimes(
         batch=data["batch"],
         prefix=_time(data["prefix"]),
@@ -293,7 +270,4 @@ def _entry(data: Mapping[str, Any]) -> BatchTimes:
 
 
 def _time(data: Mapping[str, float]) -> Time:
-    _require_keys("a time", data, set(Time._fields))
-    if not {*map(type, data.values())} <= {int, float}:
-        raise DsnetError(f"a time is two numbers of milliseconds, not {dict(data)}")
     return Time(p50=float(data["p50"]), p95=float(data["p95"]))

@@ -9,18 +9,22 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from dsnet.errors import DsnetError
+from dsnet.files import write_text
+from dsnet.formats import BACKENDS
 from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
 from dsnet.runtime.backends import get_backend, list_backends
 from dsnet.runtime.lanes import CudaLanes
 from dsnet.runtime.parts import pack
 from dsnet.runtime.timing import Progress, silent, timed
+from dsnet.schema import read_json
 
 __all__ = ["Choice", "choose_backend", "remembered_in"]
 
@@ -149,18 +153,14 @@ def _version(package: str) -> str | None:
 
 def _read() -> dict[str, Any]:
     try:
-        data = json.loads(remembered_in().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data: dict[str, Any] = read_json(remembered_in(), BACKENDS)
+    except DsnetError:  # none, or damaged: it is measured again
         return {}
-    return data if isinstance(data, dict) else {}
+    return data
 
 
 def _write(choices: Mapping[str, Any]) -> None:
     path = remembered_in()
-    try:
+    with suppress(OSError, DsnetError):  # it is measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(choices, indent=1), encoding="utf-8")
-        new.replace(path)
-    except OSError:
-        pass  # it is measured again next time
+        write_text(path, json.dumps(choices, indent=1))

@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
+from dsnet.formats import MIX
 from dsnet.models import Supernet
 from dsnet.routing.calibration import Calibration, RouterName
 from dsnet.routing.router import parse_budget, written
+from dsnet.schema import read_json
 
-__all__ = ["Cascade", "Mix", "adding_up", "decisions", "measured_mix", "mix_of", "shares_of"]
+__all__ = [
+    "Cascade",
+    "Mix",
+    "adding_up",
+    "decided_routes",
+    "decisions",
+    "measured_mix",
+    "mix_of",
+    "read_mix",
+    "shares_of",
+]
 
 MOST = 32  # routes of an even mix; of more, so many are drawn
 CASCADE_SHARE = 0.2  # of the images that go on from the smallest route to the largest, unless measured
@@ -48,9 +61,15 @@ def mix_of(model: Supernet, mix: str | Mapping[int, float] | Mix) -> Mix:
         return mix
     source = "as given"
     if isinstance(mix, str):
-        decided = len(_decided(model))
+        decided = len(decided_routes(model))
         source = f"uniform over {MOST} of {decided} routes, drawn" if decided > MOST else "uniform"
     return Mix(shares=shares_of(model, mix), cascade=_fixed_cascade(model), source=source)
+
+
+def read_mix(path: Path) -> dict[int, float]:
+    """Shares by route from a JSON file, as ``{"0": 0.7, "13": 0.3}``."""
+    missing = f"--mix {path} cannot be read: there is no such file; or give uniform or measured"
+    return {int(route): float(share) for route, share in read_json(path, MIX, missing=missing).items()}
 
 
 def measured_mix(
@@ -88,10 +107,10 @@ def shares_of(model: Supernet, mix: str | Mapping[int, float]) -> dict[int, floa
 
     Of more than 32 routes an even mix takes 32, drawn always alike.
     """
-    decided = _decided(model)
+    decided = decided_routes(model)
     if isinstance(mix, str):
         if mix != "uniform":
-            raise DsnetError(f"unknown mix {mix!r}; possible: uniform, or shares by route")
+            raise DsnetError(f"unknown mix {shorten(mix)}; possible: uniform, or shares by route")
         if len(decided) > MOST:
             order = torch.randperm(len(decided), generator=torch.Generator().manual_seed(0)).tolist()
             decided = sorted(decided[place] for place in order[:MOST])
@@ -107,17 +126,19 @@ def shares_of(model: Supernet, mix: str | Mapping[int, float]) -> dict[int, floa
 def adding_up(shares: Mapping[int, float]) -> dict[int, float]:
     """The same shares of routes, adding up to 1; those of 0 are left out."""
     if not isinstance(shares, Mapping):
-        raise DsnetError(f"a mix is shares by route, as {{0: 0.7, 13: 0.3}}, not {shares!r}")
+        raise DsnetError(f"a mix is shares by route, as {{0: 0.7, 13: 0.3}}, not {shorten(shares)}")
     for number, share in shares.items():
         if not isinstance(share, int | float) or not 0 <= share < math.inf:
-            raise DsnetError(f"the share of route {number} must be a number of at least 0, not {share!r}")
+            raise DsnetError(
+                f"the share of route {number} must be a number of at least 0, not {shorten(share)}"
+            )
     total = sum(shares.values())
     if not 0 < total < math.inf:
         raise DsnetError("a mix needs a route with a share above 0, and a finite sum")
     return {number: share / total for number, share in sorted(shares.items()) if share}
 
 
-def _decided(model: Supernet) -> list[int]:
+def decided_routes(model: Supernet) -> list[int]:
     """The routes whose choices the gates have."""
     options = [set(model.gate(stage).choices) for stage in range(len(model.gates))]
     return [

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dsnet.errors import DsnetError
+from dsnet.formats import RESULTS
+from dsnet.schema import check, read_json
 from dsnet.training.evaluate import ClassResults, GatedResult, RouteResult
 from dsnet.training.loop import Ending
 
 __all__ = ["Images", "Outcome", "read_outcome", "results_of"]
+
+NEEDED = ("steps", "held_out", "test", "images")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +58,41 @@ def results_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """What the finished run in ``folder`` came to; none where its files do not say all of it."""
-    try:
-        plain = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        classes = plain["classes"]
-        return Outcome(
-            folder=folder,
-            ending=Ending(step=plain["steps"], steps=plain["steps"]),
-            held_out=tuple((None if b is None else _route(b), _route(a)) for b, a in plain["held_out"]),
-            test=tuple(map(_route, plain["test"])),
-            gated=None if plain["gated"] is None else _gated(plain["gated"]),
-            classes=None if classes is None else ClassResults(**_tuples(classes)),
-            images=Images(**_tuples(plain["images"])),
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+    """What the finished run in ``folder`` came to; none where its files do not say all of it.
+
+    A file that is damaged is an error.
+    """
+    path = folder / "results.json"
+    if not path.is_file():
         return None
+    plain = read_json(path)
+    if not isinstance(plain, dict) or any(plain.get(key) is None for key in NEEDED):
+        return None  # of a loop of one's own, or of an earlier version
+    check(RESULTS, plain, path)
+    classes, images = plain.get("classes"), plain["images"]
+    if len(images["counts"]) != len(images["classes"]):
+        raise DsnetError(f"{path}: images.counts has another length than images.classes")
+    if classes is not None:
+        _check_classes(classes, len(images["classes"]), path)
+    return Outcome(
+        folder=folder,
+        ending=Ending(step=plain["steps"], steps=plain["steps"]),
+        held_out=tuple((None if b is None else _route(b), _route(a)) for b, a in plain["held_out"]),
+        test=tuple(map(_route, plain["test"])),
+        gated=None if plain.get("gated") is None else _gated(plain["gated"]),
+        classes=None if classes is None else ClassResults(**_tuples(classes)),
+        images=Images(**_tuples(images)),
+    )
+
+
+def _check_classes(plain: Mapping[str, Any], count: int, path: Path) -> None:
+    """Raises where figures by class are not of so many classes."""
+    for key in ("images", "correct"):
+        if len(plain[key]) != count:
+            raise DsnetError(f"{path}: classes.{key} has {len(plain[key])} values, expected {count}")
+    for position, (label, answer, _) in enumerate(plain["confused"]):
+        if max(label, answer) >= count:
+            raise DsnetError(f"{path}: classes.confused[{position}] names a class beyond the {count}")
 
 
 def _route(plain: Mapping[str, Any]) -> RouteResult:
