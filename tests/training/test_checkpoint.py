@@ -23,7 +23,7 @@ from dsnet.training.checkpoint import (
     save_checkpoint,
 )
 from dsnet.training.optim import make_optimizer, parameter_groups
-from tests.support import TINY, error_of, images, randomise
+from tests.support import TINY, error_of, images, randomise, rewrite
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -60,12 +60,14 @@ def test_names_move_on_and_old_ones_go(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, "last", model, step=step)
     save_checkpoint(tmp_path, "best", model, step=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "best-00000002", "last", "last-00000003"]
-    assert load_checkpoint(tmp_path, "best").data["step"] == 2
+    save_checkpoint(tmp_path, "best", model, step=3)
+    kept = ["best", "best-00000003", "last", "last-00000002", "last-00000003"]  # last and the one before it
+    assert sorted(p.name for p in tmp_path.iterdir()) == kept
+    assert load_checkpoint(tmp_path, "best").data["step"] == 3
     assert load_checkpoint(tmp_path / "last-00000003").data["step"] == 3
     save_checkpoint(tmp_path, "last", model, step=3)  # the same step once more
     assert load_checkpoint(tmp_path).data["step"] == 3
-    assert len(list(tmp_path.glob("last-*"))) == 1
+    assert len(list(tmp_path.glob("last-*"))) == 2
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -120,9 +122,9 @@ def test_a_killed_writer_leaves_a_whole_checkpoint(delay: float, tmp_path: Path)
         printed = [2, *(int(line) for line in writer.stdout)]
     saved = load_checkpoint(tmp_path)
     assert saved.data["step"] >= printed[-1]
-    saved.model()
+    before = f"last-{saved.data['step']:08d}"
     save_checkpoint(tmp_path, "last", saved.model(), step=10**6)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["last", "last-01000000"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last", before, "last-01000000"]
 
 
 def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_damaged_and_missing_checkpoints_are_errors(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, "last", model, step=1)
     assert "no checkpoint 'best'; it has last" in error_of(lambda: load_checkpoint(tmp_path, "best"))
     data = json.loads((folder / "checkpoint.json").read_text())
-    (folder / "checkpoint.json").write_text(json.dumps({**data, "format": 99}))
+    rewrite(folder / "checkpoint.json", json.dumps({**data, "format": 99}))
     assert "format 99" in error_of(lambda: load_checkpoint(tmp_path))
     (folder / "checkpoint.json").write_text(json.dumps(data))
     os.truncate(folder / "model.safetensors", 1000)
@@ -161,3 +163,14 @@ def test_names_that_are_no_names_are_refused(name: str, tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     assert "name" in error_of(lambda: save_checkpoint(tmp_path / "run", name, model, step=1))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_does_not_exist_is_not_one_without_checkpoints(tmp_path: Path) -> None:
+    assert "no does not exist: expected the folder of a run" in error_of(
+        lambda: load_checkpoint(tmp_path / "no")
+    )
+    (tmp_path / "file").write_text("")
+    assert "file is a file: expected the folder of a run" in error_of(
+        lambda: load_checkpoint(tmp_path / "file")
+    )
+    assert "has no checkpoint 'best'" in error_of(lambda: load_checkpoint(tmp_path, "best"))

@@ -58,6 +58,9 @@ def test_a_checkpoint_without_a_recipe_is_never_trained_over(copied: Path, tmp_p
     (copied / "recipe.json").unlink()
     assert "no recipe.json" in error_of(lambda: train(SHORT, copied, resume=True))
     (copied / "last").unlink()
+    assert "no recipe.json" in error_of(lambda: train(SHORT, copied, resume=True))
+    for folder in copied.glob("last-*"):
+        shutil.rmtree(folder)
     assert "no checkpoint 'last' to go on from; it has best, final" in error_of(
         lambda: train(SHORT, copied, resume=True)
     )
@@ -75,7 +78,7 @@ def test_resuming_where_nothing_is_says_so(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_lacks_what_is_needed_is_refused(copied: Path) -> None:
     saved = load_checkpoint(copied, "last")
-    save_checkpoint(copied, "last", saved.model(), step=2)
+    save_checkpoint(copied, "last", saved.model(), step=6)
     assert "lacks optimizer" in error_of(lambda: train(SHORT, copied, resume=True))
 
 
@@ -124,8 +127,6 @@ def test_removing_a_folder_lets_nobody_else_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("last", b"\xff\xfe\x00", "is damaged"),
-        ("last", b"", "is damaged"),
         ("recipe.json", b"\xff\xfe", "is no JSON"),
         ("recipe.json", b"[]", "holds no settings"),
         ("last-00000005/checkpoint.json", b"[]", "no whole checkpoint"),

@@ -3,107 +3,66 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
+from dsnet.files import write_text
+from dsnet.schema import read_json
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
 from dsnet.training.config import TrainConfig
+from dsnet.training.lock import locked
 from dsnet.training.settings import from_plain, to_plain
+from dsnet.training.stored import has_last
 
-__all__ = ["begin", "locked", "read_config", "read_plain", "write_config"]
+__all__ = ["begin", "going_on", "locked", "read_config", "read_plain", "settings_of", "write_config"]
+
+T = TypeVar("T")
 
 # What may differ when a run goes on: where and how often, not what is learnt.
 FREE = {
-    "run": ("device", "log_every", "validate_every", "save_minutes", "save_steps", "graphs", "compile"),
+    "run": (
+        "device",
+        "log_every",
+        "validate_every",
+        "save_minutes",
+        "save_steps",
+        "graphs",
+        "compile",
+        "timeout_minutes",
+    ),
     "data": ("root", "workers", "lazy"),
 }
 
 
 def read_config(folder: Path) -> TrainConfig:
     """The configuration that a run in ``folder`` was started with."""
-    data = read_plain(folder / "recipe.json", f"{folder} holds no run: it has no recipe.json")
-    return from_plain(TrainConfig, data)
+    path = folder / "recipe.json"
+    data = read_plain(path, f"{folder} holds no run: it has no recipe.json")
+    return settings_of(TrainConfig, data, path)
 
 
 def read_plain(path: Path, missing: str | None = None) -> dict[str, Any]:
-    """The keys and values of a recipe's JSON file, unchecked."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DsnetError(missing or f"there is no file {path}") from None
-    except ValueError as error:  # no text, or no JSON
-        raise DsnetError(f"{path} is no JSON: {error}") from error
+    """The keys and values of a recipe's JSON file, not yet checked one by one."""
+    data = read_json(path, missing=missing)
     if not isinstance(data, dict):
         raise DsnetError(f"{path} holds no settings: a recipe is an object of keys and values")
     return data
 
 
-def write_config(folder: Path, config: TrainConfig) -> None:
+def settings_of(cls: type[T], data: Mapping[str, Any], where: str | Path) -> T:
+    """Settings from plain data; an error names where they were read."""
+    try:
+        return from_plain(cls, data)
+    except DsnetError as error:
+        raise DsnetError(f"{where}: {error}") from error
+
+
+def write_config(folder: Path, config: object) -> None:
     """Notes the configuration of a run that begins."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "recipe.json").write_text(json.dumps(to_plain(config), indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes from training in the folder meanwhile."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has none
-        yield
-        return
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    lock = folder / ".lock"
-    while True:
-        with _opened(lock) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise DsnetError(
-                    f"another process works in {folder} now; wait for it, or choose another folder"
-                ) from None
-            if not _is_at(file, lock):  # its folder was removed meanwhile: it keeps nobody out
-                continue
-            try:
-                yield
-            finally:
-                if folder in made:
-                    _remove_unused(lock, made)
-            return
-
-
-def _opened(lock: Path) -> IO[str]:
-    """The open lock, its folder made; another process may remove that between the two."""
-    for _ in range(99):
-        with suppress(FileNotFoundError, FileExistsError):
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            return lock.open("w")
-    lock.parent.mkdir(parents=True, exist_ok=True)  # what is in the way every time is told
-    return lock.open("w")
-
-
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Whether the open file is still the one at this path."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _remove_unused(lock: Path, folders: list[Path]) -> None:
-    """Removes folders, inner ones first, that hold nothing but the lock; called while it is held."""
-    try:
-        if [path.name for path in lock.parent.iterdir()] != [lock.name]:
-            return
-        lock.unlink()
-        for folder in folders:
-            folder.rmdir()
-    except OSError:  # gone, or in use by another process since
-        return
+    write_text(folder / "recipe.json", json.dumps(to_plain(config), indent=2) + "\n")
 
 
 def begin(
@@ -111,6 +70,8 @@ def begin(
 ) -> Checkpoint | None:
     """The checkpoint to go on from, none for a new run; raises where that is not what was asked for."""
     kept = [name for name in ("last", "best", "final") if (folder / name).is_file()]
+    if "last" not in kept and has_last(folder):  # the file that names it was lost
+        kept.insert(0, "last")
     if not resume:
         if kept:
             raise DsnetError(
@@ -128,6 +89,15 @@ def begin(
     return load_checkpoint(folder, "last")
 
 
+def going_on(folder: Path) -> str:
+    """From where a run that breaks off can go on, for a message."""
+    try:
+        last = (folder / "last").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return f"nothing is saved in {folder} yet: start all processes again"
+    return f"{folder / last} is the checkpoint to go on from: start all processes again with --resume"
+
+
 def _same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     for group, keys in FREE.items():
         for key in keys:
@@ -142,5 +112,7 @@ def _same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
 def _difference(group: str, before: Any, now: Any) -> str:  # noqa: ANN401  (plain data)
     if isinstance(before, dict):
         keys = [key for key in before | now if before.get(key) != now.get(key)]
-        return ", ".join(f"{group}.{key} was {before.get(key)!r}, not {now.get(key)!r}" for key in keys)
-    return f"{group} was {before!r}, not {now!r}"
+        return ", ".join(
+            f"{group}.{key} was {shorten(before.get(key))}, not {shorten(now.get(key))}" for key in keys
+        )
+    return f"{group} was {shorten(before)}, not {shorten(now)}"

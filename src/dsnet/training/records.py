@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError
+from dsnet.files import cannot_write, open_for_appending, write_text
+from dsnet.formats import METRICS
+from dsnet.schema import check, parse_json
 
-__all__ = ["DivergedError", "LossBuffer", "MetricsFile"]
+__all__ = ["DivergedError", "LossBuffer", "MetricsFile", "read_metrics"]
 
 
 class DivergedError(DsnetError):
@@ -53,40 +57,58 @@ class MetricsFile:
 
     def __init__(self, folder: Path, *, after: int) -> None:
         """Opens the file; lines of steps beyond ``after``, which will be made again, are removed."""
-        folder.mkdir(parents=True, exist_ok=True)
+        own = [folder] if (folder.parent / "recipe.json").is_file() else []  # a run itself may be a link
+        for inside in (*own, folder / "tensorboard"):
+            if inside.is_symlink():
+                raise DsnetError(
+                    f"{inside} is a symbolic link inside a run, which is not followed; remove it"
+                )
         self.path = folder / "metrics.jsonl"
-        kept = _lines_up_to(self.path, after)
-        self.path.write_text("".join(kept), encoding="utf-8")
-        self._file = self.path.open("a", encoding="utf-8")
+        kept = [line for line, values in _lines(self.path) if values["step"] <= after]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        write_text(self.path, "".join(kept))
+        self._file = open_for_appending(self.path)
         self._board = _tensorboard(folder / "tensorboard", after)
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Adds a line, and the numbers in it to TensorBoard."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        try:
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+            if self._board is not None:
+                for name, value in values.items():
+                    if isinstance(value, int | float):
+                        self._board.add_scalar(f"{kind}/{name}", value, step)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Closes the files."""
-        self._file.close()
+        with suppress(OSError):  # what could not be written was told when it was
+            self._file.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
 
 
-def _lines_up_to(path: Path, step: int) -> list[str]:
-    if not path.exists():
-        return []
-    kept = []
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ``metrics.jsonl``; those that are damaged are left out."""
+    return [values for _, values in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every whole line, and what it says."""
+    if not path.is_file():
+        return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        try:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):  # cut off when the process was killed
-            continue
-    return kept
+        with suppress(DsnetError):  # cut off when the process was killed
+            values = parse_json(line.encode(), path)
+            check(METRICS, values, path)
+            if line.endswith("\n"):
+                yield line, values
 
 
 def _tensorboard(folder: Path, after: int) -> Any:  # noqa: ANN401  (a SummaryWriter or None)
