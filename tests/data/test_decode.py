@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import io
+import os
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
 
-from dsnet.data.decode import decode
+from dsnet.data.decode import Damage, DamagedError, decode, decode_all, open_header
+from dsnet.data.items import Paths
+from dsnet.data.source import Crops
+from dsnet.detection.pictures import stretched
+from dsnet.detection.voc import shown_size
+from dsnet.errors import DsnetWarning
+from tests.data.pictures import picture, resized_then_cropped
+from tests.support import error_of
 
 
+def encoded(width: int, height: int) -> bytes:
+    pixels = np.random.default_rng(width).integers(60, 196, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()  # nothing so dark or bright that Pillow cuts off what the filter makes of it
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def damage_of(read: Callable[[], object]) -> str:
+    """Why an image cannot be read."""
+    with pytest.raises(DamagedError) as caught:
+        read()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_images_are_upright(orientation: int) -> None:
+def test_images_are_upright(orientation: int, kind: str) -> None:
     """Against Pillow's own way of turning them."""
     pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = orientation
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    Image.fromarray(pixels).save(file, kind, exif=exif)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(file.getvalue())))
     plain = io.BytesIO()
     upright.save(plain, "PNG", exif=b"")
@@ -29,3 +56,127 @@ def test_images_are_upright(orientation: int) -> None:
         original = io.BytesIO()
         Image.fromarray(pixels).save(original, "PNG")
         assert not torch.equal(turned, decode(original.getvalue(), 8))
+
+
+@pytest.mark.parametrize("sides", [(40, 40), (40, 57), (300, 200), (31, 33), (160, 10), (7, 99), (224, 500)])
+@pytest.mark.parametrize(("size", "shorter", "ratio"), [(224, 256, 0.875), (32, 32, 1.0)])
+def test_ordinary_images_are_resized_whole_and_cropped(
+    sides: tuple[int, int], size: int, shorter: int, ratio: float
+) -> None:
+    data = encoded(*sides)
+    decoded = decode(data, size, ratio=ratio)[0].numpy()
+    assert np.array_equal(decoded, resized_then_cropped(data, size, shorter))
+
+
+@pytest.mark.parametrize("sides", [(3, 60), (5, 97), (400, 20), (1, 40), (700, 33)])
+def test_elongated_images_come_out_the_same_but_for_rounding(sides: tuple[int, int]) -> None:
+    data = encoded(*sides)
+    decoded = decode(data, 24, ratio=0.875)[0].numpy().astype(int)
+    assert abs(decoded - resized_then_cropped(data, 24, round(24 / 0.875))).max() <= 2
+
+
+@pytest.mark.parametrize("sides", [(1, 65_500), (65_500, 1)])
+@pytest.mark.parametrize("crops", [None, Crops(views=2)])
+def test_a_line_of_pixels_takes_no_memory_to_speak_of(
+    sides: tuple[int, int], crops: Crops | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resize = Image.Image.resize
+
+    def small(image: Image.Image, size: tuple[int, int], *args: object, **options: object) -> Image.Image:
+        assert size[0] * size[1] <= 10**6
+        return resize(image, size, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Image.Image, "resize", small)
+    assert decode(encoded(*sides), 224, crops=crops).shape == (2 if crops else 1, 3, 224, 224)
+
+
+def test_too_many_pixels_are_refused_by_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(40, 30)
+    monkeypatch.setenv("DSNET_MAX_PIXELS", "1200")
+    assert decode(data, 8).shape == (1, 3, 8, 8)
+    monkeypatch.setenv("DSNET_MAX_PIXELS", "1199")
+    monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("decoded"))
+    message = damage_of(lambda: decode(data, 8))
+    assert "40 × 30 pixels" in message
+    assert "DSNET_MAX_PIXELS" in message
+    assert shown_size_of(data) == "40 × 30 pixels"
+    for wrong in ("0", "many", "-1", "1e6", "9" * 4000):
+        monkeypatch.setenv("DSNET_MAX_PIXELS", wrong)
+        message = error_of(lambda: decode(data, 8))
+        assert "whole number" in message
+        assert len(message) < 250
+
+
+def shown_size_of(data: bytes) -> str:
+    return damage_of(lambda: open_header(data).__enter__()).removeprefix("it has ").partition(",")[0]
+
+
+def test_more_pixels_than_pillow_allows_can_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert decode(encoded(40, 30), 8).shape == (1, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        SyntaxError("broken PNG file"),
+        ValueError("bad value"),
+        struct.error("unpack requires a buffer of 4 bytes"),
+        EOFError("no more frames"),
+        RuntimeError("Failed to decode image"),
+        KeyError(3),
+        RecursionError(),
+        OSError("x" * 10**6 + "\x1b[2J"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("stage", ["open", "load"])
+def test_whatever_a_decoder_raises_is_damage(
+    error: Exception, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every reader of files; a good image beside the damaged one stays."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(picture(1))
+    path = str(tmp_path / "a.png")
+    with monkeypatch.context() as patch:
+        patch.setattr(*(Image, "open") if stage == "open" else (Image.Image, "convert"), fail)
+        reason = damage_of(lambda: decode(path, 8))
+        assert damage_of(lambda: stretched(path, 8)) == reason
+        assert shown_size(tmp_path / "a.png") == (None if stage == "open" else (40, 43))
+    assert reason
+    assert len(reason) < 250
+    assert reason.isprintable()
+    plain, damage = Image.open, Damage()
+    monkeypatch.setattr(Image, "open", lambda file: fail() if file.name == path else plain(file))
+    with pytest.warns(DsnetWarning, match=r"a\.png"):
+        images, kept = decode_all(Paths(tmp_path, ["a.png", "b.png"]), 8, damage=damage)
+    assert (len(images), kept.tolist(), list(damage.reasons)) == (1, [1], [path])
+
+
+def test_stopping_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Image, "open", stop)
+    with pytest.raises(KeyboardInterrupt):
+        decode(picture(0), 8)
+
+
+def test_what_is_no_file_does_not_block(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo.png"
+    os.mkfifo(fifo)
+    writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # a reader that opens it gets its end in a while
+    timer = threading.Timer(2, os.close, [writer])
+    timer.start()
+    assert "named pipe" in damage_of(lambda: decode(str(fifo), 8))
+    assert shown_size(fifo) is None
+    timer.cancel()
+    os.close(writer)
+    assert "device" in damage_of(lambda: decode("/dev/zero", 8))
+    assert "folder" in damage_of(lambda: decode(str(tmp_path), 8))
+    assert damage_of(lambda: decode(str(tmp_path / "none.png"), 8)) == "No such file or directory"

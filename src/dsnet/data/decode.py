@@ -6,15 +6,19 @@ import io
 import math
 import os
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dsnet.cpus import available_cpus
+from dsnet.data.regular import open_regular
 from dsnet.data.source import Crops
-from dsnet.errors import DsnetError, DsnetWarning
+from dsnet.errors import DsnetError, DsnetWarning, install_hint, printable, shorten
 
 __all__ = [
     "Damage",
@@ -23,6 +27,9 @@ __all__ = [
     "crop_box",
     "decode",
     "decode_all",
+    "guarded",
+    "max_pixels",
+    "open_header",
     "open_image",
     "pillow",
     "processors",
@@ -30,6 +37,8 @@ __all__ = [
 
 THREADS = 8
 ASPECT = (3 / 4, 4 / 3)
+MAX_PIXELS = 100_000_000  # of an image file, unless DSNET_MAX_PIXELS says otherwise
+ELONGATED = 16  # times as long as broad: from here on images are cropped before they are resized
 
 
 class Items(Protocol):
@@ -63,7 +72,7 @@ class Damage:
         if len(self.reasons) > self.limit:
             first = ", ".join(list(self.reasons)[:5])
             raise DsnetError(f"more than {self.limit} images cannot be read, the first: {first}")
-        warnings.warn(f"skipped {name}: {reason}", DsnetWarning, stacklevel=3)
+        warnings.warn(f"skipped {printable(name)}: {reason}", DsnetWarning, stacklevel=3)
 
 
 def pillow() -> Any:  # noqa: ANN401  (a module)
@@ -71,13 +80,26 @@ def pillow() -> Any:  # noqa: ANN401  (a module)
     try:
         from PIL import Image
     except ImportError:
-        raise DsnetError("reading image files needs Pillow: pip install 'dsnet[train]'") from None
+        raise DsnetError(f"reading image files needs Pillow: {install_hint('train')}") from None
     return Image
+
+
+def max_pixels() -> int:
+    """Return how many pixels an image file may have: DSNET_MAX_PIXELS, else 100 million.
+
+    Larger ones count as damaged. The header says the size, so they are refused before they are decoded.
+    """
+    text = os.environ.get("DSNET_MAX_PIXELS", "").strip()
+    if not text:
+        return MAX_PIXELS
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) > 0):
+        raise DsnetError(f"DSNET_MAX_PIXELS must be a whole number of pixels above 0, not {shorten(text)}")
+    return int(text)
 
 
 def processors() -> int:
     """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return available_cpus()
 
 
 def decode(
@@ -89,31 +111,80 @@ def decode(
     as they say; ``position`` is the image's number, on which their draws depend.
     """
     image = open_image(source)
-    if crops is None:
-        views = [_centre(image, size, ratio)]
-    else:
-        # Not a torch generator: on the CPU those read only 32 bits of their seed.
-        rng = np.random.default_rng((crops.seed, position))
-        boxes = [crop_box(image.width, image.height, crops.area, rng) for _ in range(crops.views)]
-        cubic = pillow().Resampling.BICUBIC
-        views = [image.resize((size, size), cubic, box=box, reducing_gap=2.0) for box in boxes]
-    return torch.from_numpy(np.stack([np.asarray(view) for view in views])).permute(0, 3, 1, 2)
+    with guarded():
+        if crops is None:
+            views = [_centre(image, size, ratio)]
+        else:
+            # Not a torch generator: on the CPU those read only 32 bits of their seed.
+            rng = np.random.default_rng((crops.seed, position))
+            boxes = [crop_box(image.width, image.height, crops.area, rng) for _ in range(crops.views)]
+            cubic = pillow().Resampling.BICUBIC
+            views = [image.resize((size, size), cubic, box=box, reducing_gap=2.0) for box in boxes]
+        return torch.from_numpy(np.stack([np.asarray(view) for view in views])).permute(0, 3, 1, 2)
 
 
 def open_image(source: str | bytes) -> Any:  # noqa: ANN401  (an image of Pillow, which is optional)
     """An image in RGB, upright; raises `DamagedError` for what cannot be read."""
+    with open_header(source) as opened:
+        opened.load()
+        _check_pixels(opened.size)  # some formats know their size only now
+        if opened.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
+            opened = pillow().fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8))
+        return _upright(opened).convert("RGB")
+
+
+@contextmanager
+def open_header(source: str | bytes) -> Iterator[Any]:
+    """An image of Pillow whose pixels are not decoded yet; raises `DamagedError`, also for the body."""
     images = pillow()
-    if not source:
-        raise DamagedError("it is empty")
+    limit = max_pixels()
+    if images.MAX_IMAGE_PIXELS is not None and limit > images.MAX_IMAGE_PIXELS:
+        images.MAX_IMAGE_PIXELS = limit  # else Pillow warns of images that are allowed, or refuses them
+    with guarded():
+        if not source:
+            raise DamagedError("it is empty")
+        with (
+            nullcontext(io.BytesIO(source)) if isinstance(source, bytes) else open_regular(source) as file,
+            images.open(file) as opened,
+        ):
+            _check_pixels(opened.size)
+            yield opened
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn whatever a decoder raises into a `DamagedError`.
+
+    Damaged files make Pillow and the libraries below it raise nearly anything: SyntaxError, struct.error,
+    RuntimeError, MemoryError where a header asks for too much. One such file must not end a run.
+    """
     try:
-        with images.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
-            if opened.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
-                opened = images.fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8))
-            return _upright(opened).convert("RGB")
-    except images.UnidentifiedImageError:  # its message only has the address of the bytes
-        raise DamagedError("it is no image that Pillow can read") from None
-    except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
-        raise DamagedError(str(error)) from error  # these are what Pillow raises for damaged files
+        yield
+    except (DamagedError, DsnetError):
+        raise
+    except Exception as error:
+        raise DamagedError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why an image cannot be read, in a line."""
+    if isinstance(error, pillow().UnidentifiedImageError):  # its message only has the address of the bytes
+        return "it is no image that Pillow can read"
+    if isinstance(error, MemoryError):
+        return "decoding it takes more memory than there is"
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = printable(told, 200).replace("\n", " ")
+    plain = isinstance(error, OSError | ValueError | SyntaxError | pillow().DecompressionBombError)
+    return text if plain and text else f"{type(error).__name__}: {text}"
+
+
+def _check_pixels(size: tuple[int, int]) -> None:
+    width, height = size
+    if width * height > max_pixels():
+        raise DamagedError(
+            f"it has {width} × {height} pixels, more than {max_pixels():,} in all; "
+            "the environment variable DSNET_MAX_PIXELS sets another limit"
+        )
 
 
 def _upright(image: Any) -> Any:  # noqa: ANN401
@@ -136,10 +207,23 @@ def _centre(image: Any, size: int, ratio: float) -> Any:  # noqa: ANN401
     shorter = max(size, round(size / ratio))
     width, height = image.size
     scale = shorter / min(width, height)
-    if scale != 1:
-        sides = (max(shorter, round(width * scale)), max(shorter, round(height * scale)))
-        image = image.resize(sides, pillow().Resampling.BICUBIC)
-    left, top = (image.width - size) // 2, (image.height - size) // 2
+    sides = (max(shorter, round(width * scale)), max(shorter, round(height * scale)))
+    cuts = [(side - size) // 2 for side in sides]  # left and top
+    cubic = pillow().Resampling.BICUBIC
+    if max(sides) <= ELONGATED * min(sides):
+        if scale != 1:
+            image = image.resize(sides, cubic)
+        return _cut(image, cuts[0], cuts[1], size)
+    # 1 × 65,500 pixels would become 224 × 14,672,000: only what is kept is made. The filter still sees the
+    # pixels around the box.
+    (left, right), (top, bottom) = (
+        (cut * own / side, (cut + size) * own / side)
+        for cut, own, side in zip(cuts, image.size, sides, strict=True)
+    )
+    return image.resize((size, size), cubic, box=(left, top, right, bottom))
+
+
+def _cut(image: Any, left: int, top: int, size: int) -> Any:  # noqa: ANN401
     return image.crop((left, top, left + size, top + size))
 
 

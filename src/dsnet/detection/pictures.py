@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.data.decode import THREADS, DamagedError, open_image, pillow
+from dsnet.data.decode import THREADS, DamagedError, guarded, open_image, pillow
 from dsnet.data.policies import to_device
 from dsnet.data.source import channel_statistics, divided
 from dsnet.detection.metrics import Truth
 from dsnet.detection.voc import Annotated, DetectionSet, Problem, read_voc, wrong_size
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 
 __all__ = ["Boxes", "Pictures", "load_pictures", "read_splits", "shrunk", "stretched"]
 
@@ -84,7 +84,8 @@ class Pictures:
 def stretched(source: str | bytes, side: int) -> tuple[Tensor, tuple[int, int]]:
     """An image as a square [3, side, side] in bytes, and its true width and height."""
     image = open_image(source)
-    return shrunk(image, side), (image.width, image.height)
+    with guarded():
+        return shrunk(image, side), (image.width, image.height)
 
 
 def shrunk(image: Any, side: int) -> Tensor:  # noqa: ANN401  (an image of Pillow, which is optional)
@@ -97,7 +98,7 @@ def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = N
     """Reads splits separated by commas, ``trainval`` or ``VOC2007/trainval``, as one set."""
     places = [part.strip() for part in splits.split(",") if part.strip()]
     if not places:
-        raise DsnetError(f"no split is named in {splits!r}")
+        raise DsnetError(f"no split is named in {shorten(splits)}")
     parts = []
     for place in places:
         *inside, split = place.split("/")

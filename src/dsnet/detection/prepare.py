@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dsnet.data.augment import normalise
-from dsnet.data.decode import DamagedError, open_image, pillow
+from dsnet.data.decode import DamagedError, guarded, open_image, pillow
 from dsnet.detection.augment import whole
 from dsnet.detection.pictures import Boxes, shrunk
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 
 __all__ = ["Prepared", "inputs_of", "prepare", "prepare_images"]
 
@@ -49,18 +49,24 @@ def prepare_images(images: Any, prepared: Prepared, device: torch.device | str =
         several = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
     if not several:
         raise DsnetError("there is no image to prepare")
-    pixels = [shrunk(_opened(image), prepared.size) for image in several]
+    pixels = [_square(image, prepared.size) for image in several]
     return inputs_of(torch.stack(pixels).to(device), prepared)
+
+
+def _square(image: Any, side: int) -> Tensor:  # noqa: ANN401
+    named = f"{image}: " if isinstance(image, str | Path) else "an image cannot be read: "
+    try:
+        with guarded():  # an image of Pillow, too, may be decoded only now
+            return shrunk(_opened(image), side)
+    except DamagedError as error:
+        raise DsnetError(f"{printable(named, 300)}{error}") from error
 
 
 def _opened(image: Any) -> Any:  # noqa: ANN401  (what users have, and an image of Pillow)
     """An image of Pillow in RGB, upright."""
     images = pillow()
     if isinstance(image, str | Path):
-        try:
-            return open_image(str(image))
-        except DamagedError as error:
-            raise DsnetError(f"{image}: {error}") from error
+        return open_image(str(image))
     if isinstance(image, images.Image):
         from PIL import ImageOps
 

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsnet.data.decode import pillow
+from dsnet.data.decode import DamagedError, open_header
+from dsnet.data.regular import open_regular
 from dsnet.detection.metrics import Truth
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = ["VOC_CLASSES", "Annotated", "DetectionSet", "Problem", "read_voc", "shown_size", "wrong_size"]
 
@@ -104,11 +105,14 @@ def read_voc(
         raise DsnetError(f"no image of {where} has a box")
     known = tuple(there if classes is None else classes)
     if len(set(known)) != len(known):
-        raise DsnetError(f"class names must differ: {', '.join(known)}")
+        raise DsnetError(f"class names must differ: {printable(', '.join(known), 1000)}")
     for file in read:
         for label in file.labels:
             if label not in known:
-                raise DsnetError(f"{file.path}: class {label!r} is not in the list: {', '.join(known)}")
+                raise DsnetError(
+                    f"{file.path}: class {shorten(label)} is not in the list: "
+                    f"{printable(', '.join(known), 1000)}"
+                )
     numbers = {name: number for number, name in enumerate(known)}
     items = tuple(
         Annotated(
@@ -138,7 +142,9 @@ def _names(root: Path, split: str | None, problems: list[Problem]) -> list[str]:
     listed = root / "ImageSets" / "Main" / f"{split}.txt"
     if not listed.is_file():
         there = sorted(path.stem for path in listed.parent.glob("*.txt"))
-        raise DsnetError(f"{root} has no split {split!r}; possible: {', '.join(there) or 'none'}")
+        raise DsnetError(
+            f"{root} has no split {shorten(split)}; possible: {printable(', '.join(there), 500) or 'none'}"
+        )
     try:
         text = listed.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -167,7 +173,8 @@ class _File(NamedTuple):
 def _read(root: Path, name: str, problems: list[Problem]) -> _File | None:
     path = root / "Annotations" / f"{name}.xml"
     try:
-        tree = ET.parse(path).getroot()
+        with open_regular(path) as file:
+            tree = ET.parse(file).getroot()
         width, height = (int(float(_text(tree, f"size/{side}"))) for side in ("width", "height"))
         found = [_object(entry) for entry in tree.iter("object")]
     except (OSError, ET.ParseError, ValueError, LookupError, OverflowError) as error:
@@ -202,12 +209,11 @@ def _read(root: Path, name: str, problems: list[Problem]) -> _File | None:
 
 def shown_size(image: Path) -> tuple[int, int] | None:
     """Width and height as an image is shown, by its header; none: it cannot be read."""
-    images = pillow()
     try:
-        with images.open(image) as opened:
+        with open_header(str(image)) as opened:
             turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of orientation: on its side
             width, height = opened.size
-    except (OSError, ValueError, SyntaxError, images.DecompressionBombError):
+    except DamagedError:
         return None
     return (height, width) if turned else (width, height)
 
