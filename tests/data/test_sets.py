@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dsnet.data import ImageSet, load
+from dsnet.data import ImageSet, files, load
 from dsnet.data.decode import Damage
+from dsnet.errors import DsnetError
 from tests.support import error_of
 
 
@@ -86,6 +87,109 @@ def test_fashion_mnist_is_padded_to_32(tmp_path: Path) -> None:
     assert test.labels.tolist() == [7, 2]
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + struct.pack(">I", 5) + bytes([7, 2]))
     assert "cut short" in error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+
+
+def idx(*shape: int, body: bytes = b"") -> bytes:
+    return b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + body
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (idx(2, 28, 28, body=bytes(2 * 28 * 28 + 1)), "has more"),
+        (idx(2, 28, 28, body=bytes(2 * 28 * 28 - 1)), "cut short at 1567"),
+        (idx(1000, 28, 28), "more than the 100,000"),
+        (idx(2**32 - 1, 2**32 - 1, 2**32 - 1), "more than the 100,000"),
+        (idx(2, 29, 29, body=bytes(2 * 29 * 29)), "must be 28 × 28 pixels, not 29 × 29"),
+        (idx(56, 28, body=bytes(56 * 28)), "with 3 dimensions"),
+        (idx(2, 28, 28)[:9], "unpack requires"),
+        (b"", "with 3 dimensions"),
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_damaged_idx_file_is_named(
+    content: bytes, told: str, zipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_BYTES", 100_000)
+    path = tmp_path / ("t10k-images-idx3-ubyte" + ".gz" * zipped)
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(2, body=bytes(2)))
+    message = error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+    assert told in message
+    assert str(tmp_path) in message
+
+
+def test_damaged_archives_and_bombs_are_named_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    whole = gzip.compress(idx(20, 28, 28, body=np.random.default_rng(0).bytes(20 * 28 * 28)))
+    for damaged in (
+        whole[:-9],
+        whole[:5],
+        b"no gzip",
+        whole[:200] + b"\xff" * 99 + whole[299:],
+        whole + b"x",
+    ):
+        path.write_bytes(damaged)
+        assert str(path) in error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+    path.write_bytes(gzip.compress(idx(2, 28, 28, body=bytes(10**7))))  # declares 1,568 bytes
+    read, most = gzip.GzipFile.read, []
+
+    def counted(file: gzip.GzipFile, size: int | None = -1) -> bytes:
+        got = read(file, size)
+        most.append(len(got))
+        return got
+
+    monkeypatch.setattr(gzip.GzipFile, "read", counted)
+    assert "it has more" in error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+    assert max(most) == 1569
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]},
+        {b"data": np.zeros((2, 3072), np.float32), b"labels": [1, 2]},
+        {b"data": np.zeros((2, 3072), np.uint8), b"labels": [1, "a"]},
+        {b"data": np.zeros((2, 3072), np.uint8), b"labels": np.zeros(2)},
+        {b"data": [[0] * 3072] * 2, b"labels": [1, 2]},
+        {b"data": np.broadcast_to(np.zeros(1, np.uint8), (2, 3072)).view(), b"labels": None},
+        [1, 2],
+        None,
+    ],
+)
+def test_a_cifar_file_with_other_contents_is_named(content: object, tmp_path: Path) -> None:
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    path.parent.mkdir()
+    path.write_bytes(pickle.dumps(content))
+    assert str(path) in error_of(lambda: load("cifar10", "test", root=tmp_path))
+
+
+def test_every_damage_to_a_cifar_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    write_cifar(path, np.zeros((1, 3, 32, 32), np.uint8), labels=[3])
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    head = len(whole) - 3072
+    damaged = [whole[:length] for length in range(0, len(whole), 97)]
+    for _ in range(300):
+        bits = bytearray(whole)
+        at = (
+            int(rng.integers(head // 2))
+            if rng.random() < 0.5
+            else len(whole) - 1 - int(rng.integers(head // 2))
+        )
+        bits[at] = int(rng.integers(256))
+        damaged.append(bytes(bits))
+    messages = []
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            load("cifar10", "test", root=tmp_path)
+        except DsnetError as error:
+            messages.append(str(error))
+    assert len(messages) > 100
+    assert all(str(path) in message or "labels" in message for message in messages)
 
 
 def encoded(colour: int, size: tuple[int, int] = (20, 30), kind: str = "PNG") -> bytes:

@@ -20,7 +20,8 @@ from dsnet.data.items import Listing, list_class_folders
 from dsnet.data.lazy import LazySet
 from dsnet.data.parquet import list_parquet
 from dsnet.data.small import cifar10, cifar100, data_root, digits, existing, fashion_mnist, some_digits
-from dsnet.errors import DsnetError
+from dsnet.data.source import check_ratio
+from dsnet.errors import DsnetError, shorten
 
 __all__ = ["SETS", "Split", "Wanted", "data_root", "is_undivided", "load"]
 
@@ -56,12 +57,11 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if self.split not in ("train", "test"):
-            raise DsnetError(f"unknown split {self.split!r}; possible: train, test")
+            raise DsnetError(f"unknown split {shorten(self.split)}; possible: train, test")
         for size in (self.size, self.default_size):
             if size is not None and size < 1:
                 raise DsnetError(f"images must have a size of at least 1, not {size}")
-        if not 0 < self.ratio <= 1:
-            raise DsnetError(f"ratio must lie above 0 and be at most 1, not {self.ratio}")
+        check_ratio("ratio", self.ratio)
 
 
 def load(
@@ -96,12 +96,12 @@ def load(
     if name.startswith("hf:"):
         return _made(name, list_hub(name.removeprefix("hf:"), split), wanted)
     path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(name):  # unlike Path.is_dir this takes a name that no file can have
         return _made(name, _in_folder(name, path, split), wanted)
-    if path.suffix == ".parquet" and path.is_file():
+    if path.suffix == ".parquet" and os.path.isfile(name):
         return _made(name, _table(path, split), wanted)
     raise DsnetError(
-        f"there is no data set {name!r}: neither a folder, a .parquet file or hf:NAME, "
+        f"there is no data set {shorten(name, 500)}: neither a folder, a .parquet file or hf:NAME, "
         f"nor one of {', '.join(SETS)}"
     )
 
@@ -120,7 +120,14 @@ def _made(name: str, listing: Listing, wanted: Wanted, *, size: int = 128) -> Im
         )
     images, at = decode_all(listing.items, size, ratio=wanted.ratio)
     damaged = len(listing.items) - len(at)
-    return ImageSet(name=name, images=images, labels=listing.labels[at], classes=classes, damaged=damaged)
+    return ImageSet(
+        name=name,
+        images=images,
+        labels=listing.labels[at],
+        classes=classes,
+        ratio=wanted.ratio,
+        damaged=damaged,
+    )
 
 
 def _in_folder(name: str, folder: Path, split: Split) -> Listing:
