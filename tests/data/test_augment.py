@@ -18,6 +18,9 @@ from dsnet.data.policies import (
     contrast,
     rand_augment,
 )
+from dsnet.recipes import get_recipe
+from dsnet.training.config import MixConfig
+from dsnet.training.views import Views
 from tests.support import error_of
 
 
@@ -77,6 +80,36 @@ def test_erasing_blanks_one_box_of_the_stated_size() -> None:
         rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
         assert bool(mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all())
         assert 0.01 < mask.float().mean() < 0.4
+
+
+def test_erased_boxes_can_hold_noise_of_normalised_images() -> None:
+    """What DeiT does: mean 0 and deviation 1 behind normalisation, a value for every pixel and channel."""
+    images, channels = pictures(300, 32), ((0.3, 0.5, 0.6), (0.1, 0.2, 0.4))
+    views = {
+        fill: Views(
+            Augment(erase=0.5, erase_fill=fill),
+            MixConfig(),
+            channels,
+            seed=0,
+            rank=0,
+            device=torch.device("cpu"),
+        )
+        for fill in ("black", "noise")
+    }
+    labels = torch.zeros(300, dtype=torch.long)
+    black, noise = (make(images[None], labels, count=1, step=0, classes=2)[0][0] for make in views.values())
+    plain = normalise(images, *channels)
+    inside = (black != plain).any(1)
+    assert torch.equal((noise != plain).all(1), inside)  # the same boxes
+    values = noise.movedim(1, 0)[:, inside]
+    assert values.shape[1] > 20_000
+    assert values.mean(1).tolist() == pytest.approx([0, 0, 0], abs=0.05)
+    assert values.std(1).tolist() == pytest.approx([1, 1, 1], abs=0.05)
+    assert "black or noise" in error_of(lambda: Augment(erase=0.5, erase_fill="white"))
+    bytes_of = Augment(erase=0.5, erase_fill="noise")(images, seeded())
+    assert torch.equal(bytes_of, images)
+    recipe = get_recipe("imagenet_ds_vit_plus").config.augment
+    assert (recipe.erase, recipe.erase_fill) == (0.25, "noise")
 
 
 def ramps(count: int, height: int, width: int) -> Tensor:
@@ -238,3 +271,9 @@ def test_mixing_can_be_off_and_bad_input_is_refused() -> None:
     assert "magnitude_std" in error_of(lambda: Augment(magnitude_std=-1.0))
     assert "jitter" in error_of(lambda: Augment(jitter=float("nan")))
     assert isinstance(draw_mixing((2, 3, 4, 4), mixup=0.0, cutmix=1.0), Mixing)
+
+
+def test_normalise_takes_lists() -> None:
+    images = torch.arange(24, dtype=torch.uint8).reshape(1, 3, 2, 4)
+    mean, std = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
+    assert torch.equal(normalise(images, list(mean), list(std)), normalise(images, mean, std))

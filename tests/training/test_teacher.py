@@ -57,7 +57,7 @@ def test_what_cannot_teach_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
     save_checkpoint(tmp_path, "last", dsnet.create_model("ds_mbnet_tiny"), step=1)
     assert "how its images were normalised" in error_of(lambda: load(str(tmp_path)))
     monkeypatch.setitem(sys.modules, "timm", None)
-    assert "pip install 'dsnet[timm]'" in error_of(lambda: load("timm:regnety_160"))
+    assert "pip install 'dsnet-pytorch[timm]'" in error_of(lambda: load("timm:regnety_160"))
 
 
 def test_a_network_of_timm_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,3 +88,19 @@ def test_the_recipes_teachers_exist_in_timm() -> None:
     for teacher in teachers:
         name, _, tag = teacher.removeprefix("timm:").partition(".")
         assert f"{name}.{tag}" in timm.list_models(name + ".*", pretrained=True), teacher
+
+
+def test_recipes_name_the_pretraining_of_their_teachers() -> None:
+    """The paper's teachers have seen ImageNet-1k alone; one with more must say so."""
+    taught = {name: config for name in list_recipes() if (config := get_recipe(name).config).scheme.teacher}
+    assert {"imagenet_ds_vit_plus", "imagenet_ds_vit_plus_ablation"} <= set(taught)
+    for name, config in taught.items():
+        teacher = config.scheme.teacher
+        assert teacher is not None
+        for larger, words in (
+            ("in12k", "ImageNet-12k"),
+            ("in21k", "ImageNet-21k"),
+            ("in22k", "ImageNet-22k"),
+        ):
+            assert larger not in teacher or words in list_recipes()[name], f"{name}: {teacher}"
+    assert taught["imagenet_ds_vit_plus_ablation"].scheme.teacher == "timm:regnety_120.pycls_in1k"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -26,20 +27,30 @@ from dsnet.data.policies import (
     contrast,
     rand_augment,
 )
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 
-__all__ = ["Augment", "Mixing", "draw_mixing", "normalise"]
+__all__ = ["Augment", "Mixing", "check_channels", "draw_mixing", "normalise"]
 
 
-def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Bytes, or values in [0, 255], → float32 with this mean and deviation per channel."""
-    scale, shift = _scales(mean, std, images.device)
+    scale, shift = _scales(tuple(mean), tuple(std), images.device)
     return (images * scale - shift).float()
+
+
+def check_channels(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Raise where these are no means and deviations of channels: pixels would become NaN or infinite."""
+    if len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))) or not all(s > 0 for s in std):
+        raise DsnetError(
+            "images are normalised by a finite mean and a deviation above 0 for every channel, not by mean="
+            f"{shorten(mean)}, std={shorten(std)}"
+        )
 
 
 @functools.lru_cache(maxsize=64)
 def _scales(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, ...]:
     """Kept on the device: a CUDA graph can read them, not make them."""
+    check_channels(mean, std)
     with torch.inference_mode(False):  # whoever asks next may want gradients
         rows = torch.tensor([(1 / (255 * s), m / s) for m, s in zip(mean, std, strict=True)])
         return rows.to(device)[:, :, None, None].unbind(1)
@@ -61,7 +72,8 @@ class Augment:
     magnitude: float = 9.0  # of RandAugment, from 0 to 10
     magnitude_std: float = 0.0  # how far magnitudes deviate from image to image
     jitter: float = 0.0  # brightness, contrast and saturation change by up to this share
-    erase: float = 0.0  # probability that a box of 2 to 33 % of an image is blanked
+    erase: float = 0.0  # probability that a box of 2 to 33 % of an image is erased
+    erase_fill: Literal["black", "noise"] = "black"  # noise: normal, per pixel, in normalised images (DeiT)
 
     def __post_init__(self) -> None:
         if self.padding < 0:
@@ -73,7 +85,9 @@ class Augment:
         if self.size is not None and (self.crop is None or self.size < 1):
             raise DsnetError(f"size must be at least 1 and needs crop, not {self.size} with crop {self.crop}")
         if self.policy is not None and self.policy not in get_args(Policy):
-            raise DsnetError(f"policy must be one of {', '.join(get_args(Policy))}, not {self.policy!r}")
+            raise DsnetError(
+                f"policy must be one of {', '.join(get_args(Policy))}, not {shorten(self.policy)}"
+            )
         if self.operations < 1:
             raise DsnetError(f"operations must be at least 1, not {self.operations}")
         if not 0 <= self.magnitude <= 10:
@@ -84,6 +98,8 @@ class Augment:
             raise DsnetError(f"jitter must be at least 0 and finite, not {self.jitter}")
         if not 0 <= self.erase <= 1:
             raise DsnetError(f"erase is a probability, not {self.erase}")
+        if self.erase_fill not in ("black", "noise"):
+            raise DsnetError(f"erase_fill must be black or noise, not {shorten(self.erase_fill)}")
 
     def __call__(
         self, images: Tensor, generator: torch.Generator | None = None, host: torch.Generator | None = None
@@ -110,9 +126,17 @@ class Augment:
                 images = rand_augment(images, self.operations, self.magnitude, self.magnitude_std, host)
         if self.jitter:
             images = _jitter(images, self.jitter, generator)
-        if self.erase:
-            images = _erase(images, self.erase, generator)
+        if self.erase and self.erase_fill == "black":
+            images = images.masked_fill(_erased(images, self.erase, generator), 0)
         return images
+
+    def fill_with_noise(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Erase boxes of normalised images, where they are to hold noise: its mean is 0, its deviation 1."""
+        if not self.erase or self.erase_fill != "noise":
+            return images
+        inside = _erased(images, self.erase, generator)
+        noise = torch.randn(images.shape, device=images.device, dtype=images.dtype, generator=generator)
+        return torch.where(inside, noise, images)
 
 
 def _random_crop(images: Tensor, padding: int, generator: torch.Generator | None) -> Tensor:
@@ -153,7 +177,8 @@ def _jitter(images: Tensor, strength: float, generator: torch.Generator | None) 
     return color(contrast(brightness(images, factors[0]), factors[1]), factors[2])
 
 
-def _erase(images: Tensor, probability: float, generator: torch.Generator | None) -> Tensor:
+def _erased(images: Tensor, probability: float, generator: torch.Generator | None) -> Tensor:
+    """[N, 1, H, W]: the pixels of a random box in every image that is drawn to lose one."""
     count, _, height, width = images.shape
     draws = torch.rand(5, count, device=images.device, generator=generator)
     area = (0.02 + 0.31 * draws[0]) * height * width
@@ -162,7 +187,7 @@ def _erase(images: Tensor, probability: float, generator: torch.Generator | None
     broad = (area / aspect).sqrt().clamp(max=width)
     top, left = draws[2] * (height - tall), draws[3] * (width - broad)
     inside = _box(top, left, tall, broad, height, width) & (draws[4] < probability)[:, None, None]
-    return images.masked_fill(inside[:, None], 0)
+    return inside[:, None]
 
 
 def _box(top: Tensor, left: Tensor, tall: Tensor, broad: Tensor, height: int, width: int) -> Tensor:

@@ -31,6 +31,7 @@ class ImageSet:
     labels: Tensor
     classes: tuple[str, ...]
     resize: int | None = None  # pixels a side that batches are given out with; none: as the images lie
+    ratio: float = 1.0  # that files were decoded with (see `load`); images of a fixed size are not cropped
     damaged: int = 0  # images that could not be read and are not among these
 
     def __post_init__(self) -> None:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from dsnet.data.decode import Damage, Items, pillow, processors
-from dsnet.data.source import Crops, channel_statistics, check_labels, divided, epoch_order, held_out
+from dsnet.data.source import (
+    Crops,
+    channel_statistics,
+    check_labels,
+    check_ratio,
+    divided,
+    epoch_order,
+    held_out,
+)
 from dsnet.data.workers import Work, run
 from dsnet.errors import DsnetError
 
@@ -55,8 +63,7 @@ class LazySet:
         check_labels(self.name, count, self.labels, self.classes)
         if self.size < 1:
             raise DsnetError(f"{self.name}: images must have a size of at least 1, not {self.size}")
-        if not 0 < self.ratio <= 1:
-            raise DsnetError(f"{self.name}: ratio must lie above 0 and be at most 1, not {self.ratio}")
+        check_ratio(f"{self.name}: ratio", self.ratio)
         if self.workers < 0 or self.prefetch < 1:
             raise DsnetError(
                 f"{self.name}: workers must be at least 0 and prefetch at least 1, "

@@ -9,9 +9,18 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 
-__all__ = ["Crops", "Source", "channel_statistics", "check_labels", "divided", "epoch_order", "held_out"]
+__all__ = [
+    "Crops",
+    "Source",
+    "channel_statistics",
+    "check_labels",
+    "check_ratio",
+    "divided",
+    "epoch_order",
+    "held_out",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +58,10 @@ class Source(Protocol):
     @property
     def size(self) -> int:
         """Side of the images, in pixels."""
+
+    @property
+    def ratio(self) -> float:
+        """What the side is of the shorter side that files are resized to before their centre is kept."""
 
     @property
     def labels(self) -> Tensor:
@@ -132,6 +145,13 @@ def channel_statistics(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tup
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     std[std == 0] = 1  # a channel that is the same everywhere says nothing
     return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def check_ratio(name: str, ratio: float) -> None:
+    """Raises unless images can be resized to ``size / ratio`` and cropped to ``size``."""
+    number = isinstance(ratio, int | float) and not isinstance(ratio, bool)  # it may come from a file
+    if not number or not 0 < ratio <= 1:
+        raise DsnetError(f"{name} must lie above 0 and be at most 1, not {shorten(ratio)}")
 
 
 def check_labels(name: str, count: int, labels: Tensor, classes: tuple[str, ...]) -> None:

@@ -19,11 +19,17 @@ from dsnet.training.config import (
     TrainConfig,
 )
 
-DATA = DataConfig(name="imagenet", hold_out=10_000 / 1_281_167)
+DATA = DataConfig(name="imagenet", crop_ratio=0.875, hold_out=10_000 / 1_281_167)  # 256, then 224 pixels
 RUN = RunConfig(precision="bfloat16", channels_last=True, validate_every=5)
 AUTO = Augment(crop=(0.08, 1.0), flip=True, policy="autoaugment_imagenet")
 DEIT = Augment(
-    crop=(0.08, 1.0), flip=True, policy="randaugment", magnitude=9.0, magnitude_std=0.5, erase=0.25
+    crop=(0.08, 1.0),
+    flip=True,
+    policy="randaugment",
+    magnitude=9.0,
+    magnitude_std=0.5,
+    erase=0.25,
+    erase_fill="noise",
 )
 CNN = TrainConfig(
     data=DATA,
@@ -77,10 +83,13 @@ def imagenet_ds_mbnet_label() -> Recipe:
 
 @register_recipe
 def imagenet_ds_mbnet_joint() -> Recipe:
-    """DS-MBNet on ImageNet, gate and weights together: the single-stage side of that ablation."""
-    scheme = SchemeConfig(name="label", joint="gumbel", smoothing=0.0)
+    """DS-MBNet on ImageNet, gate and weights together: the single-stage side of that ablation.
+
+    All settings but ``scheme.joint`` are those of imagenet_ds_mbnet_label.
+    """
+    two_stages = imagenet_ds_mbnet_label().config
     return Recipe(
-        config=replace(CNN, model="ds_mbnet", scheme=scheme),
+        config=replace(two_stages, scheme=replace(two_stages.scheme, joint="gumbel")),
         duration=UNTRIED,
         expect="paper: smallest 0.2 %, largest 28.9 %, gated 64.6 % at 255M multiply-adds",
     )
@@ -150,7 +159,7 @@ def imagenet_ds_vit_plus() -> Recipe:
 @register_recipe
 def imagenet_ds_vit_plus_ablation() -> Recipe:
     """DS-ViT++ on ImageNet as in the paper's ablation of schemes: 100 epochs, RegNetY-12GF."""
-    scheme = replace(VIT.scheme, teacher="timm:regnety_120.sw_in12k_ft_in1k")
+    scheme = replace(VIT.scheme, teacher="timm:regnety_120.pycls_in1k")
     return Recipe(
         config=replace(VIT, scheme=scheme, optim=replace(VIT.optim, epochs=100)),
         duration=UNTRIED,

@@ -49,7 +49,7 @@ class Views:
         views = []
         for number in range(count):
             view = self.augment(images[min(number, len(images) - 1)], self.generator, host)
-            seen = normalise(view, *self.channels)
+            seen = self.augment.fill_with_noise(normalise(view, *self.channels), self.generator)
             seen = seen if mixing is None else mixing.images(seen)
             views.append(seen.contiguous(memory_format=self.layout))
         return views, labels if mixing is None else mixing.labels(labels, classes)
