@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 import dsnet
 from dsnet.models.gated import greedy
-from dsnet.routing import CascadeRule, CostTable, GateRule, Routed, Router, collect, simulate
+from dsnet.routing import CascadeRule, CostTable, GateRule, Point, Routed, Router, collect, simulate
 from dsnet.routing.rules import margin
 from tests.support import assert_close, error_of, images, random_model, spread_gates
 
@@ -196,3 +198,30 @@ def test_bad_rules_are_refused() -> None:
         lambda: CascadeRule(costs=table, routes=(0, 3), thresholds=(0.1,)).path(2)
     )
     assert "as a tensor" in error_of(lambda: rule(model, [1, 2]))  # type: ignore[arg-type]
+
+
+class Mine(Router):
+    """A router of a user's own: it decides by something else than a margin."""
+
+    def rule_of(self, point: Point) -> GateRule | CascadeRule:
+        return CascadeRule(costs=self.costs, routes=(0,), thresholds=())
+
+
+def test_a_router_of_ones_own_is_not_read_as_another() -> None:
+    table = CostTable.of_model(random_model("ds_mbnet_tiny"))
+    point = Point(cost=table.largest, accuracy=0.5, numbers=(0.5,), routes=(0, 3))
+    mine = Mine(kind="cascade", costs=table, curve=(point,))
+    plain = json.loads(json.dumps(mine.to_dict()))
+    message = error_of(lambda: Router.from_dict(plain))
+    assert "test_rules.Mine" in message
+    assert "gate, cascade" in message
+    again = Mine.from_dict(plain)
+    assert again == mine
+    assert type(again) is Mine
+    usual = Router(kind="cascade", costs=table, curve=(point,))
+    assert Router.from_dict(usual.to_dict()) == usual
+    assert "unknown router" in error_of(lambda: Mine.from_dict(usual.to_dict()))
+    for kind in ("mine", None, ["gate"]):  # said before anything else is missed
+        message = error_of(lambda kind=kind: Router.from_dict({"kind": kind}))  # type: ignore[misc]
+        assert "unknown router" in message
+        assert "gate, cascade" in message

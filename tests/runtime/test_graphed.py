@@ -151,6 +151,15 @@ def test_cascades(kind: tuple[str, str | None, bool], quantiles: tuple[float, ..
     assert_close(found.logits, expected.logits, 1e-10)
 
 
+def test_a_cascade_is_not_sure_of_an_answer_that_is_not_a_number() -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False)
+    x = pictures(model, 3).clone()
+    x[1, 0, 0, 0] = float("nan")
+    found = graphed.cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
+    assert found.routes.tolist() == [0, 3, 0]
+    assert found.logits.isfinite().all(1).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
 def test_every_route_by_itself(name: str, bn_key: str | None, stand_ins: bool) -> None:
     model, graphed = made(name, bn_key, stand_ins)

@@ -243,6 +243,16 @@ def test_cascades(routes: tuple[int, ...], quantile: float) -> None:
     assert_close(found.logits, expected.logits, 1e-5)
 
 
+def test_a_cascade_is_not_sure_of_an_answer_that_is_not_a_number() -> None:
+    model, recorded = network(NAME), plan().engine.graphed
+    assert recorded is not None
+    x = pictures(model, 3).clone()
+    x[1, 0, 0, 0] = float("nan")
+    found = recorded.cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
+    assert found.routes.tolist() == [0, 3, 0]
+    assert found.logits.isfinite().all(1).tolist() == [True, False, True]
+
+
 def test_routes_that_are_not_held() -> None:
     model = network(NAME)
     some = compiled(NAME, [0, 3])

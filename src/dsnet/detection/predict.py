@@ -55,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """An image that cannot be read, and why."""
+    """An image that cannot be read or that the detector fails on, and why."""
 
     path: str
     error: str
@@ -81,24 +81,30 @@ def find_boxes(
             good = {name: image for name, image in zip(names, read, strict=True) if isinstance(image, _Image)}
             found = dict(zip(good, _find(saved, list(good.values()), only, score), strict=True))
             for name, image in zip(names, read, strict=True):
-                if isinstance(image, _Image):
-                    detections, number, madds = found[name]
+                answer = found[name] if isinstance(image, _Image) else image
+                if isinstance(image, _Image) and not isinstance(answer, str):
                     yield Found(
                         path=name,
                         width=image.width,
                         height=image.height,
-                        detections=detections,
-                        route=number,
-                        madds=madds,
+                        detections=answer.detections,
+                        route=answer.route,
+                        madds=answer.madds,
                     )
                 else:
-                    yield Missed(path=name, error=image)
+                    yield Missed(path=name, error=str(answer))
 
 
 class _Image(NamedTuple):
     pixels: Tensor
     width: int
     height: int
+
+
+class _Answer(NamedTuple):
+    detections: Detections
+    route: int
+    madds: int
 
 
 def _read(name: str, side: int) -> _Image | str:
@@ -111,14 +117,22 @@ def _read(name: str, side: int) -> _Image | str:
 
 def _find(
     saved: SavedDetector, images: Sequence[_Image], only: Route | None, score: float
-) -> list[tuple[Detections, int, int]]:
-    """Boxes, route and multiply-adds of every image."""
+) -> list[_Answer | str]:
+    """What every image shows, or why that is not known."""
     if not images:
         return []
     detector, prepared = saved.detector, saved.prepared
     device = detector.norm.weight.device
     pixels = torch.stack([image.pixels for image in images]).to(device)
     answers, taken = answered(detector, inputs_of(pixels, prepared), only)
+    # Boxes of numbers that are not finite would be NaN, or missing without a word.
+    finite = torch.stack([torch.isfinite(part).all((1, 2)) for part in answers]).all(0).tolist()
     boxes = detections_of(answers.offsets, answers.logits, detector.priors(prepared.size), score=score)
     madds = {number: detector.cost(number, prepared.size).madds() for number in set(taken)}
-    return [(own, number, madds[number]) for own, number in zip(boxes, taken, strict=True)]
+    return [
+        _Answer(own, number, madds[number])
+        if good
+        else f"the detector's answers at route {number} are not finite: its weights, or the mean and "
+        "deviation that images are normalised by, are damaged"
+        for own, number, good in zip(boxes, taken, finite, strict=True)
+    ]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models import State, Supernet
 from dsnet.routes import Route
 from dsnet.routing.costs import CostTable
@@ -75,7 +75,7 @@ def collect(
     nodes = [list(itertools.product(*options[:gate])) for gate in range(len(options))]
     labels, predicted, margins = [], [], []
     scores: list[list[Tensor]] = [[] for _ in options]
-    digest, size = hashlib.sha256(), None
+    digest, size, seen = hashlib.sha256(), None, 0
     training = model.training
     model.eval()
     try:
@@ -84,6 +84,7 @@ def collect(
                 raise DsnetError(f"{len(images)} images with {len(targets)} labels")
             if not len(images):
                 continue
+            seen += len(images)
             states: dict[tuple[int, ...], State] = {(): model.enter(images)}
             answers = [model.finish_from(states, route.choices) for route in chosen]
             for gate, histories in enumerate(nodes):
@@ -91,6 +92,15 @@ def collect(
                 scores[gate].append(torch.stack(at_gate).cpu())
             predicted.append(torch.stack([a.argmax(1) for a in answers], 1).cpu())
             margins.append(torch.stack([margin(a) for a in answers], 1).cpu())
+            if not bool(torch.stack([a.isfinite().all() for a in answers]).all()):
+                where = [
+                    route.number for route, a in zip(chosen, answers, strict=True) if not a.isfinite().all()
+                ]
+                raise DsnetError(
+                    f"{model.name} gives logits that are not finite for some of the images "
+                    f"{seen - len(images)} to {seen - 1}, at the routes {shorten(where)}: its weights, its "
+                    "norm statistics or these images are damaged, or the precision does not suffice"
+                )
             labels.append(targets.cpu())
             sums = images.double().flatten(1).sum(1).cpu()
             digest.update(sums.numpy().tobytes() + targets.cpu().long().numpy().tobytes())
@@ -179,6 +189,6 @@ def _cascade(rule: CascadeRule, outputs: Outputs) -> tuple[Array, Array]:
     columns, costs = np.full(len(outputs), at[0]), np.full(len(outputs), paid[0])
     going = np.ones(len(outputs), dtype=bool)
     for step, threshold in enumerate(rule.thresholds):
-        going &= margins[:, at[step]] < threshold
+        going &= ~(margins[:, at[step]] >= threshold)
         columns[going], costs[going] = at[step + 1], paid[step + 1]
     return columns, costs

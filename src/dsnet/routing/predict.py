@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.data.augment import normalise
+from dsnet.data.augment import check_channels, normalise
 from dsnet.data.decode import THREADS, DamagedError, decode, pillow, processors
+from dsnet.data.source import check_ratio
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.calibration import Calibration, RouterName, has_trained_gates
@@ -25,7 +26,7 @@ from dsnet.training.checkpoint import Checkpoint, load_classifier
 from dsnet.training.run import pick_device
 from dsnet.training.teacher import Channels
 
-__all__ = ["Answer", "Prediction", "Predictor", "Unread", "open_predictor"]
+__all__ = ["Answer", "Prediction", "Predictor", "Unanswered", "Unread", "open_predictor"]
 
 
 class Answer(NamedTuple):
@@ -72,6 +73,21 @@ class Unread(NamedTuple):
     path: str
     reason: str
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types)."""
+        return {"path": self.path, "error": f"cannot be read: {self.reason}"}
+
+
+class Unanswered(NamedTuple):
+    """An image for which the network gave no answer, and why."""
+
+    path: str
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON types)."""
+        return {"path": self.path, "error": f"has no answer: {self.reason}"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictor:
@@ -82,18 +98,22 @@ class Predictor:
     classes: tuple[str, ...]
     channels: Channels
     size: int
+    crop_ratio: float = 1.0  # of size to the shorter side that images are resized to before they are cropped
 
     def __post_init__(self) -> None:
+        check_ratio("crop_ratio", self.crop_ratio)
         outputs = self.model.head.classifier.out_features
         if len(self.classes) != outputs:
             raise DsnetError(f"{len(self.classes)} names for the {outputs} classes of the network")
         self.model.geometry.shape(self.size)  # raises where the network does not take this size
+        check_channels(*self.channels)
 
     def __call__(
         self, paths: Sequence[str | Path], *, batch: int = 64, top: int = 1
-    ) -> Iterator[Prediction | Unread]:
+    ) -> Iterator[Prediction | Unread | Unanswered]:
         """What every image shows, in the order of ``paths``; results come batch by batch.
 
+        An image that cannot be read, or whose logits are not finite, is answered by that; the others go on.
         ``top`` is how many classes an answer names. The next batch is decoded while the network runs.
         """
         if batch < 1:
@@ -103,21 +123,25 @@ class Predictor:
         pillow()  # else every image would be missed for the lack of it
         return self._results([os.fspath(path) for path in paths], batch, top)
 
-    def _results(self, paths: list[str], batch: int, top: int) -> Iterator[Prediction | Unread]:
-        for decoded in _decoded(paths, self.size, batch):
+    def _results(self, paths: list[str], batch: int, top: int) -> Iterator[Prediction | Unread | Unanswered]:
+        for decoded in _decoded(paths, self.size, self.crop_ratio, batch):
             good = {path: image for path, image in decoded if isinstance(image, Tensor)}
             known = self._answered(good, top) if good else {}
             for path, image in decoded:
                 yield Unread(path, image) if isinstance(image, str) else known[path]
 
     @torch.no_grad()
-    def _answered(self, images: dict[str, Tensor], top: int) -> dict[str, Prediction]:
+    def _answered(self, images: dict[str, Tensor], top: int) -> dict[str, Prediction | Unanswered]:
         pixels = torch.stack(list(images.values())).to(self.model.head.classifier.weight.device)
-        logits, routes = self.rule(self.model, normalise(pixels, *self.channels))
-        best = F.softmax(logits, 1).topk(top)
-        rows = zip(images, best.indices.tolist(), best.values.tolist(), routes.tolist(), strict=True)
-        return {
-            path: Prediction(
+        output = self.rule(self.model, normalise(pixels, *self.channels))
+        best = F.softmax(output.logits, 1).topk(top)
+        numbers = best.indices.tolist(), best.values.tolist(), output.routes.tolist(), output.finite.tolist()
+        found: dict[str, Prediction | Unanswered] = {}
+        for path, labels, shares, route, finite in zip(images, *numbers, strict=True):
+            if not finite:
+                found[path] = Unanswered(path, f"the logits of route {route} are not finite")
+                continue
+            found[path] = Prediction(
                 path=path,
                 answers=tuple(Answer(n, self.classes[n], p) for n, p in zip(labels, shares, strict=True)),
                 route=route,
@@ -125,18 +149,19 @@ class Predictor:
                 cost=self.rule.cost(self.model, route),
                 unit=self.rule.costs.unit,
             )
-            for path, labels, shares, route in rows
-        }
+        return found
 
 
-def _decoded(paths: list[str], size: int, batch: int) -> Iterator[list[tuple[str, Tensor | str]]]:
+def _decoded(
+    paths: list[str], size: int, ratio: float, batch: int
+) -> Iterator[list[tuple[str, Tensor | str]]]:
     """Batches of (path, image [3, size, size] of bytes, or why there is none), one batch ahead."""
     groups = [paths[start : start + batch] for start in range(0, len(paths), batch)]
     threads = ThreadPoolExecutor(min(THREADS, processors()))  # Pillow decodes without holding the GIL
 
     def read(path: str) -> Tensor | str:
         try:
-            return decode(path, size)[0]
+            return decode(path, size, ratio=ratio)[0]
         except DamagedError as error:
             return str(error)
 
@@ -207,6 +232,7 @@ def open_predictor(
         classes=tuple(saved.data.get("classes") or numbers),
         channels=(tuple(known["mean"]), tuple(known["std"])),
         size=size,
+        crop_ratio=known.get("crop_ratio", 1.0),
     )
 
 

@@ -23,7 +23,16 @@ from dsnet.models.gated import Decide, Routable, greedy
 from dsnet.routing.costs import CostTable
 from dsnet.routing.moves import within
 
-__all__ = ["CascadeRule", "GateRule", "RoutedOutput", "Rule", "gate_decision", "margin", "run_numbered"]
+__all__ = [
+    "CascadeRule",
+    "GateRule",
+    "RoutedOutput",
+    "Rule",
+    "gate_decision",
+    "margin",
+    "run_numbered",
+    "unsure",
+]
 
 
 class RoutedOutput(NamedTuple):
@@ -31,6 +40,11 @@ class RoutedOutput(NamedTuple):
 
     logits: Tensor
     routes: Tensor
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether an image has an answer [B]: none of its logits is NaN or infinite."""
+        return self.logits.isfinite().all(1)
 
 
 class Rule(Protocol):
@@ -55,6 +69,11 @@ def margin(logits: Tensor) -> Tensor:
     """How sure an answer is: the difference between the two largest probabilities, [B]."""
     best = F.softmax(logits.float() if logits.dtype != torch.float64 else logits, dim=-1).topk(2, dim=-1)[0]
     return best[..., 0] - best[..., 1]
+
+
+def unsure(margins: Tensor, threshold: float | Tensor) -> Tensor:
+    """Which answers are not confident, [B]: a margin that is no number never is."""
+    return ~(margins >= threshold)
 
 
 def gate_decision(costs: CostTable, weight: float, options: Sequence[Sequence[int]]) -> Decide:
@@ -128,6 +147,8 @@ class _Capped:
         kept = self._onward(gate, previous)
         more = torch.tensor([self._through(gate, previous, c) - kept for c in own], dtype=torch.float64)
         values = _values(scores, self.costs, self.weight, gate, previous, own)
+        known = values.isfinite().all(1, keepdim=True)
+        values = torch.where(known, values, 0.0)  # scores that are no numbers: the cheapest choice
         taken = within(values, more, self.left)
         self.left -= float(more.to(taken.device)[taken].sum())
         return taken
@@ -165,8 +186,8 @@ class GateRule:
 class CascadeRule:
     """Runs ``routes`` one after the other; an image whose margin is under the threshold goes on to the next.
 
-    One threshold fewer than routes. What two routes share (the prefix; with several gates also the segments
-    that both begin with) runs once.
+    So does one whose margin is no number. One threshold fewer than routes. What two routes share (the prefix;
+    with several gates also the segments that both begin with) runs once.
     """
 
     costs: CostTable
@@ -205,18 +226,19 @@ class CascadeRule:
             if threshold is None:
                 break
             sure = margin(answers)
-            unsure = (sure < threshold).nonzero()[:, 0]
+            going = unsure(sure, threshold).nonzero()[:, 0]
             if allowance is not None:
                 following = self.routes[self.routes.index(number) + 1]
                 more = self.cost(model, following) - self.cost(model, number)
                 most = len(x) if more <= 0 or left == math.inf else max(0, math.floor(left / more))
-                unsure = unsure[sure[unsure].argsort(stable=True)[:most]].sort()[0]
-                left -= len(unsure) * more
-            if len(unsure) == 0:
+                order = sure[going].nan_to_num(nan=-1.0).argsort(stable=True)
+                going = going[order[:most]].sort()[0]
+                left -= len(going) * more
+            if len(going) == 0:
                 break
-            if len(unsure) < len(rows):
-                rows = rows[unsure]
-                states = {history: state.take(unsure) for history, state in states.items()}
+            if len(going) < len(rows):
+                rows = rows[going]
+                states = {history: state.take(going) for history, state in states.items()}
         assert logits is not None
         return RoutedOutput(logits, routes)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, DsnetWarning
 from dsnet.routing.router import Routed, parse_budget, written
 from dsnet.routing.rules import RoutedOutput
 
@@ -19,6 +20,41 @@ __all__ = ["Drift", "Session"]
 ENOUGH = 100  # images, before anything is said of drift
 SURE = 1e-4  # chance of such a difference where nothing has changed
 FAR = 0.05  # share of images that must have changed route for it to matter
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """A routed network made ready for a device, as `dsnet.runtime.Plan`."""
+
+    @property
+    def routed(self) -> Routed | None:
+        """Its parts with a router; none: its gates decide by themselves."""
+
+    @property
+    def allow_bypass(self) -> bool:
+        """Whether whole batches may leave the router aside."""
+
+    def run(self, x: Tensor) -> RoutedOutput:
+        """Logits, and the number of the route that gave each."""
+
+
+def _routed_of(plan: object) -> Routed:
+    """What a session counts, of a plan."""
+    if not isinstance(plan, Planned):
+        raise DsnetError(
+            "a session runs a Routed network (dsnet.load_routed) or a plan of one, "
+            f"not a {type(plan).__name__}"
+        )
+    if plan.routed is None:
+        raise DsnetError(
+            "this plan has no router, so a session has no costs to count; compile what "
+            "dsnet.load_routed(RUN, budget) gives, after `dsnet calibrate RUN`"
+        )
+    if plan.allow_bypass:
+        raise DsnetError(
+            "a session counts the routes that a router takes; compile the plan without allow_bypass"
+        )
+    return plan.routed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +83,23 @@ class Session:
     """Counts routes and costs of a routed network, watches them drift and, if told so, caps their mean cost.
 
     With a ``cap`` the mean cost of the last ``window`` images is never above it after a batch, whatever the
-    images: routes then depend on what came before. Threads may share a session.
+    images: routes then depend on what came before. Threads may share a session. A plan made from a routed
+    network can be given in its place.
+
+    An image whose logits are not finite has no answer: it is counted in `failed`, its cost is paid, and it is
+    left out of `taken` and of drift. A batch with such images warns; ``output.finite`` says which they are.
     """
 
-    def __init__(self, routed: Routed, *, window: int = 1000, cap: float | str | None = None) -> None:
+    def __init__(
+        self, routed: Routed | Planned, *, window: int = 1000, cap: float | str | None = None
+    ) -> None:
         if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 2**31:
             raise DsnetError(f"a window is a number of images, at least 1, not {window!r}")
-        self.routed, self.window = routed, window
-        costs = routed.router.costs
+        found = routed if isinstance(routed, Routed) else _routed_of(routed)
+        self.routed, self.window, self._run = found, window, routed.run
+        costs = found.router.costs
         self.cap = None if cap is None else parse_budget(cap, costs)
-        least = routed.rule.least(routed.model)
+        least = found.rule.least(found.model)
         if self.cap is not None and self.cap < least:
             unit = costs.unit
             raise DsnetError(
@@ -64,14 +107,15 @@ class Session:
                 f"{written(least, unit)}"
             )
         self._lock = threading.Lock()
-        self._recent: deque[tuple[int, float]] = deque(maxlen=window)  # (route, cost)
+        self._recent: deque[tuple[int | None, float]] = deque(maxlen=window)  # (route that answered, cost)
         self._taken: Counter[int] = Counter()
         self._spent = 0.0
+        self._failed = 0
 
     def __call__(self, x: Tensor) -> RoutedOutput:
         """Runs a batch: logits, and the number of the route that gave each."""
         if self.cap is None:
-            output = self.routed.run(x)
+            output = self._run(x)
             with self._lock:
                 self._note(output)
             return output
@@ -89,18 +133,33 @@ class Session:
         return self.cap * counted - sum(cost for _, cost in old)
 
     def _note(self, output: RoutedOutput) -> None:
-        routes = output.routes.tolist()
+        routes, finite = output.routes.tolist(), output.finite.tolist()
         prices = {route: self.routed.cost(route) for route in set(routes)}
-        for route in routes:
-            self._recent.append((route, prices[route]))
-            self._taken[route] += 1
+        for route, answered in zip(routes, finite, strict=True):
+            self._recent.append((route if answered else None, prices[route]))
             self._spent += prices[route]
+            if answered:
+                self._taken[route] += 1
+        failed = finite.count(False)
+        self._failed += failed
+        if failed:
+            warnings.warn(
+                f"{failed} of {len(routes)} images have no answer: their logits are not finite. "
+                "`output.finite` says which; look at these images and at the weights",
+                DsnetWarning,
+                stacklevel=3,
+            )
 
     # --- what has been seen ----------------------------------------------------------------------------
     @property
     def images(self) -> int:
-        """How many images there have been."""
-        return sum(self._taken.values())
+        """How many images there have been, those without an answer among them."""
+        return sum(self._taken.values()) + self._failed
+
+    @property
+    def failed(self) -> int:
+        """How many images had no answer, because their logits were not finite."""
+        return self._failed
 
     @property
     def taken(self) -> dict[int, int]:
@@ -127,7 +186,7 @@ class Session:
         if not expected:
             return None
         with self._lock:
-            live = Counter(route for route, _ in self._recent)
+            live = Counter(route for route, _ in self._recent if route is not None)
         routes = sorted({*expected, *live})
         seen = torch.tensor([live[route] for route in routes], dtype=torch.float64)
         known = torch.tensor([expected.get(route, 0) for route in routes], dtype=torch.float64)
@@ -150,6 +209,7 @@ class Session:
         drift = self.drift()
         return {
             "images": self.images,
+            "failed": self.failed,
             "mean_cost": self.mean_cost,
             "recent_cost": self.recent_cost,
             "taken": {str(route): count for route, count in self.taken.items()},

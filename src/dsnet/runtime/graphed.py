@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
-from dsnet.routing.rules import RoutedOutput, margin
+from dsnet.routing.rules import RoutedOutput, margin, unsure
 from dsnet.runtime.backends import Apart, Executable, Reading
 from dsnet.runtime.batches import Division, promotions
 from dsnet.runtime.lanes import Lanes
@@ -214,7 +214,7 @@ class Graphed:
     def _unsure(self, images: int) -> None:
         """Those whose answer is not sure, of those that the last route was asked about."""
         asked = self.asked[:images]
-        asked.logical_and_(margin(self.logits[:images]) < self.threshold)
+        asked.logical_and_(unsure(margin(self.logits[:images]), self.threshold))
         for gate in self.gates:
             gate.only(asked)
 

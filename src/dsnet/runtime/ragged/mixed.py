@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
-from dsnet.routing.rules import RoutedOutput, margin
+from dsnet.routing.rules import RoutedOutput, margin, unsure
 from dsnet.runtime.backends import Executable
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.places import GatePlaces
@@ -152,7 +152,7 @@ class Mixed:
     def _next(self, images: int) -> None:
         """Those whose answer is not sure, of those that the last route was asked about."""
         asked, taken = self.asked[:images], self.gates[0].taken[:images]
-        asked.logical_and_(margin(self.logits[:images]) < self.threshold)
+        asked.logical_and_(unsure(margin(self.logits[:images]), self.threshold))
         taken.copy_(torch.where(asked, self.following, taken))
         height, width = self.map_size
         state = State(self.features[:images], ((height, width),), self.scales[:images])
