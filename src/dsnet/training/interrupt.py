@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest", "stop_on_signals"]
+__all__ = ["StopRequest", "Terminated", "stop_on_signals", "terminable"]
 
 
 class StopRequest:
@@ -18,6 +18,27 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self.signal is not None
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where it ends what runs as Ctrl-C does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM, which ends a process without a word otherwise."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

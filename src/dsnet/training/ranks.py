@@ -8,10 +8,10 @@ which that pass, the smallest network's, does not use.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from dsnet.errors import DsnetError
 from dsnet.slicing import SplitBatchNorm2d
 from dsnet.slicing import functional as SF
+from dsnet.training.launch import launched
+from dsnet.training.link import Link, LostContactError, all_reduce, barrier
 
 __all__ = ["ALONE", "Ranks", "SharedStatistics", "joined"]
 
@@ -32,6 +34,7 @@ class Ranks:
     rank: int = 0
     world: int = 1
     local: int = 0  # among those of this machine
+    link: Link | None = field(default=None, compare=False, repr=False)
 
     @property
     def first(self) -> bool:
@@ -49,7 +52,7 @@ class Ranks:
         if self.world == 1:
             return values
         total = values.clone()
-        dist.all_reduce(total)
+        all_reduce(total)
         return total
 
     def reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -62,7 +65,7 @@ class Ranks:
         for members in groups.values():
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
             flat = torch.cat([g.reshape(-1) for g in gradients])
-            dist.all_reduce(flat)
+            all_reduce(flat)
             flat /= self.world
             pieces = torch.split(flat, [g.numel() for g in gradients])
             for parameter, piece, gradient in zip(members, pieces, gradients, strict=True):
@@ -79,26 +82,62 @@ class Ranks:
     def wait(self) -> None:
         """Returns when all ranks have come here."""
         if self.world > 1:
-            dist.barrier()
+            barrier()
+
+    def agree(self, facts: Callable[[], Mapping[str, Any]], what: str) -> None:
+        """Raises on every rank, naming one that differs, where these facts are not the same on all."""
+        if self.link is not None:
+            self.link.agree(facts(), what)
 
 
 ALONE = Ranks()
 
 
+TIMEOUT = 300.0  # seconds
+
+
 @contextmanager
-def joined(device: torch.device) -> Iterator[Ranks]:
-    """Joins the processes that torchrun started; alone where it started none."""
-    if "WORLD_SIZE" not in os.environ:
+def joined(
+    device: torch.device,
+    *,
+    timeout: float = TIMEOUT,
+    kept: Callable[[], str] = lambda: "start all processes again",
+) -> Iterator[Ranks]:
+    """Joins the processes that torchrun started; alone where it started none.
+
+    Where one of them is lost for ``timeout`` seconds, or stops with an error, all others raise a
+    `LostRankError` that names it and says what is ``kept``.
+    """
+    launch = launched()
+    if not launch.several:
         yield ALONE
         return
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    cuda = device.type == "cuda"
+    link = Link(launch, timeout, kept)
+    sound = False
     try:
-        yield Ranks(
-            rank=dist.get_rank(), world=dist.get_world_size(), local=int(os.environ.get("LOCAL_RANK", "0"))
+        link.join()
+        # NCCL ends the process where it waits too long: the link is to say why before that.
+        limit = timedelta(seconds=timeout + 60 if cuda else timeout)
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            store=link.group_store(),
+            rank=launch.rank,
+            world_size=launch.world,
+            timeout=limit,
+            device_id=device if cuda else None,
         )
+        yield Ranks(rank=launch.rank, world=launch.world, local=launch.local, link=link)
+        sound = True
+    except LostContactError as error:
+        raise link.blame(error) from error
+    except BaseException as error:
+        link.failed(error)
+        raise
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized() and (sound or not cuda):  # NCCL would wait for what never ends
+            dist.destroy_process_group()
+        link.leave()
 
 
 class _Sum(torch.autograd.Function):
@@ -107,13 +146,13 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ANN401  (autograd's context)
         total = values.clone()
-        dist.all_reduce(total)
+        all_reduce(total)
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401
         total = gradient.contiguous().clone()
-        dist.all_reduce(total)
+        all_reduce(total)
         return total
 
 

@@ -1,0 +1,66 @@
+"""Which process of a run on several this one is, as torchrun says it through the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from dsnet.errors import DsnetError, shorten
+
+__all__ = ["Launch", "launched"]
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One process among those that were started together."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0  # among those of this machine
+    host: str = ""  # where rank 0 is; empty: there is this process alone
+    port: int = 0
+    restart: str = "0"  # how often torchrun has started the processes again
+    agent: bool = False  # whether torchrun holds the store in which the processes meet
+
+    @property
+    def several(self) -> bool:
+        """Whether there is a process group to join."""
+        return self.host != ""
+
+
+def launched() -> Launch:
+    """What the environment says; raises where it contradicts itself, before any process waits for others."""
+    given = {name: os.environ[name] for name in NAMES if os.environ.get(name)}
+    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(given):
+        return Launch()
+    missing = [name for name in NAMES if name not in given]
+    if missing:
+        raise DsnetError(
+            f"the environment sets {', '.join(given)} but not {', '.join(missing)}: start with torchrun, set "
+            f"all of {', '.join(NAMES)}, or none of them to train with one process"
+        )
+    world = _number(given, "WORLD_SIZE", 1)
+    return Launch(
+        rank=_number(given, "RANK", 0, world - 1, f"below WORLD_SIZE={world}"),
+        world=world,
+        local=_number(given, "LOCAL_RANK", 0, world - 1, f"below WORLD_SIZE={world}"),
+        host=given["MASTER_ADDR"],
+        port=_number(given, "MASTER_PORT", 1, 65535, "a port, 1 to 65535"),
+        restart=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        agent=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _number(given: dict[str, str], name: str, least: int, most: int = 2**31, what: str = "") -> int:
+    text = given[name].strip()
+    if not (text.isascii() and text.isdecimal()):
+        raise DsnetError(
+            f"the environment sets {name}={shorten(given[name])}: expected a whole number of at least {least}"
+        )
+    number = int(text) if len(text) < 20 else most + 1
+    if not least <= number <= most:
+        expected = what or f"at least {least}"
+        raise DsnetError(f"the environment sets {name}={shorten(given[name])}: expected {expected}")
+    return number
