@@ -117,7 +117,8 @@ def main() -> None:
             if (arm, seed) in done:
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                rows += run_arm(args, arm, seed, (args.keep or Path(folder)) / f"{arm}-{seed}")
+                trained = run_arm(args, arm, seed, (args.keep or Path(folder)) / f"{arm}-{seed}")
+            rows += [{**row, "commit": about["commit"]} for row in trained]
             print(shown(rows), flush=True)
             if args.json:
                 write_json(args.json, {**about, "runs": rows})

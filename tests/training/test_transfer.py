@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from dsnet.slicing import KeyState
 from dsnet.training import train
 from dsnet.training.checkpoint import load_checkpoint, load_model
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.transfer import routing_from, start_from
+from dsnet.training.transfer import fine_tuning, routing_from, start_from, transfer_rate
 from tests.data.test_sets import write_cifar
 from tests.support import error_of
 
@@ -131,6 +132,9 @@ def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
     assert f"no folder {tmp_path / 'no'} to start from" in nowhere
     assert f"`dsnet train RECIPE --out {tmp_path / 'no'}`" in nowhere
     assert "one alone" in error_of(lambda: replace(config, scheme=replace(config.scheme, route=0)))
+    words = ["transfer", str(first), "--data", str(folder), "--out", str(tmp_path / "d")]
+    assert main([*words, "--gate-set", "space=S"]) == 2  # before anything is trained
+    assert not (tmp_path / "d").exists()
     model = dsnet.create_model("ds_mbnet_tiny")
     assert "heads for the choices [0, 3], not [0, 1, 2, 3]" in error_of(lambda: routing_from(model, first))
     model.reset_routing(GateConfig(space="0,3").routes(model), form=GateConfig(head="scalar").form)
@@ -217,6 +221,70 @@ def test_a_gate_that_is_stopped_says_what_is_kept(
     monkeypatch.setattr("dsnet.cli.gate.train_gate", interrupted)
     assert main(["gate", str(first)]) == 130
     assert "nothing of this gate is saved" in capsys.readouterr().err
+
+
+def test_the_learning_rate_is_the_optimisers() -> None:
+    sgd, adamw = OptimConfig(lr=0.2, batch=64), OptimConfig(kind="adamw", lr=2e-3, batch=64)
+    for trained in (sgd, adamw):
+        for batch in (16, 64, 1024):  # the paper's, whatever the network was trained by
+            assert transfer_rate(replace(sgd, batch=batch), trained) == pytest.approx(0.7 * batch / 1024)
+    rates = [transfer_rate(replace(adamw, batch=batch), adamw) for batch in (16, 64, 256)]
+    assert rates == pytest.approx([1e-3, 2e-3, 4e-3])
+    assert [transfer_rate(replace(adamw, batch=batch), sgd) for batch in (256, 1024)] == [5e-4, 1e-3]
+
+
+def test_fine_tuning_takes_over_a_runs_settings() -> None:
+    """A transformer that was trained by AdamW: its own rate, at the paper's schedule."""
+    vit = get_recipe("digits_vit").config
+    usual = fine_tuning(vit, {}).optim
+    assert (usual.kind, usual.lr, usual.batch) == ("adamw", 2e-3, 64)
+    assert (usual.epochs, usual.warmup) == (70, 15)
+    assert fine_tuning(vit, {"batch": 256}).optim.lr == pytest.approx(4e-3)
+    assert fine_tuning(vit, {"optim.kind": "sgd"}).optim.lr == pytest.approx(0.7 * 64 / 1024)
+    for key in ("lr", "optim.lr"):
+        assert fine_tuning(vit, {key: 0.5}).optim.lr == 0.5
+    short = fine_tuning(vit, {"epochs": 14})
+    assert (short.optim.epochs, short.optim.warmup) == (14, 3)
+    assert fine_tuning(vit, {"optim.epochs": 14, "warmup": 0}).optim.warmup == 0
+
+
+def test_a_teacher_of_other_classes_is_left_out() -> None:
+    taught = get_recipe("imagenet_ds_vit_plus").config
+    alone = fine_tuning(taught, {}).scheme
+    assert (alone.name, alone.teacher) == ("label+mvco", None)
+    assert alone == replace(taught.scheme, name="label+mvco", teacher=None)
+    assert fine_tuning(taught, {"scheme.name": "ib"}).scheme.teacher is None
+    assert fine_tuning(taught, {"teacher": "runs/t"}).scheme == replace(taught.scheme, teacher="runs/t")
+    assert "needs a teacher" in error_of(lambda: fine_tuning(taught, {"scheme.name": "ed"}))
+    plain = get_recipe("digits_mbnet").config
+    assert fine_tuning(plain, {}).scheme == plain.scheme
+
+
+@pytest.mark.parametrize("name", ["cifar10_vit_transfer", "cifar100_vit_transfer", "digits_vit_transfer"])
+def test_recipes_of_transformers_begin_with_a_transformer(name: str) -> None:
+    config = get_recipe(name).config
+    assert config.model.startswith("ds_vit_plus")
+    assert config.start is not None
+    first = get_recipe(Path(config.start).name).config
+    settings = {"optim.epochs": config.optim.epochs}
+    usual = fine_tuning(first, settings)
+    assert config.scheme == usual.scheme
+    assert config.optim == replace(usual.optim, warmup=config.optim.warmup)
+
+
+def test_the_command_says_that_a_teacher_is_left_out(
+    first: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taught = tmp_path / "taught"
+    shutil.copytree(first, taught)
+    recipe = json.loads((taught / "recipe.json").read_text())
+    recipe["scheme"] |= {"name": "ed+mvco", "teacher": "runs/other"}
+    (taught / "recipe.json").write_text(json.dumps(recipe))
+    words = ["transfer", str(taught), "--data", str(folder), "--out", str(tmp_path / "new"), "--no-gate"]
+    assert main([*words, "--set", "epochs=1", "--set", "data.calibration=64"]) == 0
+    told = capsys.readouterr().err
+    assert "The teacher runs/other knows other classes: fine-tuning by scheme label+mvco" in told
+    assert load_checkpoint(tmp_path / "new", "final").data["recipe"]["scheme"]["name"] == "label+mvco"
 
 
 def test_what_the_command_cannot_do(

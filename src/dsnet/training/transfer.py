@@ -2,18 +2,73 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.training.checkpoint import Checkpoint, load_classifier
+from dsnet.training.config import OptimConfig, SchemeConfig, TrainConfig
+from dsnet.training.settings import override
 from dsnet.training.teacher import Channels
 
-__all__ = ["channels_of", "check_start", "checkpoint_of", "routing_from", "start_from", "trained_on"]
+__all__ = [
+    "channels_of",
+    "check_start",
+    "checkpoint_of",
+    "fine_tuning",
+    "routing_from",
+    "start_from",
+    "trained_on",
+    "transfer_rate",
+]
 
 ROUTING = ".routing."  # in the names of routing heads
 CLASSIFIER = "head.classifier."
+EPOCHS, WARMUP = 70, 15  # the paper's schedule of transfer
+SGD_RATE = 0.7 / 1024  # the paper's learning rate of transfer, for every image of a batch
+ADAMW = OptimConfig(kind="adamw", lr=1e-3, batch=1024)  # the paper's training of DS-ViT++
+
+
+def transfer_rate(optim: OptimConfig, trained: OptimConfig) -> float:
+    """The learning rate to fine-tune with, by the optimiser and batch of ``optim``.
+
+    SGD: the paper's 0.7 for a batch of 1024, in proportion to the batch. AdamW: the rate that the network was
+    ``trained`` with by AdamW, else 1e-3 for a batch of 1024, times the square root of the ratio of batches.
+    AdamW's steps do not grow with the gradient, so a rate of SGD's size overshoots; the square root is what
+    was measured (docs/training.md).
+    """
+    if optim.kind == "sgd":
+        return SGD_RATE * optim.batch
+    known = trained if trained.kind == "adamw" else ADAMW
+    return known.lr * math.sqrt(optim.batch / known.batch)
+
+
+def fine_tuning(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """A run's settings for fine-tuning on other data, with some of them ``given`` by the user.
+
+    The schedule is the paper's, the learning rate that of `transfer_rate`. An external teacher knows the
+    classes of the first data alone: without another one given its networks learn from labels.
+    """
+    schedule: dict[str, Any] = {"optim.epochs": EPOCHS, **_scheme(config.scheme, given)}
+    chosen = override(config, {**schedule, **given})
+    optim = chosen.optim
+    if not {"warmup", "optim.warmup"} & set(given):
+        optim = replace(optim, warmup=WARMUP * optim.epochs / EPOCHS)
+    if not {"lr", "optim.lr"} & set(given):
+        optim = replace(optim, lr=transfer_rate(optim, config.optim))
+    return replace(chosen, optim=optim)
+
+
+def _scheme(scheme: SchemeConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes of a scheme whose teacher knows other classes."""
+    if scheme.teacher is None or {"teacher", "scheme.teacher"} & set(given):
+        return {}
+    parts = [part for part in scheme.name.split("+") if part.strip() not in ("ed", "label")]
+    return {"scheme.name": "+".join(["label", *parts]), "scheme.teacher": None}
 
 
 def checkpoint_of(run: str | Path) -> Checkpoint:

@@ -1,0 +1,111 @@
+"""Learning rates for fine-tuning a trained supernet: accuracy by optimiser, batch and rate.
+
+    python -m benchmarks.transfer_rates [--recipe digits_vit] [--cases adamw:64:5e-4,1e-3,2e-3 sgd:64:0.04 …]
+                                        [--epochs 70] [--seeds 0 1 2] [--jobs 1] [--json FILE]
+
+Every seed trains RECIPE on the digits 0 to 6, then fine-tunes it on the digits 7 to 9, classes that it never
+saw, at each rate of each case (OPTIMISER:BATCH:RATE,RATE…), in one thread each. The warm-up takes 15 of 70
+epochs, as `dsnet transfer` has it. Figures are on the test split, 107 images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.timing import environment
+from dsnet.recipes import get_recipe
+from dsnet.report.text import table
+from dsnet.training.config import DataConfig, TrainConfig
+from dsnet.training.run import train
+from dsnet.training.settings import override, to_plain
+
+
+class Case(NamedTuple):
+    """A network on the digits 7 to 9, and where its first one lies."""
+
+    recipe: str
+    start: Path
+    seed: int
+    epochs: int
+    kind: str
+    batch: int
+    lr: float
+
+
+def first(recipe: str, seed: int) -> TrainConfig:
+    """The run to begin with."""
+    config = replace(get_recipe(recipe).config, data=DataConfig(name="digits_0_to_6"))
+    return override(config, {"run.seed": seed, "run.device": "cpu", "run.validate_every": 1000})
+
+
+def train_first(work: tuple[str, int, Path]) -> None:
+    recipe, seed, folder = work
+    torch.set_num_threads(1)
+    train(first(recipe, seed), folder)
+
+
+def fine_tune(case: Case) -> dict[str, Any]:
+    """A row of results."""
+    torch.set_num_threads(1)
+    own = {name: getattr(case, name) for name in ("kind", "batch", "lr", "epochs")}
+    changes = {"start": str(case.start), "data.name": "digits_7_to_9", "optim.warmup": 15 / 70 * case.epochs}
+    config = override(first(case.recipe, case.seed), changes | {f"optim.{key}": own[key] for key in own})
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train(config, Path(folder) / "run")
+    return {**own, "seed": case.seed, "test": {r.route: round(100 * r.accuracy, 2) for r in outcome.test}}
+
+
+def shown(rows: list[dict[str, Any]]) -> str:
+    """Tabulate mean accuracies over the seeds, a row for each case."""
+    body = []
+    for key in dict.fromkeys((row["kind"], row["batch"], row["lr"]) for row in rows):
+        same = [list(r["test"].values()) for r in rows if (r["kind"], r["batch"], r["lr"]) == key]
+        cells = [f"{statistics.mean(test[at] for test in same):.2f}" for at in (0, -1)]
+        body.append([*map(str, key), str(len(same)), *cells])
+    return table(["optimiser", "batch", "rate", "seeds", "smallest", "largest"], body, left=())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", default="digits_vit")
+    parser.add_argument("--cases", nargs="+", default=["adamw:64:5e-4,1e-3,2e-3,4e-3"])
+    parser.add_argument("--epochs", type=int, default=70)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    about = {"benchmark": "transfer-rates", **environment(torch.device("cpu")), "threads": 1}
+    about["recipe"] = to_plain(get_recipe(args.recipe).config)
+    rows: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        multiprocessing.get_context("spawn").Pool(args.jobs) as pool,
+    ):
+        starts = {seed: Path(folder) / str(seed) for seed in args.seeds}
+        pool.map(train_first, [(args.recipe, seed, start) for seed, start in starts.items()], 1)
+        cases = [
+            Case(args.recipe, start, seed, args.epochs, kind, int(batch), float(lr))
+            for kind, batch, rates in (case.split(":") for case in args.cases)
+            for lr in rates.split(",")
+            for seed, start in starts.items()
+        ]
+        for row in pool.imap(fine_tune, cases, 1):
+            rows.append(row)
+            if args.json:
+                args.json.write_text(json.dumps({**about, "runs": rows}, indent=1) + "\n", encoding="utf-8")
+    print(shown(rows))
+
+
+if __name__ == "__main__":
+    main()
