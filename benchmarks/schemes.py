@@ -134,7 +134,8 @@ def main() -> None:
                 time.sleep(0.2)
                 continue
             run = working.pop(finished)
-            runs.append({**{k: run[k] for k in ("name", "epochs", "seed", "set")}, **finished.result()})
+            settings = {k: run[k] for k in ("name", "epochs", "seed", "set")}
+            runs.append({**settings, "commit": about["commit"], **finished.result()})
             print(report(runs[-1:]), flush=True)
             if args.json:
                 write_json(args.json, {**about, "runs": runs})

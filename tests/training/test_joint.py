@@ -10,18 +10,20 @@ import torch.nn.functional as F
 
 import dsnet
 from dsnet.data.augment import Augment
+from dsnet.recipes import get_recipe
 from dsnet.training.config import MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.joint import JointTask, gumbel_one_hot, reinforce
 from dsnet.training.ranks import ALONE, Ranks
 from dsnet.training.run import train
+from dsnet.training.settings import to_plain
 from dsnet.training.views import Views
 from tests.support import assert_close, error_of, randomise
 
 CHANNELS = ((0.5,) * 3, (0.25,) * 3)
 
 
-def task(name: str, method: str, complexity: float = 0.5) -> JointTask:
-    config = TrainConfig(model=name, scheme=SchemeConfig(name="label", joint=method, complexity=complexity))
+def task(name: str, method: str, **scheme: float) -> JointTask:
+    config = TrainConfig(model=name, scheme=SchemeConfig(name="label", joint=method, **scheme))
     model = randomise(dsnet.create_model(name)).train()
     views = Views(Augment(), MixConfig(), CHANNELS, seed=0, rank=0, device=torch.device("cpu"))
     return JointTask(config, model, views, ranks=ALONE, image_size=16)
@@ -99,7 +101,40 @@ def test_a_heavy_penalty_drives_the_gate_to_the_smallest_route(tmp_path: Path) -
         assert (routes == 0).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("method", ["gumbel", "reinforce"])
+def test_labels_are_smoothed(method: str) -> None:
+    """The same draws: what is paid differs by the smoothing of the labels alone."""
+    plain, smoothed = (task("ds_mbnet_tiny", method, smoothing=s) for s in (0.0, 0.25))
+    choices = []
+    for joint in (plain, smoothed):
+        head = joint.model.gate(0).routing
+        with torch.no_grad():  # everyone draws the second route
+            head.last.weight.zero_()
+            head.last.bias.copy_(torch.tensor([0.0, 90.0, 0.0, 0.0]))
+        choices.append(joint.step(*batch(), 0))
+    name = "gate/label" if method == "gumbel" else "drawn/label"
+    images, labels = batch()
+    model = task("ds_mbnet_tiny", method).model
+    (x,), _ = plain.views(images, labels, count=1, step=0, classes=10)
+    log_p = model(x, 1).log_softmax(1).detach()
+    hard = -log_p.gather(1, labels[:, None]).mean()
+    even = -log_p.mean()
+    assert choices[0][name].item() == pytest.approx(hard.item(), rel=1e-5)
+    assert choices[1][name].item() == pytest.approx((0.75 * hard + 0.25 * even).item(), rel=1e-5)
+
+
+def test_the_recipes_of_one_and_two_stages_differ_in_the_stages_alone() -> None:
+    one, two = (to_plain(get_recipe(f"imagenet_ds_mbnet_{name}").config) for name in ("joint", "label"))
+    assert one["scheme"].pop("joint") == "gumbel"
+    assert two["scheme"].pop("joint") is None
+    for group in two:
+        assert one[group] == two[group], group
+    assert two["scheme"]["smoothing"] == 0.1
+    assert two["scheme"]["add"]
+
+
 def test_what_it_cannot_do_is_said() -> None:
+    assert "no drop_path and no dropout" in error_of(lambda: task("ds_mbnet_tiny", "gumbel", dropout=0.1))
     assert "for networks with one gate" in error_of(lambda: task("ds_resnet_tiny", "gumbel"))
     config = TrainConfig(scheme=SchemeConfig(name="label", joint="gumbel"))
     model = dsnet.create_model("ds_mbnet_tiny")

@@ -13,6 +13,7 @@ from torch import Tensor
 import dsnet
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
 from dsnet.training import Average, Projector, Scheme, Stage1
+from dsnet.training.step import Target
 from tests.support import assert_close, error_of, images, randomise, relative_error
 
 KINDS = ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"]
@@ -70,6 +71,8 @@ def by_hand(
         return torch.stack(each).mean()
     if "id" in text.split("+"):
         large = outputs[0][0].detach().softmax(1)
+        if "label" in text:  # the largest's decision as a label
+            large = F.one_hot(large.argmax(1), large.shape[1]).to(large.dtype)
         targets = [None] + [large] * (len(routes) - 1)
     else:
         with torch.no_grad():
@@ -202,6 +205,27 @@ def test_under_autocast_losses_stay_precise() -> None:
         gradients.append(model.head.classifier.weight.grad.clone())
     assert seen == [torch.float32] * 4 + [torch.bfloat16] * 4  # the average has the hook too
     assert_close(gradients[1], gradients[0], 0.1)
+
+
+def test_halves_of_the_schemes_with_labels() -> None:
+    """id+label: the largest's decision as a hard label; id and ib+label: probabilities."""
+    logits = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64)
+    taught = Target(torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64))  # decides for class 0
+    log_p = logits[0] - logits[0].exp().sum().log()
+    q = taught.logits[0].exp() / taught.logits[0].exp().sum()
+    hard, soft = -log_p[0].item(), -(q * log_p).sum().item()
+    average = Average(dsnet.create_model("ds_mbnet_tiny"))
+    for text, expected in (("id+label", hard), ("id+label+mvco", hard), ("id", soft), ("ib+label", soft)):
+        scheme = Scheme.parse(text)
+        own = average if scheme.uses_average else None
+        stage = Stage1(scheme=scheme, average=own, smoothing=0.1)
+        value = stage.value(scheme.target, logits, (), torch.tensor([1]), taught)
+        assert value.item() == pytest.approx(expected, rel=1e-12), text
+        if "label" in text:  # the true label, smoothed
+            value = stage.value("label", logits, (), torch.tensor([1]), taught)
+            assert value.item() == pytest.approx(-0.9 * log_p[1].item() - 0.1 * log_p.mean().item())
+            assert stage.weights(("label", scheme.target), scheme.label_share) == (0.5, 0.5)
+    assert "hard is for id" in error_of(lambda: Scheme(target="ib", hard=True))
 
 
 def test_only_the_keys_of_the_steps_routes_are_updated() -> None:

@@ -2,6 +2,9 @@
 
 Every image runs at the route that its gate draws, and the weights learn from it there alone. The gate learns
 by straight-through Gumbel-softmax (networks with one gate) or by REINFORCE with a moving baseline.
+
+Labels are smoothed as in Stage I, for weights and gate alike. An image runs at a single network, so the sum
+of its networks' losses is their mean: ``scheme.add`` changes nothing here.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ def gumbel_one_hot(scores: Tensor, generator: torch.Generator | None = None) -> 
     return hard + soft - soft.detach()
 
 
-def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every image; labels are class numbers or probabilities."""
-    return F.cross_entropy(logits.float(), labels, reduction="none")
+def image_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of every image with smoothed labels, which are class numbers or probabilities."""
+    return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
 
 
 def reinforce(losses: Tensor, log_p: Tensor, baseline: Tensor | float) -> Tensor:
@@ -70,9 +73,14 @@ class JointTask:
                 f"joint=gumbel is for networks with one gate, {model.spec.name} has {len(model.gates)}; "
                 "use joint=reinforce"
             )
+        if config.scheme.drop_path or config.scheme.dropout:
+            raise DsnetError(
+                "joint training has no drop_path and no dropout: set scheme.drop_path and scheme.dropout to 0"
+            )
         if ranks.world > 1:
             raise DsnetError("joint training runs on one rank: its groups of images differ between ranks")
         self.config, self.model, self.views, self.method = config, model, views, method
+        self.smoothing = config.scheme.smoothing
         self.device = model.head.classifier.weight.device
         self.noise = torch.Generator(self.device)
         largest = madds(model, model.space.largest, image_size)
@@ -141,9 +149,10 @@ class JointTask:
         for number, choice in enumerate(choices):
             at = (drawn == number).nonzero()[:, 0]
             if len(at) >= LEAST:
-                losses.append(image_losses(self.model.finish(state.take(at), choice), labels[at]))
+                logits = self.model.finish(state.take(at), choice)
+                losses.append(image_losses(logits, labels[at], self.smoothing))
         weights = torch.cat(losses).sum() / len(labels) if losses else mixed.new_zeros(())
-        gate = image_losses(mixed, labels).mean()
+        gate = image_losses(mixed, labels, self.smoothing).mean()
         # The value is that of the drawn routes; the gate's gradient comes through the candidates.
         return weights + gate - gate.detach(), costs.square().mean()
 
@@ -161,7 +170,7 @@ class JointTask:
             if len(made) < len(self.model.gates):
                 ran += self._walk(self.model.advance(group, made), labels[at], log_p[at], made)
                 continue
-            losses = image_losses(self.model.finish(group, made), labels[at])
+            losses = image_losses(self.model.finish(group, made), labels[at], self.smoothing)
             costs = torch.full((len(at),), self.costs[made], device=self.device)
             ran.append(_Ran(losses=losses, log_p=log_p[at], costs=costs))
         return ran

@@ -10,11 +10,18 @@ A scheme is composed from parts joined by ``+``:
 ``ed``      every network learns half from the labels, half from an external teacher
 ``mvco``    every network sees a view of its own (multi-view consistency)
 
-``id+label`` and ``ib+label`` are half and half. ``single`` trains one uniformly drawn route a step
-instead of the sandwich of largest, random and smallest networks.
+With ``id+label`` and ``ib+label`` the largest network learns from the labels alone, the others half from the
+labels (cross-entropy with the true label, smoothed where smoothing is set) and half from their teacher: with
+``ib`` from its probabilities, with ``id`` from its decision as a hard label. The paper says of ID + label:
+"hard label from the largest sub-network and the ground truth label". ``id`` alone keeps the probabilities.
 
->>> Scheme.parse("h-ib + mvco")
-Scheme(target='ib', label_share=0.0, hierarchical=True, external=None, own_views=True, sandwich=True)
+``single`` trains one uniformly drawn route a step instead of the sandwich of largest, random and smallest
+networks.
+
+>>> Scheme.parse("h-ib + mvco").target
+'ib'
+>>> Scheme.parse("id + label").hard
+True
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from typing import Literal
 
 import torch
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.routes import Route, RouteSpace
 
 __all__ = ["PARTS", "Scheme"]
@@ -39,6 +46,7 @@ class Scheme:
 
     target: Target | None = None  # whose output the networks below the largest learn from
     label_share: float = 1.0  # how much of their loss comes from the labels
+    hard: bool = False  # for id: the others learn the largest's decision, not its probabilities
     hierarchical: bool = False  # half of the loss without labels from features
     external: Literal["hard", "soft"] | None = None  # how an external teacher's output is used
     own_views: bool = False
@@ -51,6 +59,8 @@ class Scheme:
             raise DsnetError("without a target every network learns from the labels alone: label_share = 1")
         if self.hierarchical and self.target not in ("ib", "e-ib"):
             raise DsnetError("h-ib needs the moving average of ib or e-ib as its target")
+        if self.hard and self.target != "id":
+            raise DsnetError(f"hard is for id, whose target is the largest network, not for {self.target}")
         if self.external is not None and self.target is not None:
             raise DsnetError(f"ed and {self.target} cannot be combined: one teacher at a time")
         if not self.sandwich and (self.target is not None or self.external is not None):
@@ -64,7 +74,11 @@ class Scheme:
         parts = [part.strip() for part in text.lower().split("+")]
         unknown = [part for part in parts if part not in PARTS]
         if unknown or len(set(parts)) < len(parts):
-            what = f"no scheme has a part {unknown[0]!r}" if unknown else f"{text!r} names a part twice"
+            what = (
+                f"no scheme has a part {shorten(unknown[0])}"
+                if unknown
+                else f"{shorten(text)} names a part twice"
+            )
             raise DsnetError(f"{what}; possible parts: {', '.join(PARTS)}, joined by +")
         targets = [part for part in ("id", "ib", "e-ib") if part in parts]
         if len(targets) > 1:
@@ -78,6 +92,7 @@ class Scheme:
         return cls(
             target=target,
             label_share=0.5 if "ed" in parts else share,
+            hard=target == "id" and "label" in parts,
             hierarchical=hierarchical,
             external=external if "ed" in parts else None,
             own_views="mvco" in parts,

@@ -158,7 +158,7 @@ class Stage1:
         if term == "h-ib":
             return hierarchical(features, target.features)
         assert target.logits is not None
-        if term == "ed" and self.scheme.external == "hard":
+        if (term == "ed" and self.scheme.external == "hard") or self.scheme.hard:
             return label_loss(logits, hard_labels(target.logits))
         return soft_loss(logits, target.logits, self.temperature)
 
@@ -188,7 +188,7 @@ class Passes:
         """Runs the prefix for the networks that share it."""
         with self.stage.precision(images):
             self._end = self.model.enter(images, _prefix_mode(mode))
-        x, code, gate = self._end
+        x, code, gate, _ = self._end
         start = x.detach().requires_grad_(x.requires_grad)
         self._start = State(start, Code(code.pooled.detach(), code.hidden.detach()), gate)
 
