@@ -95,7 +95,7 @@ def test_a_transformers_gate_learns(tmp_path: Path) -> None:
     assert moved
     assert moved <= set(heads(after))
     made = calibrate_run(tmp_path / "vit", device="cpu").calibration
-    assert set(made.routers) == {"gate", "cascade"}
+    assert set(made.routers) == {"gate", "cascade", "single"}
 
 
 def test_keeping_agrees_with_running(mbnet: Path) -> None:
@@ -261,12 +261,52 @@ def test_reports_by_hand(mbnet: Path) -> None:
     assert mutual_information(a, torch.tensor([0, 1, 0, 1])) == pytest.approx(0.0)
 
 
+SPACES = {"S": (0.0, 0.5, 1.0), "M": (1.0, 0.5, 1.0), "L": (0.0, 0.0, 1.0)}  # (CLS, CP, SGS), the paper's
+
+
+def test_spaces_of_all_routes_differ_in_the_weights_of_the_losses(resnet: Path) -> None:
+    learnt, said = {}, list[str]()
+    for space, weights in ((None, SPACES["M"]), ("S", SPACES["S"])):
+        config = GateConfig(space=space, epochs=1, batch=600)
+        train_gate(resnet, config, save_as=f"to-{space}", device="cpu", said=said.append)
+        saved = load_checkpoint(resnet, f"to-{space}")
+        gate = saved.data["gate"]
+        assert (gate["space"], gate["target"], gate["complexity"], gate["sgs"]) == (space, *weights)
+        assert saved.model().gate(0).choices == (0, 1, 2, 3)
+        learnt[space] = torch.cat([value.flatten() for value in heads(dict(saved.tensors["model"])).values()])
+    assert not torch.equal(learnt["S"], learnt[None])
+    assert "all 16 routes, loss weights target=1, complexity=0.5, sgs=1" in said[0]
+    assert "space S: all 16 routes, loss weights target=0, complexity=0.5, sgs=1" in said[1]
+
+
+@pytest.mark.parametrize("name", ["ds_resnet", "ds_resnet_cifar", "ds_resnet_tiny"])
+def test_weights_that_are_set_come_before_those_of_the_space(name: str) -> None:
+    model = dsnet.create_model(name, device="meta")
+    for space, weights in SPACES.items():
+        assert GateConfig(space=space).weights(model) == weights
+        assert GateConfig(space=space).resolved(model).routes(model) == model.space.narrow(list(model.space))
+        assert GateConfig(space=space, target=2.0).weights(model) == (2.0, *weights[1:])
+    mine = GateConfig(space="S", target=1.0, sgs=0.0)
+    assert mine.resolved(model) == GateConfig(space="S", target=1.0, complexity=0.5, sgs=0.0)
+    assert "(complexity by the space)" in mine.chosen(model)
+    assert mine.resolved(model).resolved(model) == mine.resolved(model)
+    one = dsnet.create_model("ds_mbnet", device="meta")
+    assert GateConfig(space="S").weights(one) == SPACES["M"]
+    assert "space S: 4 of 14 routes, loss weights target=1, complexity=0.5, sgs=1" in GateConfig(
+        space="S"
+    ).chosen(one)
+    assert "ds_resnet has no space" not in error_of(lambda: GateConfig(space="XL").resolved(one))
+    assert "it has S, M, L" in error_of(lambda: GateConfig(space="XL").resolved(model))
+    plus = dsnet.create_model(name.replace("resnet", "resnet_plus"), device="meta")
+    assert plus.gate_weights == {}
+
+
 def test_what_cannot_be_trained_says_why(mbnet: Path, resnet: Path, tmp_path: Path) -> None:
     def wrong(**settings: object) -> str:
         return error_of(lambda: train_gate(mbnet, GateConfig(**settings), device="cpu"))  # type: ignore[arg-type]
 
     assert "nothing to learn" in wrong(target=0, complexity=0, sgs=0)
-    assert "no narrowing 'S'" in wrong(space="S")
+    assert "ds_mbnet_tiny has no space 'S'; it has no named spaces" in wrong(space="S")
     assert "no route 9" in wrong(space="0,9")
     assert "more than" in wrong(batch=10**6)
     assert "needs a first layer" in wrong(width=8)

@@ -31,7 +31,7 @@ from dsnet.models.blocks import (
     drop_branch,
     make_activation,
 )
-from dsnet.models.counting import route_cost
+from dsnet.models.counting import prefix_cost, segment_cost
 from dsnet.models.geometry import Geometry
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
@@ -55,6 +55,7 @@ class ResNetTable:
     strides: tuple[int, ...]  # of the stages
     slices: SliceTable  # [gate][choice] → sizes; one gate decides all stages, several one stage each
     channels_per_group: int
+    gate_weights: tuple[tuple[str, tuple[float, float, float]], ...] = ()  # of Stage II, by space: all routes
 
     @property
     def full(self) -> tuple[Slice, ...]:
@@ -174,7 +175,7 @@ class ResNet(Supernet):
             head=PoolHead(full[-1].width, classes, factory),
             bn_key=options.bn_key,
         )
-        self.table = table
+        self.table, self.gate_weights = table, dict(table.gate_weights)
         norm = NormSpec(kind=options.norm, channels_per_group=table.channels_per_group)
         activation = options.activation or "relu"
         stem = SlicedConv2d(
@@ -226,7 +227,7 @@ class ResNet(Supernet):
 
 
 def _product_space(name: str, table: ResNetTable, order: tuple[tuple[int, ...], ...]) -> RouteSpace:
-    """Every combination of the gates' choices, in this order; S, M and L keep all of them."""
+    """Every combination of the gates' choices, in this order; named spaces keep all of them."""
     routes = tuple(
         Route(
             space=name,
@@ -237,7 +238,8 @@ def _product_space(name: str, table: ResNetTable, order: tuple[tuple[int, ...], 
         for number, choices in enumerate(order)
     )
     everything = tuple(range(len(routes)))
-    return RouteSpace(name=name, routes=routes, narrowings=tuple((n, everything) for n in ("S", "M", "L")))
+    narrowings = tuple((space, everything) for space, _ in table.gate_weights)
+    return RouteSpace(name=name, routes=routes, narrowings=narrowings)
 
 
 @functools.cache
@@ -246,7 +248,14 @@ def _order(name: str, table: ResNetTable) -> tuple[tuple[int, ...], ...]:
     combinations = tuple(itertools.product(*(range(len(choices)) for choices in table.slices)))
     model = ResNet(name, table, ConvOptions(), {"device": torch.device("meta")}, order=combinations)
     image = table.geometry.shape()
-    return tuple(sorted(combinations, key=lambda c: (route_cost(model, c, image).madds(), c)))
+    # Combinations that begin alike share what is counted.
+    begun: dict[tuple[int, ...], tuple[Cost, Shape]] = {(): prefix_cost(model, image)}
+    for stage in range(1, len(table.slices) + 1):
+        for choices in dict.fromkeys(c[:stage] for c in combinations):
+            cost, shape = begun[choices[:-1]]
+            added, shape = segment_cost(model, choices, shape)
+            begun[choices] = cost + added, shape
+    return tuple(sorted(combinations, key=lambda c: (begun[c][0].madds(), c)))
 
 
 # --- the families -------------------------------------------------------------------------------------
@@ -274,6 +283,10 @@ def _compound(
     return (tuple(rows()),)
 
 
+# S, M and L of DS-ResNet decide between all routes. They differ in the weights of CLS, CP and SGS that their
+# gates are trained with (the paper's ablation of losses for gate training).
+_BY_LOSSES = (("S", (0.0, 0.5, 1.0)), ("M", (1.0, 0.5, 1.0)), ("L", (0.0, 0.0, 1.0)))
+
 DS_RESNET = ResNetTable(
     geometry=Geometry(image_size=224, stride=32),
     num_classes=1000,
@@ -283,6 +296,7 @@ DS_RESNET = ResNetTable(
     strides=(1, 2, 2, 2),
     slices=_by_ratio((256, 512, 1024, 2048), (3, 4, 6, 3)),
     channels_per_group=16,
+    gate_weights=_BY_LOSSES,
 )
 
 DS_RESNET_PLUS = replace(
@@ -303,6 +317,7 @@ DS_RESNET_PLUS = replace(
         ),
     ),
     channels_per_group=4,
+    gate_weights=(),
 )
 
 _CIFAR = Geometry(image_size=32, stride=8)
@@ -318,11 +333,13 @@ DS_RESNET_TINY = ResNetTable(
     strides=(1, 2),
     slices=_by_ratio((64, 128), (2, 2)),
     channels_per_group=2,
+    gate_weights=_BY_LOSSES,
 )
 
 DS_RESNET_PLUS_TINY = replace(
     DS_RESNET_TINY,
     slices=_compound((32, 40, 48, 64), (1, 2), ((1, 1), (1, 2), (2, 2), (2, 2))),
+    gate_weights=(),
 )
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dsnet.errors import DsnetError
-from dsnet.gate import HeadForm
-from dsnet.models import Supernet
-from dsnet.routes import RouteSpace
 
-__all__ = ["GateConfig"]
+if TYPE_CHECKING:  # `dsnet gate --help` shows these settings without importing torch
+    from dsnet.gate import HeadForm
+    from dsnet.models import Supernet
+    from dsnet.routes import RouteSpace
+
+__all__ = ["GateConfig", "LossWeights"]
+
+
+class LossWeights(NamedTuple):
+    """Weights of Stage II's losses: the label's, the complexity penalty, sandwich gate sparsification."""
+
+    target: float = 1.0
+    complexity: float = 0.5
+    sgs: float = 1.0
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value:g}" for name, value in self._asdict().items())
 
 
 def _setting(default: Any, about: str) -> Any:  # noqa: ANN401  (of any type)
@@ -22,13 +35,17 @@ def _setting(default: Any, about: str) -> Any:  # noqa: ANN401  (of any type)
 class GateConfig:
     """Stage II; the defaults are the paper's."""
 
-    space: str | None = _setting(None, "routes to decide between: S, M, L, or numbers as 0,3,7; none: all")
+    space: str | None = _setting(
+        None, "S, M or L of the network, or route numbers as 0,3,7, to decide between; none: all routes"
+    )
     goal: Literal["paper", "value"] = _setting(
         "paper", "value: the chance that each route is right (one gate)"
     )
-    target: float = _setting(1.0, "λ1, weight of the label's loss")
-    complexity: float = _setting(0.5, "λ2, weight of the complexity penalty")
-    sgs: float = _setting(1.0, "λ3, weight of sandwich gate sparsification")
+    target: float | None = _setting(None, "λ1, weight of the label's loss; none: the space's, or 1")
+    complexity: float | None = _setting(
+        None, "λ2, weight of the complexity penalty; none: the space's, or 0.5"
+    )
+    sgs: float | None = _setting(None, "λ3, weight of sandwich gate sparsification; none: the space's, or 1")
     strategy: Literal["try_best", "give_up"] = _setting(
         "try_best", "where images go that no route solves: last route, or first (give_up)"
     )
@@ -53,11 +70,11 @@ class GateConfig:
     seed: int = _setting(0, "of heads, order, views and noise")
 
     def __post_init__(self) -> None:
-        weights = ("target", "complexity", "sgs")
-        for name in weights:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise DsnetError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if not any(getattr(self, name) for name in weights):
+        weights = {name: getattr(self, name) for name in LossWeights._fields}
+        for name, weight in weights.items():
+            if weight is not None and not 0 <= weight < float("inf"):
+                raise DsnetError(f"{name} must be at least 0, not {weight}")
+        if not any(weight is None or weight > 0 for weight in weights.values()):
             raise DsnetError(f"{', '.join(weights)} are all 0: there is nothing to learn from")
         for name, least in (("epochs", 1), ("batch", 1), ("passes", 0), ("seed", 0)):
             value = getattr(self, name)
@@ -73,6 +90,8 @@ class GateConfig:
     @property
     def form(self) -> HeadForm:
         """How the routing heads are made."""
+        from dsnet.gate import HeadForm
+
         return HeadForm(kind=self.head, separate=self.first_layer == "separate", width=self.width)
 
     def routes(self, model: Supernet) -> RouteSpace:
@@ -83,3 +102,29 @@ class GateConfig:
         if all(number.isdecimal() for number in numbers):
             return model.space.narrow([int(number) for number in numbers])
         return model.space.narrow(self.space)
+
+    def weights(self, model: Supernet) -> LossWeights:
+        """The weights of the losses: those set here, else those of the space, else the paper's defaults."""
+        own = LossWeights(*model.gate_weights.get(self.space or "", LossWeights()))
+        given = {name: getattr(self, name) for name in LossWeights._fields}
+        return own._replace(**{name: weight for name, weight in given.items() if weight is not None})
+
+    def resolved(self, model: Supernet) -> GateConfig:
+        """These settings with the weights that a network's gates are trained with, as a run records them."""
+        self.routes(model)  # raises where the network has no such space
+        return replace(self, **self.weights(model)._asdict())
+
+    def chosen(self, model: Supernet) -> str:
+        """What the gates decide between and learn from, in words."""
+        routes = len(self.routes(model))
+        text = "" if self.space is None else f"space {self.space}: "
+        text += (
+            f"all {routes} routes" if routes == len(model.space) else f"{routes} of {len(model.space)} routes"
+        )
+        if self.goal == "value":
+            return f"{text}, goal=value"
+        by_space = [name for name in LossWeights._fields if getattr(self, name) is None]
+        source = (
+            f" ({', '.join(by_space)} by the space)" if by_space and self.space in model.gate_weights else ""
+        )
+        return f"{text}, loss weights {self.weights(model)}{source}"

@@ -56,6 +56,7 @@ class GateTask:
         if config.goal == "value" and len(model.gates) > 1:
             raise DsnetError(f"goal=value is for networks with one gate, not with {len(model.gates)}")
         self.config, self.model, self.views, self.costs = config, model, views, costs
+        self.weights = config.weights(model)
         self.rank, self.precision = rank, precision
         self.crops = (
             crops  # shares of the area to cut out, for images that are cropped where they are decoded
@@ -163,7 +164,7 @@ class GateTask:
         targets = [sgs_targets(easy, solved, len(own), config.strategy) for own in self.options]
         weights = even_weights(targets[0]) if config.even else None
         sgs = sgs_loss(scores, targets, weights)
-        loss = config.target * label + config.complexity * penalty + config.sgs * sgs
+        loss = self.weights.target * label + self.weights.complexity * penalty + self.weights.sgs * sgs
         terms = {"gate/target": label, "gate/complexity": penalty, "gate/sgs": sgs}
         paid = {name: value.detach() for name, value in terms.items()}
         return {**paid, **self._told(scores, easy, solved), "loss": loss.detach()}, self._gradients(loss)
