@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from dsnet.detection.fssd import FssdTable
 from dsnet.errors import DsnetError
+from dsnet.routing.losses import Strategy
 from dsnet.training.config import at_least
 
 __all__ = ["BoxData", "BoxOptim", "BoxRun", "DetectConfig", "DetectorGate"]
@@ -71,6 +72,8 @@ class DetectorGate:
     complexity: float = 0.5  # λ2, weight of the complexity penalty
     sgs: float = 1.0  # λ3, weight of sandwich gate sparsification
     ratio: float = 1.1  # an image is easy if the smallest route's loss is at most so many times the largest's
+    strategy: Strategy = "try_best"  # give_up: images that the largest route does not solve go to the first
+    solved: float = 0.5  # for give_up: least share of an image's matched priors with the right class
     lr: float = 0.05
     decay: float = 0.9  # of the learning rate, an epoch
     epochs: int = 10
@@ -79,6 +82,8 @@ class DetectorGate:
     def __post_init__(self) -> None:
         at_least(self, 0, "target", "complexity", "sgs", "epochs")
         at_least(self, 1, "batch", "ratio")
+        if not 0 <= self.solved <= 1:
+            raise DsnetError(f"solved must be a share from 0 to 1, not {self.solved}")
         if not 0 < self.lr < float("inf") or not 0 < self.decay <= 1:
             raise DsnetError(f"lr must be above 0, decay in (0, 1], not {self.lr}, {self.decay}")
 

@@ -1,8 +1,10 @@
 """Stage II of a detector: the gate learns which route an image needs, weights do not change.
 
-CLS is the multibox loss of all routes' answers mixed by a one-hot draw; sandwich gate sparsification sends an
+CLS is the multibox loss of all routes' answers mixed by a one-hot draw. Sandwich gate sparsification sends an
 image to the first route where the smallest route's loss is at most ``ratio`` times the largest's, else to the
-last one. Cost counts the whole detector.
+last one; by the strategy ``give_up`` only if the largest solves it: gives the right class to at least a share
+``solved`` of the priors that stand for a box. Cost counts the whole detector, as a share of the largest route
+of the whole network, however few the gate decides between.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-from dsnet.detection.config import DetectConfig
+from dsnet.detection.config import DetectConfig, DetectorGate
 from dsnet.detection.fssd import Answers
-from dsnet.detection.loss import Targets, multibox_loss, targets_in
+from dsnet.detection.loss import Targets, multibox_loss, right_shares, targets_in
 from dsnet.detection.pictures import Boxes
 from dsnet.detection.saved import SavedDetector
 from dsnet.gate import RoutingHead
@@ -41,16 +43,27 @@ def mixed(answers: list[Answers], draw: Tensor) -> Answers:
 
 
 def gate_terms(
-    scores: Tensor, draw: Tensor, answers: list[Answers], targets: Targets, costs: Tensor, ratio: float
+    scores: Tensor,
+    draw: Tensor,
+    answers: list[Answers],
+    targets: Targets,
+    costs: Tensor,
+    *,
+    total: float,
+    gate: DetectorGate,
 ) -> dict[str, Tensor]:
-    """What the gate pays, by name: of scores and a one-hot draw of them [B, routes], costs [routes]."""
+    """What the gate pays, by name: of scores and a one-hot draw of them [B, routes], costs [routes].
+
+    ``total`` is the cost of the network's largest route, which need not be one of these.
+    """
     with torch.no_grad():
         small, large = (multibox_loss(*answers[at], targets).by_image() for at in (0, -1))
-        easy = small <= ratio * large
-    wanted = sgs_targets(easy, easy, len(answers))
+        easy = small <= gate.ratio * large
+        solved = right_shares(answers[-1].logits, targets) >= gate.solved
+    wanted = sgs_targets(easy, solved, len(answers), gate.strategy)
     return {
         "target": multibox_loss(*mixed(answers, draw), targets).mean(),
-        "complexity": complexity_penalty(draw @ costs, float(costs.max())),
+        "complexity": complexity_penalty(draw @ costs, total),
         "sgs": sgs_loss([scores], [wanted]),
     }
 
@@ -70,6 +83,7 @@ class GateTraining:
         self.costs = torch.tensor(
             [float(self.detector.cost(route, size).madds()) for route in self.routes], device=self.device
         )
+        self.total = float(self.detector.cost(network.space.largest, size).madds())
         self.priors = self.detector.priors(size)
         self.detector.eval().requires_grad_(False)
         self.parameters = [
@@ -107,13 +121,13 @@ class GateTraining:
         self.detector.requires_grad_(True)
 
     def terms(self, x: Tensor, boxes: Boxes, noise: torch.Generator) -> dict[str, Tensor]:
-        """What the gate pays for these images."""
-        network = self.detector.network
+        """What the gate pays for these images. The prefix runs once, for the gate and all routes."""
         with torch.no_grad():
             targets = targets_in(self.priors, boxes)
             with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
-                answers = list(self.detector.answers(x, self.routes))
-                state = network.enter(x)
-        scores = network.score(state)
+                entered = self.detector.enter(x)
+                answers = [self.detector.answer_from(entered, route) for route in self.routes]
+        assert entered.code is not None
+        scores = self.detector.network.gate(0).score(entered.code)
         draw = gumbel_one_hot(scores, noise)
-        return gate_terms(scores, draw, answers, targets, self.costs, self.config.gate.ratio)
+        return gate_terms(scores, draw, answers, targets, self.costs, total=self.total, gate=self.config.gate)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsnet.detection.boxes import encode, match, match_all
 from dsnet.detection.pictures import Boxes
 
-__all__ = ["MultiboxLoss", "Targets", "multibox_loss", "targets_in", "targets_of"]
+__all__ = ["MultiboxLoss", "Targets", "multibox_loss", "right_shares", "targets_in", "targets_of"]
 
 NEGATIVES = 3  # for every prior that stands for a box; for an image without boxes in all
 
@@ -88,3 +88,11 @@ def multibox_loss(offsets: Tensor, logits: Tensor, targets: Targets) -> Multibox
     kinds = torch.where(seen[..., None], logits.float(), 0.0).transpose(1, 2)
     paid = F.cross_entropy(kinds, targets.classes, reduction="none")
     return MultiboxLoss(distance, torch.where(seen, paid, 0.0).sum(1), matched)
+
+
+def right_shares(logits: Tensor, targets: Targets) -> Tensor:
+    """Share [B] of the priors that stand for a box whose likeliest class is right; 1 without any box."""
+    there = targets.classes > 0
+    right = there & (logits.argmax(2) == targets.classes)
+    matched = there.sum(1)
+    return torch.where(matched > 0, right.sum(1) / matched.clamp(min=1), 1.0)
