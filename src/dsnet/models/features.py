@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
+from dsnet.gate import Code
 from dsnet.models.gated import Decide
 from dsnet.routes import Route
 from dsnet.slicing import Mode
@@ -47,6 +48,7 @@ class Entered:
 
     x: Tensor
     walk: _Walk
+    code: Code | None = None  # what the routing head reads; none behind `holding`
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of it."""
@@ -60,13 +62,14 @@ class Entered:
     def only(self, strides: Iterable[int]) -> Entered:
         """Without the maps of other strides."""
         maps = {stride: x for stride, x in self.walk.maps.items() if stride in strides}
-        return Entered(self.x, replace(self.walk, maps=maps))
+        return replace(self, walk=replace(self.walk, maps=maps))
 
 
 def enter_features(model: Supernet, x: Tensor, mode: Mode | None = None) -> Entered:
     """Images up to the first gate."""
     walk = _Walk((x.shape[2], x.shape[3]), mode)
-    return Entered(model.stand_at(0, walk.run(model, (), x)).x, walk)
+    state = model.stand_at(0, walk.run(model, (), x))
+    return Entered(state.x, walk, state.code)
 
 
 def features_behind(model: Supernet, entered: Entered, route: Route) -> Features:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence, Sized
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -139,20 +139,27 @@ def run_gated(
     """
     if model.training:
         raise DsnetError("a gated pass needs the network in eval mode: call .eval(), or give a route")
+    if cast(Any, torch.jit).is_tracing():  # torch does not declare it
+        raise DsnetError(
+            "a gated pass cannot be traced: the trace would repeat the decisions for these images. Trace one "
+            "route, model.bind(route), or use dsnet.runtime.compile"
+        )
     model.check_images(x)
+    # What leads to a gate; a plan has chosen when it was made. What leads to the logits decides nothing.
+    before = getattr(model, "gated_mode", None) if mode is None else mode
     batch, gates = x.shape[0], len(model.gates)
     if x.device.type == "meta" and batch:
         raise DsnetError("decisions need values: a gated pass cannot run on the meta device; give a route")
     if batch == 1:
-        return _run_one(model, x, decide, mode, answer=answer)
+        return _run_one(model, x, decide, before, mode, answer=answer)
     choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
     if batch == 0:  # nothing to decide, but the logits still have their shape
         return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
-    groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, mode))]
+    groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, before))]
     for _ in range(gates - 1):
         moved = []
         for group in _split(model, groups, decide, choices):
-            moved.append(group._replace(state=model.advance(group.state, group.choices, mode)))
+            moved.append(group._replace(state=model.advance(group.state, group.choices, before)))
         groups = _merge(model, moved)
     groups = _split(model, groups, decide, choices)
     logits = []
@@ -165,13 +172,13 @@ def run_gated(
 
 
 def _run_one(
-    model: Routable[Any], x: Tensor, decide: Decide, mode: Mode | None, *, answer: bool
+    model: Routable[Any], x: Tensor, decide: Decide, before: Mode | None, mode: Mode | None, *, answer: bool
 ) -> GatedOutput:
     """One image has no groups: the same, with less around it."""
-    state, taken = model.enter(x, mode), tuple[int, ...]()
+    state, taken = model.enter(x, before), tuple[int, ...]()
     for stage in range(len(model.gates)):
         if stage:
-            state = model.advance(state, taken, mode)
+            state = model.advance(state, taken, before)
         decided = decide(model.score(state), stage, taken[-1] if taken else None)
         _check_positions(decided, 1)
         taken = (*taken, _choice(_options(model, stage), stage, int(decided)))

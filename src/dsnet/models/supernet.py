@@ -14,8 +14,9 @@ from __future__ import annotations
 import itertools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, cast, overload
 
 import torch
@@ -59,21 +60,22 @@ class State(NamedTuple):
     x: Tensor
     code: Code
     gate: int  # which gate
+    batch_invariant: bool = False  # whether it is scored so, too
 
     def take(self, at: Tensor) -> State:
         """Some of the images, by their places [n]."""
-        return State(self.x[at], Code(self.code.pooled[at], self.code.hidden[at]), self.gate)
+        return State(self.x[at], Code(self.code.pooled[at], self.code.hidden[at]), *self[2:])
 
     def narrow(self, start: int, stop: int) -> State:
         """The images of a range, without a copy."""
         code = Code(self.code.pooled[start:stop], self.code.hidden[start:stop])
-        return State(self.x[start:stop], code, self.gate)
+        return State(self.x[start:stop], code, *self[2:])
 
     @classmethod
     def join(cls, states: Sequence[State]) -> State:
         """The images of all, in order."""
         code = Code(*(torch.cat(parts) for parts in zip(*(state.code for state in states), strict=True)))
-        return cls(torch.cat([state.x for state in states]), code, states[0].gate)
+        return cls(torch.cat([state.x for state in states]), code, *states[0][2:])
 
 
 class Supernet(nn.Module, ABC):
@@ -83,7 +85,10 @@ class Supernet(nn.Module, ABC):
     everything it depends on as arguments and, in eval mode, changes nothing.
     """
 
+    gated_mode = Mode(batch_invariant=True)  # of passes in which gates decide
     drops_everywhere = False  # whether stochastic depth and dropout are for all routes, or for the largest
+    gate_weights: Mapping[str, tuple[float, float, float]] = MappingProxyType({})
+    """Weights (CLS, CP, SGS) of Stage II's losses by the name of a space, where that sets spaces apart."""
 
     def __init__(
         self,
@@ -122,14 +127,16 @@ class Supernet(nn.Module, ABC):
         for gates in range(1, len(self.gates) + 1):
             for choices in itertools.product(*(range(len(row)) for row in self.slice_table[:gates])):
                 self._chains[choices] = tuple(self.segment_steps(choices))
+        blocks = dict.fromkeys(step.block for chain in self._chains.values() for step in chain)
+        norms = {b: [m for m in b.modules() if isinstance(m, SplitBatchNorm2d)] for b in blocks}
         self._chain_norms = {
-            choices: tuple(
-                (module, step.key)
-                for step in chain
-                for module in step.block.modules()
-                if isinstance(module, SplitBatchNorm2d)
-            )
+            choices: tuple((norm, step.key) for step in chain for norm in norms[step.block])
             for choices, chain in self._chains.items()
+        }
+        self._chain_stages = {
+            choices: _divided(chain, self.slices(choices))
+            for choices, chain in self._chains.items()
+            if choices
         }
 
     @property
@@ -197,12 +204,24 @@ class Supernet(nn.Module, ABC):
             made = choices[:gates]
             self._check_segment(state, made, mode)
             y = state.x
-            for size in self.slices(made):
-                y = run_steps((step for step in self.chain(made) if step.size is size), y, mode)
+            for steps in self._stage_steps(made):
+                y = run_steps(steps, y, mode)
                 stages.append(self.head.pool(y))
             if gates < len(choices):
                 state = self.stand_at(gates, y)
         return run_steps([self.head_step(choices)], y, mode), tuple(stages)
+
+    def _stage_steps(self, choices: tuple[int, ...]) -> tuple[tuple[Step, ...], ...]:
+        """The steps of every stage that the last of ``choices`` decides."""
+        stages = self._chain_stages[choices]
+        if stages is None:
+            sizes = "; ".join(map(str, self.slices(choices)))
+            raise DsnetError(
+                f"the blocks of {self.name} behind the choices {list(choices)} cannot be divided among its "
+                f"stages, of sizes {sizes}. `segment_steps` must give the blocks of all stages in order, "
+                "each with its stage's size; where two stages in a row have equal sizes, the table's objects"
+            )
+        return stages
 
     @overload
     def features(self, x: Tensor, route: Route | int, *, mode: Mode | None = None) -> Features: ...
@@ -239,21 +258,22 @@ class Supernet(nn.Module, ABC):
         """Prefix and first gate: all that runs before the first decision."""
         self.check_images(x)
         self.check_statistics((), mode)
-        return self.stand_at(0, run_steps(self.chain(()), x, mode))
+        return self.stand_at(0, run_steps(self.chain(()), x, mode), mode)
 
-    def stand_at(self, gate: int, x: Tensor) -> State:
+    def stand_at(self, gate: int, x: Tensor, mode: Mode | None = None) -> State:
         """What a gate makes of the features in front of it."""
-        scaled, code = self.gates[gate](x)
-        return State(scaled, code, gate)
+        invariant = mode is not None and mode.batch_invariant
+        scaled, code = self.gates[gate](x, batch_invariant=invariant)
+        return State(scaled, code, gate, invariant)
 
     def score(self, state: State) -> Tensor:
         """Scores [B, choices] of the gate for what stands at it."""
-        return self.gate(state.gate).score(state.code)
+        return self.gate(state.gate).score(state.code, batch_invariant=state.batch_invariant)
 
     def advance(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> State:
         """From the gate that made the last of ``choices`` to the next one."""
         self._check_segment(state, choices, mode, last=False)
-        return self.stand_at(len(choices), run_steps(self.chain(choices), state.x, mode))
+        return self.stand_at(len(choices), run_steps(self.chain(choices), state.x, mode), mode)
 
     def finish(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
@@ -290,7 +310,11 @@ class Supernet(nn.Module, ABC):
         return self.slice_table[len(choices) - 1][choices[-1]]
 
     def bind(self, route: Route | int) -> BoundRoute:
-        """The network at one route as a module of one argument, sharing these weights."""
+        """The network at one route as a module of one argument, sharing these weights.
+
+        `torch.jit.trace` takes it, for images of the size it is traced with; `dsnet.extract` gives a network
+        without this restriction.
+        """
         return BoundRoute(self, self.space.resolve(route))
 
     def gate(self, stage: int) -> Gate:
@@ -302,6 +326,9 @@ class Supernet(nn.Module, ABC):
         takes = f"{self.spec.name} takes images [batch, {self.geometry.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
+        if x.is_nested or x.layout != torch.strided:
+            kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
+            raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
         if x.ndim != 4 or x.shape[1] != self.geometry.channels:
             raise DsnetError(f"{takes}, not a tensor of shape {list(x.shape)}")
         self.geometry.check(x.shape[2], x.shape[3])
@@ -390,6 +417,25 @@ def norm_keys(choices: Sequence[int], bn_key: BnKey) -> tuple[int, ...]:
     if bn_key not in ("stage", "prefix"):
         raise DsnetError(f"unknown bn_key {bn_key!r}; possible: stage, prefix")
     return tuple(choices) if bn_key == "stage" else tuple(itertools.accumulate(choices, operator.mul))
+
+
+def _divided(chain: Sequence[Step], sizes: Sequence[Slice]) -> tuple[tuple[Step, ...], ...] | None:
+    """Divide a segment's steps among its stages, by their position; None where the sizes do not say how.
+
+    Steps stand in the order of the stages, each with a size equal to its stage's. Only where two stages in a
+    row have equal sizes does it matter which object a step was given.
+    """
+    stages: list[list[Step]] = [[] for _ in sizes]
+    at = 0
+    for step in chain:
+        following = sizes[at + 1] if at + 1 < len(sizes) else None
+        moved_on = step.size is following and step.size is not sizes[at]
+        if stages[at] and following is not None and (moved_on or step.size != sizes[at]):
+            at += 1
+        if step.size != sizes[at]:
+            return None
+        stages[at].append(step)
+    return tuple(map(tuple, stages)) if all(stages) else None
 
 
 class BoundRoute(nn.Module):
