@@ -8,6 +8,7 @@ A gate that decides computes in float32 or better, whatever the precision around
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.plain import traced
@@ -51,7 +52,7 @@ class HeadForm:
 
     def __post_init__(self) -> None:
         if self.kind not in ("onehot", "scalar"):
-            raise DsnetError(f"unknown routing head {self.kind!r}; possible: onehot, scalar")
+            raise DsnetError(f"unknown routing head {shorten(self.kind)}; possible: onehot, scalar")
         if self.width is not None and (not self.separate or self.width < 1):
             raise DsnetError(
                 f"width={self.width} needs a first layer of the head's own (separate) and at least 1"
@@ -95,7 +96,7 @@ class RoutingHead(nn.Module):
     ) -> None:
         super().__init__()
         if not choices or not all(type(c) is int and c >= 0 for c in choices):
-            raise DsnetError(f"a routing head needs the numbers of its choices, not {choices!r}")
+            raise DsnetError(f"a routing head needs the numbers of its choices, not {shorten(choices)}")
         self.form = form
         self.choices = choices
         hidden = form.width or hidden
@@ -103,10 +104,11 @@ class RoutingHead(nn.Module):
         outputs = len(choices) if form.kind == "onehot" else 1
         self.last = SlicedLinear(hidden, outputs, init_std=0.01, device=device, dtype=dtype)
 
-    def forward(self, code: Code) -> Tensor:
-        """Scores [B, choices]."""
-        hidden = code.hidden if self.first is None else F.relu(_precise_linear(self.first, code.pooled))
-        scores = _precise_linear(self.last, hidden)
+    def forward(self, code: Code, *, batch_invariant: bool = False) -> Tensor:
+        """Scores [B, choices]; see `Gate.forward`."""
+        linear = functools.partial(_precise_linear, by_row=batch_invariant)
+        hidden = code.hidden if self.first is None else F.relu(linear(self.first, code.pooled))
+        scores = linear(self.last, hidden)
         return scalar_scores(scores.sigmoid(), len(self.choices)) if self.form.kind == "scalar" else scores
 
     def get_extra_state(self) -> Tensor:
@@ -146,16 +148,21 @@ class Gate(nn.Module):
             else RoutingHead(channels, hidden, choices, form, device=device, dtype=dtype)
         )
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Code]:
-        """Scales ``x`` [B, C, H, W] by its attention; also gives what a routing head would read."""
-        if self.routing is None:  # decides nothing: the precision around it will do
+    def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, Code]:
+        """Scales ``x`` [B, C, H, W] by its attention; also gives what a routing head would read.
+
+        ``batch_invariant``: on a CPU no image's numbers depend on the others of the batch, not in the last
+        bit either, so that neither do decisions.
+        """
+        by_row = batch_invariant and x.dtype in (torch.float32, torch.float64)
+        if self.routing is None and not by_row:  # decides nothing: the precision around it will do
             pooled = x.mean((2, 3))
             hidden = F.relu(self.first(pooled))
             scale = 1 + torch.tanh(self.attention(hidden, x.shape[1]))
         else:
             pooled = x.mean((2, 3), dtype=SF.at_least_float32(x.dtype))
-            hidden = F.relu(_precise_linear(self.first, pooled))
-            scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1]))
+            hidden = F.relu(_precise_linear(self.first, pooled, by_row=by_row))
+            scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1], by_row=by_row))
         return x * scale.to(x.dtype)[:, :, None, None], Code(pooled, hidden)
 
     def replace_routing(
@@ -187,17 +194,17 @@ class Gate(nn.Module):
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """What the routing head decides between, in the order of its scores."""
-        return self._routing().choices
+        """What the routing head decides between, in the order of its scores; nothing without a head."""
+        return () if self.routing is None else self.routing.choices
 
     @property
     def form(self) -> HeadForm:
-        """How the routing head is made."""
-        return self._routing().form
+        """How the routing head is made; the default without one."""
+        return HeadForm() if self.routing is None else self.routing.form
 
-    def score(self, code: Code) -> Tensor:
+    def score(self, code: Code, *, batch_invariant: bool = False) -> Tensor:
         """The routing head's scores [B, choices] in float32 or better."""
-        return cast(Tensor, self._routing()(code))
+        return cast(Tensor, self._routing()(code, batch_invariant=batch_invariant))
 
     def cost(self, shape: Shape) -> Cost:
         """Cost on an input of this shape, which it leaves as it is."""
@@ -232,7 +239,7 @@ class OpenGate(Gate):
         nn.Module.__init__(self)
         self.routing = None
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Code]:
+    def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, Code]:
         """Nothing is scaled, nothing read."""
         nothing = x.new_empty(len(x), 0)
         return x, Code(nothing, nothing)
@@ -258,7 +265,7 @@ class OpenGate(Gate):
         """Of no head."""
         return HeadForm()
 
-    def score(self, code: Code) -> Tensor:
+    def score(self, code: Code, *, batch_invariant: bool = False) -> Tensor:
         """Of one choice [B, 1]."""
         return code.pooled.new_zeros(len(code.pooled), 1)
 
@@ -319,14 +326,21 @@ class DecidingGate(nn.Module):
         return F.relu(y) if act == "relu" else y
 
 
-def _precise_linear(layer: SlicedLinear, x: Tensor, out: int | None = None) -> Tensor:
-    """Runs in the precision of ``x``, whatever the weights' own or an autocast around it."""
+def _precise_linear(
+    layer: SlicedLinear, x: Tensor, out: int | None = None, *, by_row: bool = False
+) -> Tensor:
+    """Runs in the precision of ``x``, whatever the weights' own or an autocast around it.
+
+    ``by_row``: on a CPU every row is summed by itself.
+    """
     assert layer.bias is not None
     weight: Tensor = layer.weight
     bias: Tensor = layer.bias
     out = weight.shape[0] if out is None else out
     if weight.dtype != x.dtype:
         weight, bias = weight[:out, : x.shape[-1]].to(x.dtype), bias[:out].to(x.dtype)
+    if by_row and x.device.type == "cpu":
+        return SF.row_linear(x, weight[:out, : x.shape[-1]], bias[:out])
     if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
         with torch.autocast(x.device.type, enabled=False):
             return SF.linear(x, weight, bias, out)

@@ -91,7 +91,7 @@ class SharedPart(nn.Module):
     def __init__(self, network: Supernet, history: History, histories: Sequence[History]) -> None:
         super().__init__()
         self.network, self.history = network, history
-        self.training = network.training
+        self.training, self.batch_invariant = network.training, False
         self.keys = torch.tensor([network.key(h) for h in histories])
         self.choices = None if len(history) == len(network.gates) else network.gate(len(history)).choices
 
@@ -100,11 +100,12 @@ class SharedPart(nn.Module):
         if network.training or (self.choices is not None and network.gate(gate).choices != self.choices):
             what = "is in training mode" if network.training else "has other routing heads"
             raise DsnetError(f"the network that this plan shares {what} now; call .eval(), or compile again")
-        mode = None if which is None else Mode(images=ImageStatistics(self.keys.to(which.device)[which]))
-        y = network.run_segment(x, self.history, mode) if gate else run_steps(network.chain(()), x)
+        images = None if which is None else ImageStatistics(self.keys.to(which.device)[which])
+        mode = Mode(images=images, batch_invariant=self.batch_invariant)
+        y = network.run_segment(x, self.history, mode) if gate else run_steps(network.chain(()), x, mode)
         if gate == len(network.gates):
             return y
-        state = network.stand_at(gate, y)
+        state = network.stand_at(gate, y, mode)
         return state.x, network.score(state)
 
 

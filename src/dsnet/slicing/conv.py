@@ -50,6 +50,8 @@ class SlicedConv2d(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """He initialisation by fan-out (of one group, where there are several), bias zero."""
+        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler for it
+            return
         fan_out = self.kernel**2 * self.out_channels / self.groups
         nn.init.normal_(self.weight, std=(2 / fan_out) ** 0.5, generator=generator)
         if self.bias is not None:

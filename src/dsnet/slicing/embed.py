@@ -42,6 +42,8 @@ class SlicedPatchEmbed(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Truncated normal of 0.02 for the projection, the class token and the positions."""
+        if self.positions.is_meta:  # nothing to draw, and torch would import its compiler for it
+            return
         for weight in (self.proj.weight, self.class_token, self.positions):
             nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
 

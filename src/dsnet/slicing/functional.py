@@ -56,6 +56,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Tensor:
     return F.linear(x, weight[:, :features] if features < full_in else weight, bias)
 
 
+PRODUCTS = 2**18  # at a time, so that they fit a cache
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``W x + b`` for ``x`` [B, in], each row bit for bit the same whichever others there are.
+
+    Matrix products sum in an order that depends on the number of rows. Here every output is a sum over
+    the last dimension of its own products, whose order depends on ``in`` alone.
+    """
+    rows = max(1, PRODUCTS // weight.numel())
+    if len(x) > rows:
+        return torch.cat([row_linear(part, weight, bias) for part in torch.split(x, rows)])
+    y = (x[:, None] * weight).sum(-1)
+    return y if bias is None else y.add(bias)
+
+
 # --- convolution -----------------------------------------------------------------------------------
 class FilterSizes(NamedTuple):
     """Sizes of a slice of a convolution's filters: ``[out, group_in, K, K]`` in so many groups."""

@@ -38,6 +38,8 @@ class SlicedLinear(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Truncated normal of ``init_std`` (zero where that is 0), bias zero."""
+        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler for it
+            return
         if self.init_std:
             nn.init.trunc_normal_(
                 self.weight, std=self.init_std, a=-2 * self.init_std, b=2 * self.init_std, generator=generator

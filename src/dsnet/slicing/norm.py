@@ -84,6 +84,7 @@ class Mode:
     images: ImageStatistics | None = None  # stored ones, each image by its own key; goes before the above
     drop_path: float = 0.0  # stochastic depth: probability that the last residual branch is left out
     dropout: float = 0.0  # of what the classifier reads
+    batch_invariant: bool = False  # on a CPU: whether gates sum each image by itself, at some cost
     generator: torch.Generator | None = None  # what the two above draw from, on the images' device
 
     def __post_init__(self) -> None:

@@ -81,6 +81,7 @@ class Backend(Protocol):
     """A way of making parts ready."""
 
     name: str
+    batch_invariant: bool  # whether no image's numbers depend on the others of its batch, to the last bit
     buckets: tuple[int, ...]  # batch sizes to make executables for, and to time, unless told otherwise
 
     def any_batch(self, device: torch.device) -> bool:

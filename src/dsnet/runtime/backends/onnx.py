@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from dsnet.errors import install_hint
+
 __all__ = ["BACKEND", "to_onnx"]
 
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
@@ -19,6 +21,7 @@ NEEDS = ("onnx", "onnxscript", "onnxruntime")
 
 class _OnnxRuntime:
     name = "onnxruntime"
+    batch_invariant = True
     buckets = (1, 2, 4, 8, 16)
 
     def any_batch(self, device: torch.device) -> bool:
@@ -32,7 +35,7 @@ class _OnnxRuntime:
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Its extra, the CPU, and float32."""
         if any(importlib.util.find_spec(name) is None for name in NEEDS):
-            return "it is not installed: pip install 'dsnet[export]'"
+            return f"it is not installed: {install_hint('export')}"
         if device.type != "cpu":
             return f"it runs on the CPU here, not on {device.type}"
         return None if precision == torch.float32 else f"it runs float32 here, not {precision}"

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dsnet.errors import install_hint
+
 __all__ = ["BACKEND"]
 
 COPIED = 2**20  # bytes up to which inputs and outputs are copied
@@ -25,6 +27,7 @@ COPIED = 2**20  # bytes up to which inputs and outputs are copied
 
 class _OpenVino:
     name = "openvino"
+    batch_invariant = True
     buckets = (1, 2, 4, 8, 16)
     weights = torch.float32
 
@@ -39,7 +42,7 @@ class _OpenVino:
     def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
         """Its extra, the CPU, and float32."""
         if importlib.util.find_spec("openvino") is None:
-            return "it is not installed: pip install 'dsnet[openvino]'"
+            return f"it is not installed: {install_hint('openvino')}"
         if device.type != "cpu":
             return f"it runs on the CPU here, not on {device.type}"
         if precision not in (torch.float32, torch.bfloat16):
