@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -164,6 +166,143 @@ def test_what_came_before_an_error_of_the_source_is_answered() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         answers.extend(plan.stream(source()))
     assert [answer.place for answer in answers] == [0, 1, 2]
+
+
+def threads() -> list[threading.Thread]:
+    """Those that read sources."""
+    return [thread for thread in threading.enumerate() if thread.name == "dsnet stream"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("first", [1, 5])
+def test_no_image_waits_longer_than_the_limit_while_the_source_blocks(first: int, ahead: bool) -> None:
+    """The source gives nothing more until the images so far are answered: a wait for it would not end."""
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 6)
+    answered = threading.Event()
+
+    def source() -> Iterator[Tensor]:
+        for i in range(first):
+            yield x[i : i + 1]
+        assert answered.wait(60)
+        yield x[5:]
+
+    places = []
+    check = plan.engine.check_images
+    answers = stream(plan.run, check, source(), images=4, delay=100, max_delay_ms=30, ahead=ahead)
+    for answer in answers:
+        places.append(answer.place)
+        if answer.place == first - 1:
+            answered.set()
+    assert places == list(range(first + 1))
+    assert not threads()
+    for wrong in (-1, True, "1", float("nan")):
+        error = error_of(lambda wrong=wrong: plan.stream([x], max_delay_ms=wrong))
+        assert "max_delay_ms must be" in error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_images_that_wait_are_answered_before_any_exception(error: type[BaseException], ahead: bool) -> None:
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 3)
+
+    def source() -> Iterator[Tensor]:
+        yield from x.split(1)
+        raise error("the source ended")
+
+    answers: list[Answer] = []
+    with pytest.raises(error, match="the source ended"):
+        answers.extend(stream(plan.run, plan.engine.check_images, source(), images=64, delay=8, ahead=ahead))
+    assert [answer.place for answer in answers] == [0, 1, 2]
+    assert not threads()
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+def test_images_that_wait_are_answered_when_the_program_is_interrupted(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 3)
+    ended, interrupts = threading.Event(), [KeyboardInterrupt("^C")]
+
+    def source() -> Iterator[Tensor]:
+        yield from x.split(1)
+        if when == "waiting":
+            ended.wait(60)
+
+    wait = threading.Condition.wait
+
+    def interrupted(self: threading.Condition, timeout: float | None = None) -> bool:
+        if when == "waiting" and threading.current_thread() is threading.main_thread() and timeout:
+            wait(self, 0.2)  # for the source to give what it has
+            if interrupts:
+                raise interrupts.pop()
+        return wait(self, timeout)
+
+    def run(images: Tensor) -> RoutedOutput:
+        if when == "running" and interrupts:
+            raise interrupts.pop()
+        return plan.run(images)
+
+    monkeypatch.setattr(threading.Condition, "wait", interrupted)
+    answers: list[Answer] = []
+
+    def noted() -> Iterator[Answer]:
+        check = plan.engine.check_images
+        for answer in stream(run, check, source(), images=64, delay=8, max_delay_ms=60e3):
+            ended.set()
+            yield answer
+
+    with pytest.raises(KeyboardInterrupt):
+        answers.extend(noted())
+    assert [answer.place for answer in answers] == [0, 1, 2]
+    assert all(answer.error is None for answer in answers)
+
+
+def test_a_stream_that_is_given_up_leaves_no_thread_and_reads_no_further() -> None:
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 40)
+    read: list[int] = []
+    closed_by: list[str] = []
+
+    def source() -> Iterator[Tensor]:
+        assert not torch.is_grad_enabled()  # as where the stream is asked
+        try:
+            for i in range(40):
+                read.append(i)
+                yield x[i : i + 1]
+        finally:
+            closed_by.append(threading.current_thread().name)
+
+    with torch.no_grad():
+        answers = plan.stream(source(), images=4)
+        assert not threads(), "nothing runs before the first answer is asked for"
+        assert next(answers).place == 0
+        assert len(threads()) == 1
+        answers.close()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 60
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not threads()
+    assert len(read) == 4
+    assert closed_by == ["dsnet stream"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_image_without_finite_logits_is_an_error_and_the_others_are_not(bad: float) -> None:
+    plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 6).clone()
+    x[2, 0, 3, 3] = x[5, 1, 0, 0] = bad
+    expected = plan(x)
+    assert expected.isfinite().all(1).tolist() == [True, True, False, True, True, False]
+    answers = list(plan.stream(x.split(2)))
+    assert [answer.place for answer in answers] == list(range(6))
+    for answer, logits in zip(answers, expected, strict=True):
+        assert answer.route is not None
+        assert 0 <= answer.route < 4
+        if logits.isfinite().all():
+            assert answer.error is None
+            assert answer.logits is not None
+            assert torch.allclose(answer.logits, logits, atol=1e-5)
+        else:
+            assert answer.logits is None
+            assert "not finite" in str(answer.error)
 
 
 def test_routes_that_a_plan_does_not_hold_are_errors_of_their_images() -> None:
