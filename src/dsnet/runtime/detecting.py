@@ -18,6 +18,7 @@ from dsnet.detection.metrics import Detections
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.runtime.engine import Engine
+from dsnet.runtime.in_process import InProcess
 from dsnet.runtime.lanes import lanes_for
 from dsnet.runtime.plan import Plan
 
@@ -27,7 +28,7 @@ PROGRAMS = 32  # for boxes that a plan keeps at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DetectorPlan:
+class DetectorPlan(InProcess):
     """A detector made ready for a device, called like the detector."""
 
     plan: Plan
@@ -49,6 +50,11 @@ class DetectorPlan:
     def engine(self) -> Engine:
         """Its executables."""
         return self.plan.engine
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether an image's route never depends on the others of its batch."""
+        return self.plan.batch_invariant
 
     def __call__(self, x: Tensor, route: Route | int | None = None) -> Answers:
         """Images [B, C, H, W] → answers for every prior, at one route or, without one, routed."""

@@ -89,6 +89,11 @@ class Drawn:
         """Whether histories may be joined."""
         return self.network.merges
 
+    @property
+    def gated_mode(self) -> Mode | None:
+        """That of the network, if it has one."""
+        return getattr(self.network, "gated_mode", None)
+
     def gate(self, stage: int) -> GateChoices:
         """The gate in front of a stage."""
         return self.gates[stage]

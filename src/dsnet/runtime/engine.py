@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, cast
@@ -18,6 +19,7 @@ from dsnet.routes import Route, RouteSpace
 from dsnet.routing.rules import RoutedOutput
 from dsnet.runtime.backends import Casting, Executable, Writing
 from dsnet.runtime.batches import Division
+from dsnet.runtime.in_process import InProcess
 from dsnet.runtime.lanes import Lanes
 from dsnet.runtime.parts import History, canonical
 from dsnet.runtime.prices import Prices
@@ -194,7 +196,7 @@ def _padded(x: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Engine:
+class Engine(InProcess):
     """The executables of a network, with all that routing asks of it (`dsnet.models.gated.Routable`)."""
 
     spec: ModelSpec
@@ -212,11 +214,15 @@ class Engine:
     runners: Mapping[History, Runner]
     resident: int  # bytes of weights
     graphed: Recorded | None = None  # the same parts for mixed batches on a GPU
+    batch_invariant: bool = False  # whether no image's scores depend on the others of its batch
+    spare: Mapping[History, Runner] = field(default_factory=dict)  # parts of choices that are not held
     training: bool = field(default=False, init=False)
     merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
     keyed: bool = field(init=False)  # whether some parts take the number of each image's history
     image_shape: tuple[int, int, int] = field(init=False)
     takes: torch.dtype = field(init=False)  # the precision of images
+    process: int = field(default_factory=os.getpid, init=False)
+    threads: int = field(default_factory=torch.get_num_threads, init=False)  # when its programs were made
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keyed", any(runner.by_history for runner in self.runners.values()))
@@ -250,16 +256,20 @@ class Engine:
 
     def check_images(self, x: Tensor) -> None:
         """Raises an error that says what images this plan takes."""
-        right = isinstance(x, Tensor) and x.shape[1:] == self.image_shape and x.is_floating_point()
-        if right and x.layout == torch.strided and x.device.type == self.device.type:
+        if os.getpid() != self.process:
+            self._check_fork()
+        dense = isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested
+        right = dense and x.shape[1:] == self.image_shape and x.is_floating_point()
+        if right and x.device.type == self.device.type:
             return
         takes = f"this plan of {self.name} takes images [batch, {self.geometry.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
+        if not dense:
+            kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
+            raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
         if x.ndim != 4 or x.shape[1] != self.geometry.channels or not x.is_floating_point():
             raise DsnetError(f"{takes} of numbers, not a {x.dtype} tensor of shape {list(x.shape)}")
-        if x.layout != torch.strided:
-            raise DsnetError(f"{takes} as a dense tensor, not a {x.layout} one")
         if tuple(x.shape[2:]) != self.image_size:
             raise DsnetError(
                 f"this plan of {self.name} was made for images of {self.image_size[0]} × "
@@ -267,6 +277,21 @@ class Engine:
             )
         if x.device.type != self.device.type:
             raise DsnetError(f"the images are on {x.device}, this plan is for {self.device}; move them there")
+
+    def _check_fork(self) -> None:
+        """Raises an error in a forked process: threads and GPU contexts do not survive a fork."""
+        if self.device.type == "cuda" or max(self.threads, torch.get_num_threads()) > 1:
+            raise DsnetError(
+                f"this plan of {self.name} was compiled before this process was forked "
+                f"(process {self.process}, now {os.getpid()}): its threads or its GPU are not there. "
+                "Start processes with 'spawn' (multiprocessing.get_context('spawn')) and compile in each, or "
+                "compile after the fork; on a CPU torch.set_num_threads(1) before compiling also lets forked "
+                "processes use it"
+            )
+
+    def shared_network(self) -> str | None:
+        """The network whose own weights it runs, if it does."""
+        return self.name if self.memory == "shared" else None
 
     def holds(self, route: Route) -> bool:
         """Whether all parts of a route are there."""
@@ -326,7 +351,7 @@ class Engine:
         return runner(*inputs)
 
     def _runner(self, history: History) -> Runner:
-        runner = self.runners.get(canonical(history))
+        runner = self.runners.get(canonical(history)) or self.spare.get(history)
         if runner is None:
             raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
         return runner

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, get_args, overload
+from dataclasses import replace
+from typing import Literal, NamedTuple, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.detection.fssd import Detector
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
-from dsnet.routing.router import Routed, Router
+from dsnet.routing.router import Routed
 from dsnet.runtime.asked import Ended, any_number, widened
 from dsnet.runtime.backends import Backend, Executable, Joining, Rounding, get_backend, list_backends
 from dsnet.runtime.choose import choose_backend
@@ -20,6 +22,8 @@ from dsnet.runtime.detecting import DetectorPlan, answers_of
 from dsnet.runtime.detector_parts import pack_detector, split_detector
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
+from dsnet.runtime.holding import Maker, can_spare, needed_for, spare_parts
+from dsnet.runtime.invariance import chosen, make_invariant
 from dsnet.runtime.lanes import lanes_for
 from dsnet.runtime.parts import (
     End,
@@ -34,7 +38,7 @@ from dsnet.runtime.parts import (
 from dsnet.runtime.plan import Plan
 from dsnet.runtime.programs import make_calls, make_end, make_runners
 from dsnet.runtime.ragged.structure import unsupported
-from dsnet.runtime.timing import Progress, silent
+from dsnet.runtime.timing import Progress, logged
 from dsnet.training.run import pick_device
 
 __all__ = ["compile"]
@@ -57,6 +61,8 @@ def compile(  # noqa: A001
     batch_buckets: Sequence[int] | None = ...,
     image_size: int | tuple[int, int] | None = ...,
     routes: Sequence[int] | None = ...,
+    budgets: Literal["all"] | None = ...,
+    batch_invariant: bool | None = ...,
     allow_promotion: bool = ...,
     allow_bypass: bool = ...,
     progress: Progress = ...,
@@ -72,6 +78,8 @@ def compile(  # noqa: A001
     batch_buckets: Sequence[int] | None = ...,
     image_size: int | tuple[int, int] | None = ...,
     routes: Sequence[int] | None = ...,
+    budgets: Literal["all"] | None = ...,
+    batch_invariant: bool | None = ...,
     allow_promotion: bool = ...,
     allow_bypass: bool = ...,
     progress: Progress = ...,
@@ -86,9 +94,11 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     batch_buckets: Sequence[int] | None = None,
     image_size: int | tuple[int, int] | None = None,
     routes: Sequence[int] | None = None,
+    budgets: Literal["all"] | None = None,
+    batch_invariant: bool | None = None,
     allow_promotion: bool = False,
     allow_bypass: bool = False,
-    progress: Progress = silent,
+    progress: Progress = logged,
 ) -> Plan | DetectorPlan:
     """Makes a network, or a detector, ready for a device.
 
@@ -96,11 +106,16 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     ``memory="packed"`` gives every route its own weights, contiguous, batch norms folded; ``"shared"`` runs
     slices of the supernet's own. ``backend="auto"`` times those that can be used here and takes the fastest;
     the choice is remembered. ``batch_buckets`` are the batch sizes that programs are made for, where a
-    backend needs to know; others run in several of these. ``routes`` are those to hold, by default all that
-    the router can take at any budget. With ``allow_promotion`` a group of images joins the next larger one
-    where that is measured to be faster: an image then runs at its route or at a larger one, and the plan
-    tells which. With ``allow_bypass`` batches for which routing is measured to be no faster than the largest
-    route run, all of them, at the largest route within the budget; the plan warns of it when it is made.
+    backend needs to know; others run in several of these. ``routes`` are those to hold, by default those that
+    the budget needs, as `dsnet.runtime.holding` says; `Plan.at` adds what another budget needs, and
+    ``budgets="all"`` holds them all from the start. ``progress`` shows what is being made (by default in the
+    log, at level INFO). ``batch_invariant``: whether gates of the backend eager on a CPU decide alike, to
+    the last bit, whatever the batch; by default where that costs less than a twentieth of the time, for
+    images of 96 pixels and more. Other backends are as `Plan.batch_invariant` says. With
+    ``allow_promotion`` a group of images joins the next larger one where that is measured to be faster:
+    an image then runs at its route or at a larger one, and the plan tells which. With ``allow_bypass``
+    batches for which routing is measured to be no faster than the largest route run, all of them, at the
+    largest route within the budget; the plan warns of it when it is made.
     """
     router, budget = (model.router, model.budget) if isinstance(model, Routed) else (None, None)
     network = _network(model)
@@ -113,7 +128,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     if backend == "auto":
         names = ["eager"] if memory == "shared" else None
         if isinstance(model, Detector):  # timed without what is behind it, which other kernels run
-            names = _detector_backends(model, _options(network, router, routes)[0], image_size)
+            own = network.gate(0).choices if routes is None else _options(network, routes)[0]
+            names = _detector_backends(model, own, image_size)
         backend = choose_backend(
             network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
         ).name
@@ -121,16 +137,65 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     reason = made_by.missing(place, dtype)
     if reason is not None:
         raise DsnetError(f"backend {backend} cannot be used: {reason}")
-    options = _options(network, router, routes)
-    stand_ins = find_stand_ins(network, options, image_size=image_size) if made_by.recorded(place) else {}
+    if budgets not in (None, "all") or (budgets is not None and routes is not None):
+        raise DsnetError(
+            f"budgets is 'all' or None, and takes no routes beside it, not budgets={shorten(budgets)}, "
+            f"routes={shorten(routes)}"
+        )
+    every = budgets == "all" or memory == "shared"  # slices take no memory
+    needed = needed_for(network, router, None if budget is None else float(budget), every=every)
+    spares = not every and can_spare(network, place, dtype, recorded=made_by.recorded(place))
+    options = needed.taken if spares else needed.possible
+    if routes is not None:
+        options = _options(network, routes)
+    make = functools.partial(
+        _engine, model, network, made_by, batch_buckets, memory, image_size, dtype, place, batch_invariant
+    )
+    engine = make(options, None, progress)
+    maker = None
+    if router is not None and routes is None:
+        spare = functools.partial(spare_parts, network, image_size=image_size) if spares else None
+        maker = Maker(network, make, spare, progress)
+        if spare is not None:
+            engine = replace(engine, spare=spare(needed.possible, options))
+    plan = Plan(
+        engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass, maker=maker
+    )
+    return DetectorPlan.of(plan, model, image_size) if isinstance(model, Detector) else plan
+
+
+def _engine(
+    model: Supernet | Routed | Detector,
+    network: Supernet,
+    backend: Backend,
+    batch_buckets: Sequence[int] | None,
+    memory: Memory,
+    image_size: int | tuple[int, int] | None,
+    precision: torch.dtype,
+    place: torch.device,
+    batch_invariant: bool | None,
+    options: Sequence[tuple[int, ...]],
+    before: Engine | None,
+    progress: Progress,
+) -> Engine:
+    """Everything for these choices; what an engine of ``before`` has is not made again where that can be."""
+    stand_ins = find_stand_ins(network, options, image_size=image_size) if backend.recorded(place) else {}
     pairs = len(part_histories(network, options, stand_ins)) > 1 + sum(map(len, options))
-    buckets = _buckets(batch_buckets, _sizes(made_by, place, pairs=pairs))
+    buckets = _buckets(batch_buckets, _sizes(backend, place, pairs=pairs))
     size = network.geometry.shape(image_size)
+    known: Mapping[History, Runner] = {}
+    if before is not None and before.graphed is None and not before.keyed:
+        known = before.runners  # parts do not depend on which others there are
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(place.type, enabled=False):
         # What is made here is written to in any mode later, in the plan's own precision.
-        parts, end = _parts(model, network, options, stand_ins, memory, image_size, dtype, place, made_by)
-        made = _programs(network, made_by, parts, end, stand_ins, buckets, place, dtype, progress)
-    engine = Engine(
+        parts, end = _parts(model, network, options, stand_ins, memory, image_size, precision, place, backend)
+        parts = {history: part for history, part in parts.items() if history not in known}
+        invariant = backend.batch_invariant
+        if backend.name == "eager" and place.type == "cpu":
+            invariant = chosen(batch_invariant, (size.height, size.width), precision)
+            make_invariant(parts if invariant else {}, len(network.gates))
+        made = _programs(network, backend, parts, end, stand_ins, buckets, place, precision, progress)
+    return Engine(
         spec=network.spec,
         space=network.space,
         gates=tuple(GateChoices(network.gate(g).choices) for g in range(len(network.gates))),
@@ -140,15 +205,14 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         image_size=(size.height, size.width),
         classes=answers_of(model, image_size) if isinstance(model, Detector) else _classes(network),
         device=place,
-        precision=dtype,
-        backend=backend,
+        precision=precision,
+        backend=backend.name,
         memory=memory,
-        runners=made.runners,
-        resident=made.resident,
+        runners={**known, **made.runners},
+        resident=made.resident + (before.resident if before is not None and known else 0),
         graphed=made.graphed,
+        batch_invariant=invariant,
     )
-    plan = Plan(engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass)
-    return DetectorPlan.of(plan, model, image_size) if isinstance(model, Detector) else plan
 
 
 def _detector_backends(
@@ -345,19 +409,12 @@ def _buckets(given: Sequence[int] | None, usual: Sequence[int]) -> tuple[int, ..
     return tuple(sorted({1, *sizes}))
 
 
-def _options(model: Supernet, router: Router | None, routes: Sequence[int] | None) -> list[tuple[int, ...]]:
+def _options(model: Supernet, routes: Sequence[int]) -> list[tuple[int, ...]]:
     """Every gate's choices that some route needs."""
-    if routes is not None and not isinstance(routes, list | tuple | range):
-        raise DsnetError(f"routes are a list of numbers, not {routes!r}")
-    if routes is not None:
-        wanted = [model.space.resolve(number) for number in routes]
-    else:
-        taken = {number for point in (router.curve if router else ()) for number in point.routes}
-        wanted = [model.space.resolve(number) for number in sorted(taken)]
-    options = []
-    for gate in range(len(model.gates)):
-        own = set() if routes is not None or taken else set(model.gate(gate).choices)
-        options.append(tuple(sorted(own | {route.choices[gate] for route in wanted})))
+    if not isinstance(routes, list | tuple | range):
+        raise DsnetError(f"routes are a list of numbers, not {shorten(routes)}")
+    wanted = [model.space.resolve(number) for number in routes]
+    options = [tuple(sorted({route.choices[gate] for route in wanted})) for gate in range(len(model.gates))]
     if not all(options):
         raise DsnetError("a plan needs at least one route")
     return options

@@ -14,20 +14,22 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError, DsnetWarning
 from dsnet.models.gated import Decide, greedy
 from dsnet.routes import Route
-from dsnet.routing.router import Routed, Router
+from dsnet.routing.router import Routed, Router, parse_budget
 from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
 from dsnet.runtime.engine import Engine
+from dsnet.runtime.holding import Maker
+from dsnet.runtime.in_process import InProcess
 from dsnet.runtime.paying import BreakEven, measure
 from dsnet.runtime.prices import Prices, prices_of
 from dsnet.runtime.promotion import promoting
-from dsnet.runtime.stream import Answer, stream, together
+from dsnet.runtime.stream import MAX_DELAY_MS, Answer, stream, together
 from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["Plan"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Plan:
+class Plan(InProcess):
     """A network with its router on a device. Frozen: several threads may call it, each at its own budget."""
 
     engine: Engine
@@ -35,6 +37,7 @@ class Plan:
     budget: float | str | None = None
     allow_promotion: bool = False
     allow_bypass: bool = False
+    maker: Maker | None = None  # of routes for other budgets; none: the routes are those that were asked for
     paying: BreakEven | None = field(init=False, default=None)  # measured where a bypass is allowed
     routed: Routed | None = field(init=False)
     prices: Prices | None = field(init=False, default=None)  # that gates on a GPU take off their scores
@@ -72,19 +75,22 @@ class Plan:
         found = self.engine.space.resolve(route)
         if not self.engine.holds(found):
             held = ", ".join(str(r.number) for r in self.held())
-            raise DsnetError(f"this plan does not hold route {found.number}; it holds {held}")
+            raise DsnetError(
+                f"this plan does not hold route {found.number}; it holds {held}. Compile with "
+                f"routes=[…, {found.number}] or budgets='all' for others"
+            )
         return self.engine.run_route(x, found)
 
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
-        some = isinstance(x, Tensor) and x.ndim > 0 and len(x) > 0
+        self.engine.check_images(x)
+        some = len(x) > 0
         if self.paying is not None and some and not self.paying.pays(len(x)):
             logits = self.engine.run_route(x, self.paying.single)
             numbers = torch.full((len(x),), self.paying.single.number, device=logits.device)
             return RoutedOutput(logits, numbers)
         graphed, rule = self.engine.graphed, None if self.routed is None else self.routed.rule
         if graphed is not None and some:
-            self.engine.check_images(x)
             if isinstance(rule, CascadeRule):
                 return graphed.cascade(x, rule.routes, rule.thresholds)
             return graphed.run(x, self.prices, promote=self.allow_promotion)
@@ -104,13 +110,15 @@ class Plan:
         *,
         images: int | None = None,
         delay: int = 8,
+        max_delay_ms: float = MAX_DELAY_MS,
         progress: Progress = silent,
     ) -> Iterator[Answer]:
         """Batches one after the other, images regrouped across them; answers in the order of the images.
 
         ``images`` run together, by default as many as suit the device; none waits for more than ``delay``
-        further batches. What cannot be run is answered by its error, and the rest go on. Batches are held
-        until then, not copied: each comes in memory of its own.
+        further batches, nor for longer than ``max_delay_ms``, also while the source blocks: it is read in a
+        thread. What cannot be run, or has logits that are not finite, is answered by its error, and the rest
+        go on. Batches are held until then, not copied: each comes in memory of its own.
         """
         total = len(batches) if isinstance(batches, Sized) else 0
         return stream(
@@ -119,7 +127,9 @@ class Plan:
             progress(batches, total, "batch"),
             images=together(self.engine) if images is None else images,
             delay=delay,
+            max_delay_ms=max_delay_ms,
             ahead=self.engine.graphed is not None,
+            blocks=not isinstance(batches, list | tuple),
         )
 
     def break_even(
@@ -165,12 +175,32 @@ class Plan:
             default=held[0],
         )
 
-    def at(self, budget: float | str | None) -> Plan:
-        """The same executables at another budget; nothing is compiled.
+    def at(self, budget: float | str | None, *, progress: Progress | None = None) -> Plan:
+        """The same plan at another budget.
 
-        Where a bypass is allowed, what pays at that budget is measured.
+        Routes that only this budget needs are compiled first, once for all plans that come of this one;
+        ``progress`` shows that, by default as it was shown when the plan was made. Nothing is compiled where
+        all routes are held. Where a bypass is allowed, what pays at that budget is measured.
         """
-        return replace(self, budget=budget)
+        engine = self.engine
+        if self.maker is not None and self.router is not None:
+            parsed = None if budget is None else parse_budget(budget, self.router.costs)
+            engine = self.maker.extended(engine, self.router, parsed, progress)
+        return replace(self, engine=engine, budget=budget)
+
+    def shared_network(self) -> str | None:
+        """The network whose own weights it runs, if it does."""
+        return self.engine.shared_network()
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether an image's route never depends on the others of its batch.
+
+        Promotion and bypass depend on the batch by design; a cascade depends on all numbers of a network, and
+        torch's own kernels on a CPU give a part that ends with logits others in the last bits.
+        """
+        alike = self.engine.batch_invariant and not (self.allow_promotion or self.allow_bypass)
+        return alike and (self.decide is not None or self.engine.backend != "eager")
 
     def held(self) -> list[Route]:
         """The routes whose parts are there."""

@@ -44,7 +44,7 @@ def make_runners(
         examples[history, bucket] = example
     calls: dict[Any, Callable[[], object]]
     calls = {job: functools.partial(made[job[0]][job[1]], *examples[job]) for job in jobs}
-    times = _milliseconds(calls, device)
+    times = _milliseconds(calls, device, progress)
     return {
         history: Runner(
             executables,
@@ -84,10 +84,12 @@ def _placed(example: tuple[Tensor, ...], device: torch.device, precision: torch.
 
 
 @torch.no_grad()
-def _milliseconds(calls: dict[Any, Callable[[], object]], device: torch.device) -> dict[Any, float]:
+def _milliseconds(
+    calls: dict[Any, Callable[[], object]], device: torch.device, progress: Progress
+) -> dict[Any, float]:
     """The median of each, all taking turns."""
     taken: dict[Any, list[float]] = {job: [] for job in calls}
-    for number in range(WARM_UP + ROUNDS):
+    for number in progress(range(WARM_UP + ROUNDS), WARM_UP + ROUNDS, "timing of programs, round"):
         for job, call in calls.items():
             took = timed(call, device)
             if number >= WARM_UP:
