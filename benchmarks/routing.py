@@ -110,11 +110,11 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
                             "share": r.budget / costs.largest,
                             "cost": r.cost / costs.largest,
                             "accuracy": 100 * r.accuracy,
-                            "static": 100 * r.static,
+                            "static": 100 * r.static_mix,
                         }
                         for r in curve
                     ],
-                    "static": [[p.cost / costs.largest, 100 * p.accuracy] for p in found.static],
+                    "static": [[p.cost / costs.largest, 100 * p.accuracy] for p in found.singles],
                     "oracle": [found.oracle.cost / costs.largest, 100 * found.oracle.accuracy],
                     "shares": found.shares,
                 }
@@ -124,7 +124,7 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
 
 
 def report_rows(rows: Sequence[dict[str, Any]], budgets: Sequence[float]) -> str:
-    """Mean over runs of accuracy, and how far above single routes at the same cost."""
+    """Mean over runs of accuracy, and how far above the static mix at the same cost."""
     header = ["router", "runs", "own cost", "own accuracy", *(f"{share:.0%}" for share in budgets)]
     body = []
     for name in dict.fromkeys(row["router"] for row in rows):
@@ -169,7 +169,7 @@ def main() -> None:
         if args.json:
             write_json(args.json, {**about, "budgets": args.budgets, "results": rows})
     print("\n" + report_rows(rows, args.budgets))
-    print("In brackets: points above single routes, mixed to the same mean cost.")
+    print("In brackets: points above the static mix: two routes mixed at random to the same mean cost.")
 
 
 if __name__ == "__main__":

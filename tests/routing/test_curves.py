@@ -239,3 +239,12 @@ def test_budgets_as_people_write_them() -> None:
     timed = CostTable(unit="ms", prefix=0.0, segments=(((1.0, 4.0),),))
     assert parse_budget("2.5ms", timed) == parse_budget("2.5", timed) == 2.5
     assert "another unit" in error_of(lambda: parse_budget("5M", timed))
+
+
+@pytest.mark.parametrize(("given", "meant"), [("45", "45%"), (45, "45%"), ("0.45", "45%"), (0.45, "45%")])
+def test_a_budget_that_is_a_percentage_without_its_sign_is_said(given: str | float, meant: str) -> None:
+    costs = CostTable(unit="madds", prefix=1e6, segments=(((1e8, 4e8),),))
+    assert f"write {meant}" in error_of(lambda: parse_budget(given, costs))
+    assert parse_budget("101", costs) == 101
+    timed = CostTable(unit="ms", prefix=50.0, segments=(((1.0, 4.0),),))
+    assert parse_budget(given, timed) == float(given)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,24 +11,26 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
+from dsnet.formats import ROUTING
 from dsnet.models import Supernet
 from dsnet.routing.costs import CostTable
-from dsnet.routing.curves import calibrate_cascade, calibrate_gate, static_points
+from dsnet.routing.curves import calibrate_cascade, calibrate_gate, calibrate_single
 from dsnet.routing.outputs import Outputs, simulate
-from dsnet.routing.router import Routed, Router, RouterKind, parse_budget, written
+from dsnet.routing.router import Point, Routed, Router, RouterKind, parse_budget, written
+from dsnet.schema import check
 from dsnet.training.checkpoint import Checkpoint, load_classifier
 from dsnet.training.run import pick_device
 
 __all__ = ["Calibration", "Pick", "RouterName", "calibrate", "has_trained_gates", "load_routed"]
 
-RouterName = Literal["auto", "gate", "cascade"]
+RouterName = Literal["auto", "gate", "cascade", "single"]
 FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """A router for a budget, and how much better it was than the other one."""
+    """A router for a budget, and how much better it was than the next best one."""
 
     kind: RouterKind
     gain: float | None  # accuracy on the calibration images; none where there is no other that keeps it
@@ -52,9 +55,16 @@ class Calibration:
         curves = [r.curve for kind, r in self.routers.items() if name in ("auto", kind)]
         return min(c[0].cost for c in curves), max(c[-1].cost for c in curves)
 
-    def pick(self, budget: float) -> Pick:
-        """The router that was more accurate at this budget."""
-        found = {kind: r.point(budget).accuracy for kind, r in self.routers.items() if r.keeps(budget)}
+    def pick(self, budget: float, kinds: Collection[RouterKind] | None = None) -> Pick:
+        """The router, of all or of some kinds, that was most accurate at this budget.
+
+        Of equals one route for all images, which needs no router.
+        """
+        found = {
+            kind: r.point(budget).accuracy
+            for kind, r in sorted(self.routers.items(), key=lambda item: item[0] != "single")
+            if r.keeps(budget) and (kinds is None or kind in kinds)
+        }
         if not found:
             low, high = self.reach()
             unit = self.costs.unit
@@ -62,17 +72,17 @@ class Calibration:
                 f"a mean cost of {written(budget, unit)} is out of reach: the routers go from "
                 f"{written(low, unit)} to {written(high, unit)}"
             )
-        best = max(found, key=lambda kind: found[kind])
+        best = max(found, key=lambda kind: round(self.images * found[kind]))  # the first of equals
         others = [accuracy for kind, accuracy in found.items() if kind != best]
         return Pick(kind=best, gain=found[best] - max(others) if others else None)
 
     def router(self, name: RouterName, budget: float | None = None) -> Router:
-        """The router of that name; ``auto``: the more accurate one at the budget."""
+        """The router of that name; ``auto``: the most accurate one at the budget."""
         if name not in get_args(RouterName):
-            raise DsnetError(f"unknown router {name!r}; possible: {', '.join(get_args(RouterName))}")
+            raise DsnetError(f"unknown router {shorten(name)}; possible: {', '.join(get_args(RouterName))}")
         if name == "auto":
             if budget is None:
-                raise DsnetError("router auto needs a budget: it picks the more accurate one there")
+                raise DsnetError("router auto needs a budget: it picks the most accurate one there")
             name = self.pick(budget).kind
         if name not in self.routers:
             raise DsnetError(f"there is no {name} here; calibrated: {', '.join(self.routers)}")
@@ -91,17 +101,21 @@ class Calibration:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         """The calibration that `to_dict` wrote."""
+        if isinstance(data, Mapping) and data.get("format", FORMAT) != FORMAT:
+            given = shorten(data["format"])
+            raise DsnetError(f"calibration format {given}; this version reads {FORMAT}")
+        check(ROUTING, data, "the calibration")
         try:
-            if not data["routers"] or not all(router["curve"] for router in data["routers"].values()):
-                raise DsnetError("a calibration needs a router with settings")
-            if data["format"] != FORMAT:
-                raise DsnetError(f"calibration format {data['format']!r}; this version reads {FORMAT}")
             routers = {kind: Router.from_dict(router) for kind, router in data["routers"].items()}
             if any(kind != router.kind for kind, router in routers.items()):
                 raise DsnetError(f"a calibration's routers are called what they are, not {list(routers)}")
             singles = {int(number): float(accuracy) for number, accuracy in data["singles"].items()}
+            if not all(map(math.isfinite, singles.values())):
+                raise DsnetError("the accuracies of a calibration's routes are numbers")
             return cls(images=data["images"], digest=data["digest"], routers=routers, singles=singles)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, DsnetError):
+                raise
             raise DsnetError(f"the calibration is damaged ({error!r})") from error
 
     @classmethod
@@ -114,9 +128,40 @@ class Calibration:
         if data is None:
             raise DsnetError(f"{where} is not calibrated; run `dsnet calibrate {where}` first")
         try:
-            return cls.from_dict(data)
-        except DsnetError as error:
+            made = cls.from_dict(data)
+            _check_choices(made, saved)
+            return made._with_single(saved.data["network"]["space"]["routes"])
+        except (DsnetError, KeyError, TypeError) as error:
             raise DsnetError(f"{where}: {error}; `dsnet calibrate {where}` makes it anew") from error
+
+    def _with_single(self, routes: Sequence[Mapping[str, Any]]) -> Calibration:
+        """With a router of single routes, which calibrations of earlier versions lack."""
+        if "single" in self.routers:
+            return self
+        choices = {route["number"]: tuple(route["choices"]) for route in routes}
+        points = [
+            Point(
+                cost=self.costs.of(choices[number]),
+                accuracy=accuracy,
+                numbers=(),
+                routes=(number,),
+                taken=((number, self.images),),
+            )
+            for number, accuracy in self.singles.items()
+        ]
+        points.sort(key=lambda point: (point.cost, point.accuracy))
+        single = Router(kind="single", costs=self.costs, curve=tuple(points))
+        return replace(self, routers={**self.routers, "single": single}) if points else self
+
+
+def _check_choices(calibration: Calibration, saved: Checkpoint) -> None:
+    """Raises where a router counts the costs of other choices than the checkpoint's network has."""
+    choices = zip(*(route["choices"] for route in saved.data["network"]["space"]["routes"]), strict=True)
+    expected = [len(set(gate)) for gate in choices]
+    for kind, router in calibration.routers.items():
+        given = [len(gate[0]) for gate in router.costs.segments]
+        if given != expected:
+            raise DsnetError(f"routers.{kind}.costs has {given} choices at the gates, expected {expected}")
 
 
 def has_trained_gates(saved: Checkpoint) -> bool:
@@ -127,12 +172,12 @@ def has_trained_gates(saved: Checkpoint) -> bool:
 
 
 def calibrate(outputs: Outputs, costs: CostTable, *, gate: bool = True) -> Calibration:
-    """All settings of cascade and, where it is trained, gate, with the routes that each would have taken."""
-    made = [calibrate_cascade(outputs, costs)]
+    """All settings of single routes, cascade and trained gates, with the routes that each would take."""
+    made = [calibrate_cascade(outputs, costs), calibrate_single(outputs, costs)]
     if gate:
         made.insert(0, calibrate_gate(outputs, costs))
     routers = {router.kind: _with_histograms(router, outputs) for router in made}
-    singles = {point.routes[0]: point.accuracy for point in static_points(outputs, costs)}
+    singles = {point.routes[0]: point.accuracy for point in made[-1].curve}
     return Calibration(images=len(outputs), digest=outputs.digest, routers=routers, singles=singles)
 
 

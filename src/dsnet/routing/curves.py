@@ -15,7 +15,15 @@ from dsnet.routing.moves import cheaper_moves
 from dsnet.routing.outputs import Array, Outputs, Simulated, walk
 from dsnet.routing.router import Point, Router
 
-__all__ = ["calibrate_cascade", "calibrate_gate", "interpolate", "oracle", "random_router", "static_points"]
+__all__ = [
+    "calibrate_cascade",
+    "calibrate_gate",
+    "calibrate_single",
+    "interpolate",
+    "oracle",
+    "random_router",
+    "static_points",
+]
 
 LEVELS = 513  # settings that a router keeps, evenly spaced in cost
 CANDIDATES = 16  # routes at most that cascades are made of
@@ -76,6 +84,11 @@ def random_router(outputs: Outputs, like: Simulated) -> float:
     """Accuracy to expect of routes drawn with the same histogram, whatever the image."""
     shares = torch.bincount(like.columns, minlength=len(outputs.routes)).double() / len(outputs)
     return float(outputs.correct.double().mean(0) @ shares)
+
+
+def calibrate_single(outputs: Outputs, costs: CostTable) -> Router:
+    """One route for all images: every route is a setting."""
+    return Router(kind="single", costs=costs, curve=tuple(static_points(outputs, costs)))
 
 
 # --- gates ---------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from dsnet.counts import human
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models.gated import Routable
 from dsnet.routing.costs import CostTable, Unit
 from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput
 
 __all__ = ["Point", "Routed", "Router", "RouterKind", "parse_budget", "written"]
 
-RouterKind = Literal["gate", "cascade"]
+RouterKind = Literal["gate", "cascade", "single"]
 NEAR = 0.02  # of the budget: so much less a setting may cost to be more accurate
 
 
@@ -29,27 +29,32 @@ class Point:
     cost: float  # mean of an image
     accuracy: float
     numbers: tuple[float, ...]  # a gate's weight of cost; a cascade's thresholds
-    routes: tuple[int, ...] = ()  # of a cascade
+    routes: tuple[int, ...] = ()  # of a cascade; the one route of a single one
     taken: tuple[tuple[int, int], ...] = ()  # (route, images that it answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """A way of deciding, with the settings that calibration found, from the cheapest to the dearest."""
+    """A way of deciding, with the settings that calibration found, from the cheapest to the dearest.
+
+    ``gate`` and ``cascade`` decide for every image; ``single`` runs all images at one route, the most
+    accurate one within the budget. Its settings are the routes.
+    """
 
     kind: RouterKind
     costs: CostTable
     curve: tuple[Point, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(RouterKind):
-            raise DsnetError(f"unknown router {self.kind!r}; possible: {', '.join(get_args(RouterKind))}")
+        _check_kind(self.kind)
         costs = [point.cost for point in self.curve]
         if not all(isinstance(cost, int | float) and math.isfinite(cost) for cost in costs):
             raise DsnetError("the settings of a router must have finite costs")
         if costs != sorted(costs):
             raise DsnetError("the settings of a router must be in order of their cost")
         for point in self.curve:
+            if not isinstance(point.accuracy, int | float) or not math.isfinite(point.accuracy):
+                raise DsnetError(f"a setting of a router has an accuracy, not {shorten(point.accuracy)}")
             if not all(isinstance(n, int | float) and not math.isnan(n) for n in point.numbers):
                 raise DsnetError(f"a setting of a router has numbers, not {point.numbers}")
 
@@ -63,7 +68,8 @@ class Router:
     def point(self, budget: float) -> Point:
         """The most accurate setting whose mean cost was at most the budget, and at most 2 % below it.
 
-        Where there is none so near, the dearest one below the budget.
+        Where there is none so near, the dearest one below the budget. Of single routes, the most accurate of
+        all within the budget.
         """
         if not self.curve:
             raise DsnetError(
@@ -77,13 +83,13 @@ class Router:
             )
         below = [point for point in self.curve if point.cost <= budget * (1 + 1e-9)] or [self.curve[0]]
         near = [point for point in below if point.cost >= (1 - NEAR) * budget] or below[-1:]
-        return max(near, key=lambda point: (point.accuracy, -point.cost))
+        return max(below if self.kind == "single" else near, key=lambda point: (point.accuracy, -point.cost))
 
     def rule(self, budget: float | None = None) -> GateRule | CascadeRule:
         """The rule for a budget, in the unit of the costs; without one, the gates' own decision."""
         if budget is None:
-            if self.kind == "cascade":
-                raise DsnetError("a cascade has no setting of its own: give it a budget")
+            if self.kind != "gate":
+                raise DsnetError(f"a {self.kind} router has no setting of its own: give it a budget")
             return GateRule(costs=self.costs)
         return self.rule_of(self.point(budget))
 
@@ -94,9 +100,11 @@ class Router:
         return CascadeRule(costs=self.costs, routes=point.routes, thresholds=point.numbers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types)."""
+        """Plain data (JSON types); of a class of your own it names the class, which alone can read it."""
+        own = {} if type(self) is Router else {"class": _class_name(type(self))}
         return {
             "kind": self.kind,
+            **own,
             "costs": asdict(self.costs),
             "curve": [
                 [p.cost, p.accuracy, list(p.numbers), list(p.routes), [list(pair) for pair in p.taken]]
@@ -108,6 +116,13 @@ class Router:
     def from_dict(cls, data: Mapping[str, Any]) -> Router:
         """The router that `to_dict` wrote."""
         try:
+            _check_kind(data["kind"])
+            written_by = data.get("class", _class_name(Router))
+            if written_by != _class_name(cls):
+                raise DsnetError(
+                    f"unknown router of the class {shorten(written_by)}; {cls.__name__} reads the kinds "
+                    f"{', '.join(get_args(RouterKind))}. Read it by from_dict of the class that wrote it"
+                )
             costs = data["costs"]
             table = CostTable(
                 unit=costs["unit"],
@@ -130,6 +145,15 @@ class Router:
             if isinstance(error, DsnetError):
                 raise
             raise DsnetError(f"the router is damaged ({error!r})") from error
+
+
+def _check_kind(kind: object) -> None:
+    if kind not in get_args(RouterKind):
+        raise DsnetError(f"unknown router {shorten(kind)}; known kinds: {', '.join(get_args(RouterKind))}")
+
+
+def _class_name(kind: type[Router]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -185,22 +209,35 @@ def parse_budget(text: str | float, costs: CostTable) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         if not 0 < text < math.inf:
             raise DsnetError(f"a budget must be above 0 and finite, not {text}")
+        _check_percent(float(text), costs)
         return float(text)
     if not isinstance(text, str):
-        raise DsnetError(f"a budget is a number, or written as 300M, 1.2B, 5ms or 45%, not {text!r}")
+        raise DsnetError(f"a budget is a number, or written as 300M, 1.2B, 5ms or 45%, not {shorten(text)}")
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(%|ms|[kKMBG]?)\s*", text)
     if found is None:
-        raise DsnetError(f"a budget is written as 300M, 1.2B, 5ms or 45%, not {text!r}")
+        raise DsnetError(f"a budget is written as 300M, 1.2B, 5ms or 45%, not {shorten(text)}")
     number, suffix = float(found[1]), found[2]
     if not 0 < number < math.inf:
-        raise DsnetError(f"a budget must be above 0 and finite, not {text!r}")
+        raise DsnetError(f"a budget must be above 0 and finite, not {shorten(text)}")
     if suffix == "%":
         return number / 100 * costs.largest
     unit: Unit = "ms" if suffix == "ms" else "madds"
     if unit != costs.unit and not (suffix == "" and costs.unit == "ms"):
         has = "milliseconds (5ms, 45%)" if costs.unit == "ms" else "multiply-adds (300M, 45%)"
-        raise DsnetError(f"this router counts {has}; {text!r} is in another unit")
+        raise DsnetError(f"this router counts {has}; {shorten(text)} is in another unit")
+    if suffix == "":
+        _check_percent(number, costs)
     return number * {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}.get(suffix, 1.0)
+
+
+def _check_percent(number: float, costs: CostTable) -> None:
+    """Raises where a number can only have been meant as a percentage."""
+    if costs.unit == "madds" and number <= 100 and number < costs.prefix:
+        share = number if number > 1 else 100 * number
+        raise DsnetError(
+            f"a budget of {number:g} is {number:g} multiply-adds an image, less than any route takes; for a "
+            f"share of the largest route's cost write {share:g}%"
+        )
 
 
 def written(cost: float, unit: Unit) -> str:
