@@ -195,6 +195,7 @@ class ViT:
 MBNETS = {
     "": MBNet((16, 2), [(32, 1, 1), (48, 2, 2), (96, 2, 2)], [(6, 2), (2, 2)], 3, True),
     "_cifar": MBNet((16, 1), [(32, 1, 1), (48, 2, 1), (96, 2, 2)], [(6, 2), (2, 2)], 3, True),
+    "_small": MBNet((16, 2), [(32, 1, 1), (64, 1, 2)], [(2, 2), (2, 2)], 3, True),
     "_tiny": MBNet((4, 1), [(8, 1, 2), (12, 1, 1)], [(2, 2), (1, 2)], 3, True),
 }
 RESNETS = {
@@ -229,7 +230,7 @@ def run(
 ) -> Tensor:
     """Logits of a model's route, computed here."""
     family, form = name, ""
-    for suffix in ("_cifar", "_tiny"):
+    for suffix in ("_cifar", "_small", "_tiny"):
         if name.endswith(suffix):
             family, form = name.removesuffix(suffix), suffix
     tiny = form == "_tiny"
@@ -241,6 +242,8 @@ def run(
         if tiny:
             widths = ((8, 24, 48, 96)[number], (16, 48, 96, 192)[number])
             k, p = ((3, 0), (3, 1), (5, 2), (7, 3))[number] if plus else (3, 1)
+        elif form == "_small":
+            widths, (k, p) = (32 + 32 * number, 64 + 64 * number), (3, 1)
         elif plus:
             widths = (288 + 32 * number, 800 + 32 * number)
             k, p = ((3, 0), (3, 1), (5, 2), (5, 2), (7, 3), (7, 3))[number // 2]

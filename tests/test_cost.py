@@ -130,6 +130,7 @@ def routing_by_hand(name: str) -> int:
     hidden = {
         "ds_mbnet": [(24, 14)],
         "ds_mbnet_cifar": [(24, 14)],
+        "ds_mbnet_small": [(16, 4)],
         "ds_mbnet_tiny": [(16, 4)],
         "ds_mbnet_plus": [(24, 12)],
         "ds_mbnet_plus_cifar": [(24, 12)],

@@ -103,7 +103,7 @@ def test_unknown_models_and_options_are_errors() -> None:
 
 
 def test_narrowings_that_a_space_does_not_have_are_errors() -> None:
-    assert "has none" in error_of(lambda: random_model("ds_mbnet_tiny").space.narrow("S"))
+    assert "no named spaces" in error_of(lambda: random_model("ds_mbnet_tiny").space.narrow("S"))
     space = dsnet.create_model("ds_vit_plus", device="meta").space
     assert "Ti, S, M, L" in error_of(lambda: space.narrow("XL"))
     space = random_model("ds_resnet_tiny").space

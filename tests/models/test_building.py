@@ -7,7 +7,7 @@ import torch
 
 import dsnet
 from dsnet.slicing import SplitBatchNorm2d
-from tests.support import FAMILIES, SUPERNETS, TINY, assert_close, images, randomise
+from tests.support import FAMILIES, SUPERNETS, TINY, assert_close, error_of, images, randomise
 
 
 @pytest.mark.parametrize("name", ["ds_resnet_plus_tiny", "ds_vit_plus_tiny"])
@@ -87,3 +87,15 @@ def test_the_same_generator_gives_the_same_network() -> None:
         first, again, other = states
         assert all(torch.equal(first[key], again[key]) for key in first)
         assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"])
+def test_a_bound_route_can_be_traced_and_a_gated_pass_cannot(name: str) -> None:
+    model = randomise(dsnet.create_model(name)).requires_grad_(False)
+    side = model.geometry.image_size
+    bound = model.bind(model.space.smallest)
+    traced = torch.jit.trace(bound, torch.randn(2, 3, side, side))
+    x = torch.randn(3, 3, side, side)
+    assert_close(traced(x), bound(x), 1e-5)
+    assert "cannot be traced" in error_of(lambda: torch.jit.trace(model, x))

@@ -104,7 +104,11 @@ def _key_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _gate_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Gate.forward
-    monkeypatch.setattr(Gate, "forward", lambda self, x: (x, original(self, x)[1]))
+
+    def skipped(self: Gate, x: Tensor, **options: bool) -> tuple[Tensor, object]:
+        return x, original(self, x, **options)[1]
+
+    monkeypatch.setattr(Gate, "forward", skipped)
 
 
 def _scale_of_all_heads(monkeypatch: pytest.MonkeyPatch) -> None:

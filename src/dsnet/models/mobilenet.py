@@ -223,6 +223,19 @@ DS_MBNET_PLUS_TINY = replace(
 )
 
 
+DS_MBNET_SMALL = MBNetTable(
+    geometry=Geometry(image_size=64, stride=16),
+    num_classes=10,
+    stem=StageRow(16, 1, 2),
+    early=(StageRow(32, 1, 1), StageRow(64, 1, 2)),
+    early_kernel=3,
+    dynamic=(StageRow(128, 2, 2), StageRow(256, 2, 2)),
+    routes=_routes(((32, 64, 96, 128), (64, 128, 192, 256)), (2, 2), kernels=((3, 1),) * 4),
+    gate="inside",
+    channels_per_group=8,
+)
+
+
 @register_supernet("DS-MBNet: MobileNetV1, 14 widths, one gate (paper, Table 4)", ConvOptions)
 def ds_mbnet(options: ConvOptions, factory: Factory) -> MBNet:
     """DS-MBNet at 224 × 224."""
@@ -245,6 +258,12 @@ def ds_mbnet_cifar(options: ConvOptions, factory: Factory) -> MBNet:
 def ds_mbnet_tiny(options: ConvOptions, factory: Factory) -> MBNet:
     """A small DS-MBNet at 16 × 16."""
     return MBNet("ds_mbnet_tiny", DS_MBNET_TINY, options, factory)
+
+
+@register_supernet("DS-MBNet for photos of 64 × 64 pixels, trains on a CPU in a minute", ConvOptions)
+def ds_mbnet_small(options: ConvOptions, factory: Factory) -> MBNet:
+    """A small DS-MBNet at 64 × 64."""
+    return MBNet("ds_mbnet_small", DS_MBNET_SMALL, options, factory)
 
 
 @register_supernet(

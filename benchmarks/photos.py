@@ -1,0 +1,203 @@
+"""A thousand photos on one CPU thread: `dsnet train --data` with its own settings beside a small ResNet.
+
+    DSNET_DATA=FOLDER python -m benchmarks.photos [--seeds 0 1 2] [--rates 0.05 0.1 0.2] [--json FILE]
+
+The photos are 100 training images of each of Imagenette's ten classes at 64 x 64 pixels; accuracy is that
+on its 3,925 validation images. *dsnet* trains with the settings that `dsnet train --data` makes (10 % of
+the photos held out). Its seconds are those of the CPU until the last step; `cpu_seconds_of_all` also counts
+decoding, re-calibration and the test of every route. *resnet* is a plain residual network of 0.8M
+parameters that trains on all photos for the same CPU seconds with the same augmentation, at every learning
+rate of `--rates`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.timing import environment, write_json
+from dsnet.data import load
+from dsnet.data.augment import Augment, normalise
+from dsnet.data.source import Source
+from dsnet.data.survey import survey
+from dsnet.recipes.own import recipe_for
+from dsnet.report.text import table
+from dsnet.training.config import DataConfig
+from dsnet.training.loop import Watch
+from dsnet.training.run import train
+from dsnet.training.settings import override
+
+SIDE, EACH, CLASSES = 64, 100, 10
+BATCH = 64
+
+
+def write_photos(folder: Path) -> None:
+    """Writes train/CLASS/*.png and test/CLASS/*.png."""
+    from PIL import Image
+
+    for split in ("train", "test"):
+        images = load("imagenette", split, size=SIDE)
+        counts = [0] * CLASSES
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        for batch, labels in images.batches(list(order.split(256)), full=False):
+            for image, label in zip(batch[0], labels.tolist(), strict=True):
+                counts[label] += 1
+                if split == "train" and counts[label] > EACH:
+                    continue
+                file = folder / split / str(label) / f"{counts[label]:05}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, compress_level=1)
+
+
+class _Clock(Watch):
+    """Notes the CPU time at which the last step was made."""
+
+    trained: float | None = None
+
+    def progress(self, what: str, batches: Iterator[Any], total: int) -> Iterator[Any]:
+        if what == "re-calibrating" and self.trained is None:
+            self.trained = time.process_time()
+        return batches
+
+
+def run_dsnet(photos: Path, seed: int, folder: Path) -> dict[str, Any]:
+    """Trains with the settings made for the photos."""
+    found = survey(str(photos))
+    config = recipe_for(
+        DataConfig(name=str(photos)), images=found.images, classes=CLASSES, side=found.side, device="cpu"
+    )
+    clock, begun = _Clock(), time.process_time()
+    outcome = train(override(config, {"run.seed": seed, "run.device": "cpu"}), folder, watch=clock)
+    ended = time.process_time()
+    assert clock.trained is not None
+    return {
+        "network": config.model,
+        "seed": seed,
+        "epochs": config.optim.epochs,
+        "cpu_seconds": round(clock.trained - begun, 1),
+        "cpu_seconds_of_all": round(ended - begun, 1),
+        "test": {str(r.route): round(100 * r.accuracy, 2) for r in outcome.test},
+        "params": outcome.test[-1].params,
+    }
+
+
+class _Block(nn.Module):
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(width_in, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.shortcut = nn.Sequential(
+            nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.branch(x) + self.shortcut(x))
+
+
+def small_resnet() -> nn.Sequential:
+    """Four residual blocks at 32, 16, 8 and 4 positions a side."""
+    stem = (nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+    blocks = (_Block(32, 32, 1), _Block(32, 64, 2), _Block(64, 128, 2), _Block(128, 176, 2))
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(176, CLASSES))
+
+
+def run_resnet(photos: Path, seed: int, seconds: float, rate: float) -> dict[str, Any]:
+    """Trains the plain network for so many seconds of CPU time, by the schedule that ends with them."""
+    torch.manual_seed(seed)
+    images, test = (load(str(photos), split, size=SIDE) for split in ("train", "test"))
+    pixels, labels = _all(images)
+    channels = images.statistics()
+    augment, generator = Augment(crop=(0.25, 1.0), flip=True), torch.Generator().manual_seed(seed)
+    net = small_resnet().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(net.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    begun, epochs = time.process_time(), 0
+    while (done := (time.process_time() - begun) / seconds) < 1:
+        for rows in torch.randperm(len(labels), generator=generator).split(BATCH)[: len(labels) // BATCH]:
+            done = min(1.0, (time.process_time() - begun) / seconds)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(
+                    done / 0.1, 0.5 * (1 + torch.cos(torch.tensor(torch.pi * done)).item())
+                )
+            seen = normalise(augment(pixels[rows], generator), *channels)
+            seen = seen.contiguous(memory_format=torch.channels_last)
+            optimizer.zero_grad()
+            F.cross_entropy(net(seen), labels[rows], label_smoothing=0.1).backward()
+            optimizer.step()
+        epochs += 1
+    spent = time.process_time() - begun
+    net.eval()
+    pixels, labels = _all(test)
+    with torch.no_grad():
+        logits = torch.cat([net(normalise(part, *channels)) for part in pixels.split(256)])
+    return {
+        "network": "resnet",
+        "seed": seed,
+        "rate": rate,
+        "epochs": epochs,
+        "cpu_seconds": round(spent, 1),
+        "test": {"0": round(100 * float((logits.argmax(1) == labels).float().mean()), 2)},
+        "params": sum(p.numel() for p in net.parameters()),
+    }
+
+
+def _all(images: Source) -> tuple[Tensor, Tensor]:
+    batches = list(images.batches(list(torch.arange(len(images)).split(256)), full=False))
+    return torch.cat([x[0] for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def shown(rows: list[dict[str, Any]]) -> str:
+    """Means and deviations over seeds."""
+    body = []
+    for network, rate in dict.fromkeys((row["network"], row.get("rate")) for row in rows):
+        same = [row for row in rows if (row["network"], row.get("rate")) == (network, rate)]
+        ends = [list(row["test"].values()) for row in same]
+        cells = [_spread([end[i] for end in ends]) for i in (0, -1)]
+        seconds = statistics.mean(row["cpu_seconds"] for row in same)
+        name = network if rate is None else f"{network}, rate {rate}"
+        body.append([name, str(same[0]["epochs"]), f"{seconds:.0f}", *cells])
+    return table(["network", "epochs", "CPU s", "smallest", "largest"], body, left=("network",))
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rates", nargs="+", type=float, default=[0.05, 0.1, 0.2])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    about = {"benchmark": "photos", **environment(torch.device("cpu"))}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        photos = Path(folder) / "photos"
+        write_photos(photos)
+        for seed in args.seeds:
+            rows.append(run_dsnet(photos, seed, Path(folder) / f"run-{seed}"))
+            rows += [run_resnet(photos, seed, rows[-1]["cpu_seconds"], rate) for rate in args.rates]
+            print(shown(rows), flush=True)
+            if args.json:
+                write_json(args.json, {**about, "runs": rows})
+
+
+if __name__ == "__main__":
+    main()
