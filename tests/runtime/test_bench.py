@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import dataclasses
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from benchmarks.tables import bench_table
 from torch import nn
 
 import dsnet
 from dsnet import runtime
 from dsnet.cli import main
+from dsnet.cli.stages import StageLog, seconds_of
+from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.runtime.backends import get_backend
-from dsnet.runtime.bench import BatchResult, BenchResult, Spread, bench
+from dsnet.runtime.bench import WARM_UP, BatchResult, BenchResult, Spread, bench
 from dsnet.runtime.conditions import Conditions, _cpu_mhz, conditions
 from dsnet.runtime.engine import Engine
 from dsnet.runtime.graphed import Graphed
 from dsnet.runtime.lanes import Immediate
+from dsnet.runtime.limits import TimeLimit, TimeUpError
 from dsnet.runtime.mix import CASCADE_SHARE, Cascade, Mix, decisions, mix_of
 from dsnet.runtime.parts import pack
-from dsnet.runtime.static import static_network, twin_name
+from dsnet.runtime.static import Baseline, Static, baselines, static_network, twin_name
 from dsnet.runtime.ways import Others, Ways, batches_for, make_ways
 from tests.runtime.conftest import network, plan_of
 from tests.support import assert_close, error_of
@@ -39,7 +46,7 @@ def ways_of(model: dsnet.Supernet, engine: Engine, mix: Mix, batch: int = BATCH)
     """All ways, and the images that they run."""
     shape = (batch, 3, *engine.image_size)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(engine.precision)
-    return make_ways(model, engine, mix, batch, None, Others(model, engine, mix)), x
+    return make_ways(model, engine, mix, batch, {}, Others(model, engine, mix)), x
 
 
 def answers(model: dsnet.Supernet, x: torch.Tensor, numbers: list[int]) -> torch.Tensor:
@@ -105,7 +112,7 @@ def test_recorded_programs_take_the_same_routes() -> None:
 @torch.no_grad()
 def test_single_images_meet_networks_in_turn() -> None:
     model, engine = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").engine
-    ways = make_ways(model, engine, MIXED, 1, None, Others(model, engine, MIXED))
+    ways = make_ways(model, engine, MIXED, 1, {}, Others(model, engine, MIXED))
     found: Any = ways.calls["in turn"]()
     drawn = decisions(MIXED.shares, ways.batches["in turn"])
     for number, (logits,) in zip(drawn, found, strict=True):
@@ -161,11 +168,125 @@ def narrowed(model: dsnet.Supernet) -> dsnet.Supernet:
     return fewer
 
 
+def test_the_largest_route_of_a_narrowed_gate_is_timed_beside_that_of_the_network() -> None:
+    """What this gate can never take is no measure of what routing saves."""
+    model = copy.deepcopy(network("ds_mbnet_tiny"))
+    model.reset_routing(model.space.narrow([0, 1]))
+    found = bench(model, batches=(2,), backend="eager", repeats=1)
+    (result,) = found.results
+    assert (found.largest, found.gate_largest) == (3, 1)
+    assert result.times["gate largest"].median < result.times["full"].median
+    assert result.speedup_gate == pytest.approx(
+        result.times["gate largest"].median / result.times["gated"].median
+    )
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert (plain["largest"], plain["gate_largest"]) == (3, 1)
+    assert plain["madds"] == {str(number): dsnet.madds(model, number) for number in (0, 1, 3)}
+    text = bench_text(found)
+    assert "largest of the gate (route 1)" in text
+    assert f"50% at 0 ({human(plain['madds']['0'])})" in text
+    table = bench_table("x", {**plain, "date": "today"})
+    assert "at the gate's largest (1)" in table
+    whole = bench(network("ds_mbnet_tiny"), batches=(2,), backend="eager", repeats=1)
+    assert "gate largest" not in whole.results[0].times
+    assert whole.results[0].speedup_gate == whole.results[0].speedup
+
+
+@pytest.mark.parametrize("stage", ["programs", "networks", "first", "rounds", "batch", "never"])
+def test_a_time_limit_ends_with_what_was_measured(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is over when a certain stage begins, wherever that is."""
+    model = network("ds_mbnet_tiny")
+    over: list[bool] = []
+    starts = {
+        "programs": "program",
+        "networks": "batch 2: stand",
+        "batch": "batch 3: stand",
+        "first": "batch 2: round",
+    }
+
+    def progress(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
+        for number, item in enumerate(items):
+            late = label.startswith("batch 2: round") and stage == "rounds" and number == WARM_UP + 2
+            if late or label.startswith(starts.get(stage, "none")):
+                over.append(True)
+            yield item
+
+    monkeypatch.setattr(TimeLimit, "over", property(lambda self: bool(over)))
+    ask = lambda: bench(  # noqa: E731
+        model, batches=(2, 3), backend="eager", repeats=4, time_limit=60, progress=progress
+    )
+    if stage in ("programs", "networks"):
+        assert "nothing was measured within the time limit of 60 s" in error_of(ask)
+        return
+    found = ask()
+    missing = {
+        "first": ("3 of 4 rounds of batch 2", "batch 3"),
+        "rounds": ("2 of 4 rounds of batch 2", "batch 3"),
+        "batch": ("batch 3",),
+        "never": (),
+    }
+    assert found.missing == missing[stage]
+    assert [result.batch for result in found.results] == ([2, 3] if stage == "never" else [2])
+    assert found.results[0].rounds == {"first": 1, "rounds": 2}.get(stage, 4)
+    if found.missing:
+        assert f"missing, for lack of time: {', '.join(found.missing)}" in bench_text(found)
+    assert found.to_dict()["missing"] == found.missing
+
+
+def test_what_is_no_time_limit() -> None:
+    for wrong in (0, -1, True, "5", float("nan")):
+        error = error_of(
+            lambda wrong=wrong: bench(network("ds_mbnet_tiny"), backend="eager", time_limit=wrong)
+        )
+        assert "a time limit is a number of seconds above 0" in error
+
+
+def test_static_networks_that_there_is_no_time_for_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(name: str, *args: object, **more: Any) -> Static:  # noqa: ANN401
+        if more["options"]:
+            raise TimeUpError
+        return Static(name, "eager", plan_of("ds_mbnet_tiny", "eager").engine.runners[()], 1)
+
+    both = [Baseline("mobilenet_v1", {}), Baseline("mobilenet_v1", {"width": 0.5})]
+    monkeypatch.setattr("dsnet.runtime.bench.static_network", slow)
+    monkeypatch.setattr("dsnet.runtime.bench.baselines", lambda model: both)
+    found = bench(network("ds_mbnet_tiny"), batches=(2,), backend="eager", repeats=1)
+    assert found.missing == ("mobilenet_v1 × 0.5",)
+    assert [(own.way, own.name, own.backend) for own in found.baselines] == [
+        ("twin", "mobilenet_v1", "eager")
+    ]
+    assert "twin" in found.results[0].times
+    assert "mobilenet_v1 (eager)" in bench_table("x", {**found.to_dict(), "date": "today"})
+
+
+def test_quick_leaves_out_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsnet.runtime.bench.QUICK_BACKENDS", {"cpu": ("triton", "eager")})
+    found = bench(network("ds_mbnet_tiny"), batches=(2,), quick=True, repeats=1)
+    assert found.backend == "eager"
+    assert not {"masking", "indexing", "slicing", "largest"} & set(found.results[0].times)
+    text = bench_text(found)
+    assert "gated plan" in text
+    assert not re.search("^masking", text, re.M)
+    assert bench_plot(found)
+
+
 # --- the static network, and the machine ---------------------------------------------------------------
 def test_the_static_network_is_of_the_family() -> None:
     names = ("ds_mbnet", "ds_resnet_plus", "ds_vit_plus", "ds_mbnet_cifar")
     twins = [twin_name(dsnet.create_model(name, device="meta")) for name in names]
     assert twins == ["mobilenet_v1", "resnet50", "deit", None]
+
+
+def test_a_mobilenet_at_half_width_is_a_baseline_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {
+        n: [b.name for b in baselines(dsnet.create_model(n, device="meta"))]
+        for n in ("ds_mbnet", "ds_resnet")
+    }
+    assert found == {"ds_mbnet": ["mobilenet_v1", "mobilenet_v1 × 0.5"], "ds_resnet": ["resnet50"]}
+    engine = dataclasses.replace(plan_of("ds_mbnet_tiny", "eager").engine, image_size=(224, 224))
+    monkeypatch.setattr("dsnet.runtime.static._timed", lambda *args: {"eager": (1.0, engine.runners[()])})
+    half = static_network("mobilenet_v1", engine, (1,), any_backend=False, options={"width": 0.5})
+    assert (half.name, half.madds) == ("mobilenet_v1 × 0.5", pytest.approx(149.5e6, rel=1e-3))
 
 
 def test_the_static_network_runs_on_the_fastest_backend_or_on_the_plans(
@@ -278,7 +399,7 @@ def test_the_picture_shows_theory_ideal_and_measured_by_batch() -> None:
     assert "measured time, batch 16: 50.0%" in picture
     assert "A &lt;fast&gt; one" in picture
     shown = bench_page(made_up())
-    assert shown.count("<svg") == 1
+    assert shown.count("<svg") == 2  # for wide pages and for narrow ones
     assert shown.count("<table>") == 2
     assert "<td>mobilenet_v1 (onnxruntime)</td>" in shown
 
@@ -293,13 +414,48 @@ def test_the_command(
     monkeypatch.setattr("sys.argv", ["dsnet", *words])
     assert main([*words, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
-    assert "70% at 0, 30% at 2" in shown
+    assert re.search(r"70% at 0 \([\d.]+[kM]\), 30% at 2 \(", shown)
     assert "gated plan" in shown
     assert plot.read_text(encoding="utf-8").count('class="bar"') == 6
     data = json.loads(out.read_text(encoding="utf-8"))
     assert data["benchmark"] == "bench"
+    assert {"machine", "date", "commit", "dirty", "command"} <= set(data)
     assert [row["batch"] for row in data["results"]] == [1, 4]
     assert data["command"] == f"dsnet bench ds_mbnet_tiny --batch 1 4 --mix {mix} --repeats 2 --backend eager"
+
+
+def test_progress_is_lines_that_tell_the_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("dsnet.cli.stages.time.monotonic", lambda: now[0])
+    show = StageLog()
+    for _ in show(range(4), 4, "program"):
+        now[0] += 6
+    assert not list(show([], 0, "other"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "[    0 s] program: 4 to do",
+        "[   12 s] program 2 of 4, about 12 s left",
+        "[   24 s] program: 4 of 4 done in 24 s",
+        "[   24 s] other: some to do",
+        "[   24 s] other: 0 done in 0 s",
+    ]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600)])
+def test_times_are_written_in_seconds_minutes_and_hours(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+    for wrong in ("0", "-5m", "five", "m", "", "nan", "inf"):
+        with pytest.raises(argparse.ArgumentTypeError, match="written as 90, 90s"):
+            seconds_of(wrong)
+
+
+def test_quick_and_the_time_limit_are_passed_on() -> None:
+    with mock.patch("dsnet.cli.bench.bench", side_effect=DsnetError("seen")) as measured:
+        assert main(["bench", "ds_mbnet_tiny", "--device", "cpu", "--quick", "--time-limit", "2m"]) == 2
+    given = measured.call_args.kwargs
+    assert (given["quick"], given["time_limit"], given["batches"], given["repeats"]) == (True, 120, [1, 8], 3)
 
 
 def test_buckets_are_passed_on() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dsnet.report.page import escape, page
-from dsnet.report.plot import Bar, bar_plot
+from dsnet.report.plot import WIDE, Bar, Size, bar_plot, for_any_width
 from dsnet.report.text import human, table
-from dsnet.runtime.bench import BatchResult, BenchResult, Spread
+from dsnet.runtime.bench import Baseline, BatchResult, BenchResult, Spread
 
 __all__ = ["bench_page", "bench_plot", "bench_text"]
 
@@ -24,7 +24,7 @@ def bench_text(found: BenchResult) -> str:
     return "\n\n".join([_about(found), *tables, _explained(found)])
 
 
-def bench_plot(found: BenchResult, title: str | None = None) -> str:
+def bench_plot(found: BenchResult, title: str | None = None, size: Size = WIDE) -> str:
     """Theory, ideal and measured time of the mix, as shares of everyone's at the largest route; an SVG."""
     names = ("multiply-adds", "ideal time", "measured time")
     groups: dict[str, list[Bar]] = {}
@@ -35,12 +35,13 @@ def bench_plot(found: BenchResult, title: str | None = None) -> str:
         groups[group] = [Bar(s, f"{name}, {group}: {s:.1%}") for name, s in zip(names, shares, strict=True)]
     if title is None:
         title = f"{found.network} on {found.device}, {found.backend}"
-    return bar_plot(title, groups, names, axis="percent of everyone at the largest route")
+    return bar_plot(title, groups, names, axis="percent of everyone at the largest route", size=size)
 
 
 def bench_page(found: BenchResult) -> str:
     """All of it as a web page."""
-    parts = [bench_plot(found, ""), *(f"<p>{escape(line)}</p>" for line in _about(found).splitlines())]
+    picture = for_any_width(lambda size: bench_plot(found, "", size))
+    parts = [picture, *(f"<p>{escape(line)}</p>" for line in _about(found).splitlines())]
     for r in found.results:
         rows = [_html_row("th", HEADER), *(_html_row("td", row) for row in _rows(found, r))]
         parts.append(f'<h2>Batch {r.batch}</h2>\n<div class="wide"><table>{"".join(rows)}</table></div>')
@@ -66,8 +67,12 @@ def _rows(found: BenchResult, r: BatchResult) -> list[list[str]]:
             "" if ratio is None else f"{ratio:.2f}",
         ]
 
-    rows = [measured("full", r.times["full"]), measured("largest, no plan", r.times["largest"])]
-    rows += [measured(way, r.times[way]) for way in ("masking", "indexing", "slicing")]
+    rows = [measured("full", r.times["full"])]
+    if "gate largest" in r.times:
+        rows.append(measured(f"largest of the gate (route {found.gate_largest})", r.times["gate largest"]))
+    if "largest" in r.times:
+        rows.append(measured("largest, no plan", r.times["largest"]))
+    rows += [measured(way, r.times[way]) for way in ("masking", "indexing", "slicing") if way in r.times]
     rows.append(measured("gated plan", r.times["gated"], r.ratio))
     rows.append(measured("gated stream", r.times["stream"], r.ratio_stream))
     rows.append(["gated: multiply-adds", "", "", f"{1 / found.theory:.0%}", ""])
@@ -76,9 +81,15 @@ def _rows(found: BenchResult, r: BatchResult) -> list[list[str]]:
         rows.append(measured("gated: ideal, in turn", r.times["in turn"]))
     rows.append(measured("cascade plan", r.times["cascade"], r.ratio_cascade))
     rows.append(["cascade: ideal", f"{r.ideal_cascade:.2f}", "", f"{r.ideal_cascade / full:.0%}", ""])
-    if found.twin is not None:
-        rows.append(measured(f"{found.twin} ({found.twin_backend})", r.times["twin"]))
+    rows += [measured(f"{name} ({backend})", r.times[way]) for way, name, backend, _ in _static(found)]
     return rows
+
+
+def _static(found: BenchResult) -> tuple[Baseline, ...]:
+    """Static networks; of earlier versions there is one at most."""
+    if found.baselines or found.twin is None:
+        return found.baselines
+    return (Baseline("twin", found.twin, str(found.twin_backend), 0),)
 
 
 def _about(found: BenchResult) -> str:
@@ -94,14 +105,16 @@ def _about(found: BenchResult) -> str:
         f"{found.network} at {height} × {width} on {found.device}, {found.backend}, {found.precision}, "
         f"{found.memory}: {human(found.resident)}B of weights in {found.programs} programs\n"
         f"{around}; medians of {found.repeats} rounds, all ways in turn\n"
-        f"routes, {found.mix.source}: {_named(found.mix.shares)}\n"
+        f"routes, {found.mix.source}: {_named(found.mix.shares, found.madds)}\n"
         f"by multiply-adds the mix is {found.theory:.2f} × as fast as everyone at the largest route"
+        + "".join(f"\nmissing, for lack of time: {', '.join(found.missing)}" for _ in found.missing[:1])
     )
 
 
-def _named(shares: Mapping[int, float]) -> str:
+def _named(shares: Mapping[int, float], madds: Mapping[int, int]) -> str:
     if len(shares) <= FEW:
-        return ", ".join(f"{share:.0%} at {route}" for route, share in shares.items())
+        costs = {route: f" ({human(madds[route])})" if route in madds else "" for route in shares}
+        return ", ".join(f"{share:.0%} at {route}{costs[route]}" for route, share in shares.items())
     most = max(shares, key=lambda route: shares[route])
     return f"{len(shares)} from {min(shares)} to {max(shares)}, at most {shares[most]:.0%} at one ({most})"
 
@@ -110,13 +123,24 @@ def _explained(found: BenchResult) -> str:
     first, *further = zip(found.mix.cascade.routes, found.mix.cascade.shares, strict=True)
     goes_on = "".join(f", then {number} for {share:.0%}" for number, share in further)
     lines = [
-        "full: the plan, all images at the largest route. largest, masking, indexing, slicing: the network",
-        "itself, without a plan: all images at the largest route; everything at full width, channels zeroed;",
+        f"full: the plan, all images at the largest route of the full network{_route(found.largest, found)};",
+        f"largest of the gate: at the largest that this gate can take{_route(found.gate_largest, found)}.",
+        "largest, masking, indexing, slicing: the network itself, without a plan: all images at the",
+        "largest route; everything at full width, channels zeroed;",
         "groups by route, filters gathered by number; groups, filters sliced. gated plan: images at their",
         "routes. ideal: stand-alone networks of the routes on whole batches, weighted by the mix; each timed",
         "right after itself or, for single images, also in turn.",
         f"cascade plan: route {first[0]} for all{goes_on}.",
     ]
-    if found.twin is not None:
-        lines.append(f"{found.twin}: the static network, on {found.twin_backend}.")
+    for _, name, backend, cost in _static(found):
+        costs = f" of {human(cost)} multiply-adds" if cost else ""
+        lines.append(f"{name}: the static network{costs}, on {backend}.")
     return "\n".join(lines)
+
+
+def _route(number: int | None, found: BenchResult) -> str:
+    """Which, and what it costs, in brackets."""
+    if number is None:
+        return ""
+    cost = f", {human(found.madds[number])} multiply-adds" if number in found.madds else ""
+    return f" (route {number}{cost})"

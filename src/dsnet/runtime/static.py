@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from dsnet.cost import madds
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
+from dsnet.models.twin import Twin
 from dsnet.runtime.backends import get_backend, list_backends
 from dsnet.runtime.engine import Engine, Runner
+from dsnet.runtime.limits import TimeUpError
 from dsnet.runtime.parts import Part
 from dsnet.runtime.programs import make_runners
 from dsnet.runtime.timing import Progress, silent, timed
 
-__all__ = ["Static", "static_network", "twin_name"]
+__all__ = ["Baseline", "Static", "baselines", "static_network", "twin_name"]
 
+HALVES = {"ds_mbnet": ("mobilenet_v1", {"width": 0.5})}  # the paper's own reference, of 149.5M MAdds
 TWINS = {"ds_mbnet": "mobilenet_v1", "ds_resnet": "resnet50", "ds_vit": "deit"}
 CALLS = 3  # timed by backend and batch size
 
@@ -30,13 +34,32 @@ class Static(NamedTuple):
     name: str
     backend: str
     run: Runner
+    madds: int
+
+
+class Baseline(NamedTuple):
+    """A static network to compare with."""
+
+    model: str
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """With its width, if that is another than usual."""
+        return self.model + "".join(f" × {value:g}" for value in self.options.values())
 
 
 def twin_name(model: Supernet) -> str | None:
     """The static network of the same family; none for small images."""
-    if model.geometry.image_size != 224:
-        return None
-    return next((twin for family, twin in TWINS.items() if model.name.startswith(family)), None)
+    return next((b.name for b in baselines(model) if not b.options), None)
+
+
+def baselines(model: Supernet) -> list[Baseline]:
+    """The static network of the same family and, for MobileNets, the same at half width."""
+    if model.geometry.image_size != 224:  # they are made for larger images
+        return []
+    full = [Baseline(twin, {}) for family, twin in TWINS.items() if model.name.startswith(family)]
+    return full + [Baseline(*half) for family, half in HALVES.items() if model.name.startswith(family)]
 
 
 def static_network(
@@ -47,20 +70,23 @@ def static_network(
     any_backend: bool,
     buckets: Sequence[int] | None = None,
     progress: Progress = silent,
+    options: Mapping[str, Any] | None = None,
 ) -> Static:
     """A static network for the device of ``engine``, in the batches that it runs best.
 
     On the same backend or, with ``any_backend`` and where that has no kernels for it, on the one that takes
     the least time an image at these batch sizes.
     """
-    module = create_model(name).eval().requires_grad_(False).to(engine.device, engine.precision)
+    module = create_model(name, **(options or {})).eval().requires_grad_(False)
+    cost = madds(module, image_size=engine.image_size) if isinstance(module, Twin) else 0
+    module = module.to(engine.device, engine.precision)
     part = Part(module, Shape(engine.geometry.channels, *engine.image_size))
     others = [n for n in list_backends() if get_backend(n).missing(engine.device, engine.precision) is None]
     found = _timed(part, others if any_backend else [engine.backend], batches, engine, buckets, progress)
     if not found:
         found = _timed(part, others, batches, engine, buckets, progress)
     best = min(found, key=lambda candidate: found[candidate][0])
-    return Static(name, best, found[best][1])
+    return Static(Baseline(name, options or {}).name, best, found[best][1], cost)
 
 
 def _timed(
@@ -77,7 +103,16 @@ def _timed(
         backend = get_backend(candidate)
         sizes = sorted({1, *(buckets or backend.buckets)})
         try:
-            made = make_runners({(): part}, backend, sizes, device=engine.device, precision=engine.precision)
+            made = make_runners(
+                {(): part},
+                backend,
+                sizes,
+                device=engine.device,
+                precision=engine.precision,
+                progress=progress,
+            )
+        except TimeUpError:
+            raise
         except DsnetError:
             continue
         except Exception:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.extract import extract
@@ -17,16 +17,19 @@ from dsnet.models.gated import greedy
 from dsnet.routes import Route
 from dsnet.routing.rules import RoutedOutput, margin, run_numbered
 from dsnet.runtime.alternatives import indexing, masking
-from dsnet.runtime.backends import Backend, get_backend
+from dsnet.runtime.backends import Executable, get_backend
 from dsnet.runtime.drawn import Drawn
 from dsnet.runtime.engine import Engine
-from dsnet.runtime.mix import Cascade, Mix, decisions
+from dsnet.runtime.mix import Cascade, Mix, decided_routes, decisions
 from dsnet.runtime.parts import History
 from dsnet.runtime.promotion import promoting
 from dsnet.runtime.static import Static
 from dsnet.runtime.stream import stream, together
+from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["Others", "Ways", "batches_for", "make_ways", "mixed", "thresholds_for"]
+
+Convert = Callable[..., Executable]
 
 FEWEST = 20  # images of a mix: small batches run several in a row
 
@@ -51,9 +54,22 @@ class Ways(NamedTuple):
 
 
 def make_ways(
-    model: Supernet, engine: Engine, mix: Mix, batch: int, twin: Static | None, others: Others
+    model: Supernet,
+    engine: Engine,
+    mix: Mix,
+    batch: int,
+    static: Mapping[str, Static],
+    others: Others | None,
+    *,
+    alone: dict[int, Convert] | None = None,
+    progress: Progress = silent,
 ) -> Ways:
-    """Everything that is timed at a batch size, on the same images."""
+    """Everything that is timed at a batch size, on the same images.
+
+    ``static`` networks by way. Without ``others`` only the plan, its ideal, and these. ``alone`` keeps what
+    makes stand-alone networks ready, by route, for another batch size.
+    """
+    makers = {} if alone is None else alone
     space, place = engine.space, engine.device
     shape = (batch, engine.geometry.channels, *engine.image_size)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, engine.precision)
@@ -70,29 +86,39 @@ def make_ways(
         "gated": _one_by_one([functools.partial(mixed(engine, taken), own) for taken in routes]),
         "cascade": _cascades(engine, own, mix.cascade.routes, levels),
     }
+    own_largest = space.resolve(decided_routes(model)[-1])
+    if own_largest != space.largest and engine.holds(own_largest):
+        calls["gate largest"] = lambda: engine.run_route(own, own_largest)
     # On a GPU many of those that a stream joins: the answers of one are taken while the next runs, and only
     # the last one's answers are waited for.
     joined = 1 if engine.graphed is None else 16
     streamed = max(2, joined, joined * together(engine) // batch)
     calls["stream"] = _streamed(engine, own, mix, streamed)
     backend = get_backend(engine.backend)
-    for number in sorted({*mix.shares, mix.cascade.routes[0]}):
-        alone = _ready(backend, extract(model, number, image_size=engine.image_size), x, own)
-        calls[f"alone {number}"] = _recorded(engine, alone)
+    alone_at = sorted({*mix.shares, mix.cascade.routes[0]})
+    for number in progress(alone_at, len(alone_at), f"batch {batch}: stand-alone network"):
+        if number not in makers:
+            network = extract(model, number, image_size=engine.image_size)
+            network = network.to(x.device, x.dtype).eval().requires_grad_(False)
+            makers[number] = backend.convert(network, x)
+        calls[f"alone {number}"] = _recorded(engine, functools.partial(makers[number](x), own))
     if batch == 1:  # what leaves the cache when another network runs is no matter of a plan
         calls["in turn"] = _one_by_one([calls[f"alone {number}"] for (number,) in drawn])
-    if twin is not None:
-        calls["twin"] = _recorded(engine, functools.partial(twin.run, own))
+    for way, baseline in static.items():
+        calls[way] = _recorded(engine, functools.partial(baseline.run, own))
     calls |= _suffixes(engine, own, mix.cascade)
+    runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing", "in turn"), several)
+    runs["stream"] = streamed
+    if others is None:
+        return Ways(calls, runs)
     # Last: torch's threads wait busily for a while, on the cores that a backend's need.
     at = torch.tensor([others.places[number] for number in drawn[0]], device=place)
-    for way, network in (("slicing", others.sliced), ("indexing", others.indexed)):
-        drawn_for = [Drawn.of(network, own, place) for own in routes]
+    for way, asked in (("slicing", others.sliced), ("indexing", others.indexed)):
+        drawn_for = [Drawn.of(asked, own, place) for own in routes]
         calls[way] = _one_by_one([functools.partial(run_gated, own, x) for own in drawn_for])
     calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
     calls["largest"] = lambda: others.sliced(x, space.largest)
-    runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing", "in turn"), several)
-    return Ways(calls, {**runs, "stream": streamed})
+    return Ways(calls, runs)
 
 
 def batches_for(mix: Mix, batch: int) -> int:
@@ -142,6 +168,7 @@ def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[],
             images=most,
             delay=2 * batches,
             ahead=engine.graphed is not None,
+            blocks=False,
         )
         assert sum(answer.error is None for answer in answers) == len(drawn)
 
@@ -194,7 +221,7 @@ def thresholds_for(engine: Engine, x: Tensor, routes: Sequence[int], counts: Seq
         sure = margin(engine.run_route(x, engine.space.resolve(number))).double()
         ordered = [-1.0, *sure[left].sort()[0].tolist(), 2.0]  # no margin is as small or as large
         found.append((ordered[count] + ordered[count + 1]) / 2)
-        left &= sure < found[-1]
+        left &= ~(sure >= found[-1])  # as a cascade compares
     return found
 
 
@@ -233,9 +260,3 @@ def _suffixes(engine: Engine, x: Tensor, cascade: Cascade) -> dict[str, Callable
 def _finish(engine: Engine, states: Mapping[History, Any], choices: tuple[int, ...]) -> Tensor:
     """Leaves ``states`` as they are: whatever is not there yet runs every time."""
     return engine.finish_from(dict(states), choices)
-
-
-def _ready(backend: Backend, module: nn.Module, x: Tensor, own: Tensor) -> Callable[[], object]:
-    """A module for images like these, on the same ones as the backend takes them."""
-    module = module.to(x.device, x.dtype).eval().requires_grad_(False)
-    return functools.partial(backend.convert(module, x)(x), own)
