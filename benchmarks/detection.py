@@ -63,7 +63,7 @@ def run_train(args: argparse.Namespace) -> None:
     if args.json and args.json.exists():
         runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"]
     done = {(run["recipe"], run["seed"]) for run in runs}
-    device = pick_device("auto")
+    about = {"benchmark": "detection", **environment(pick_device("auto"))}
     for seed in args.seeds:
         for name in args.recipes:
             if (name, seed) in done:
@@ -71,9 +71,9 @@ def run_train(args: argparse.Namespace) -> None:
             trained = _trained(_config(name, args, seed), args.keep, f"{name}-{seed}")
             if not trained["results"]:  # interrupted
                 return
-            runs.append({"recipe": name, "seed": seed, **trained})
+            runs.append({"recipe": name, "seed": seed, "commit": about["commit"], **trained})
             if args.json:
-                write_json(args.json, {"benchmark": "detection", **environment(device), "runs": runs})
+                write_json(args.json, {**about, "runs": runs})
     rows = [
         [
             run["recipe"],

@@ -3,7 +3,8 @@
     python -m benchmarks.tables [--check]
 
 A table stands between ``<!-- table NAME [key=value …] -->`` and ``<!-- end -->``; NAME is a JSON file, and
-the keys choose some of its rows (``batch=1``, ``epochs=30``).
+the keys choose some of its rows (``batch=1``, ``epochs=30``). ``NAME@BATCH,NAME@BATCH`` are files of
+`dsnet bench` side by side, one batch size of each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.slicing import METHODS
+from dsnet.counts import human
 from dsnet.routes import evenly
 
 ROOT = Path(__file__).parent.parent
@@ -105,7 +107,13 @@ def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
             if any(cells):
                 rows.append([scheme, str(length), *cells])
     madds = next(run["madds"] for run in runs if len(run["madds"]) > 1)
-    header = ["scheme", "epochs", *(f"route {r} ({madds[str(r)] / 1e6:.0f}M)" for r in routes)]
+    costs = [madds[str(route)] for route in routes]
+    sizes = [f"{cost / 1e6:.0f}M" if cost >= 1e7 else human(cost) for cost in costs]
+    header = [
+        "scheme",
+        "epochs",
+        *(f"route {route} ({size})" for route, size in zip(routes, sizes, strict=True)),
+    ]
     return markdown(
         header, rows, f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
     )
@@ -140,7 +148,7 @@ ROUTERS = {
 
 
 def routing_table(name: str, data: Data, routers: str | None = None) -> str:
-    """Accuracy of routers at budgets, and points above single routes at the same cost."""
+    """Accuracy of routers at budgets, and points above the static mix at the same cost."""
     wanted = list(ROUTERS) if routers is None else routers.split(",")
     rows = []
     for router in wanted:
@@ -165,7 +173,8 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
     header = ["router", "its own decision", *(f"{share:.0%}" for share in data["budgets"])]
     about = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, mean of"
     explained = (
-        f"{seeds} seeds; in brackets points above single routes at the same mean cost, ± deviation over seeds"
+        f"{seeds} seeds; in brackets points above the static mix of two routes at the same mean cost, "
+        "± deviation over seeds"
     )
     return markdown(header, rows, f"{about} {explained}")
 
@@ -193,17 +202,22 @@ def bench_table(name: str, data: Data) -> str:
     """Mixed batches of a plan beside what others do, and beside ideal networks."""
     others = [way for way in ("masking", "indexing", "slicing") if way in data["results"][0]["times"]]
     streamed = ["ideal / stream"] if "stream" in data["results"][0]["times"] else []
+    of_gate = ["gate largest"] if "gate largest" in data["results"][0]["times"] else []
     header = ["batch", "all at the largest", *others, "plan", "ideal", "ideal / plan", *streamed, "speed-up"]
+    header[2:2] = [f"at the gate's largest ({data['gate_largest']})" for _ in of_gate]
     header.append("cascade")
-    header += ["ideal / cascade", *([f"{data['twin']} ({data['twin_backend']})"] if data["twin"] else [])]
+    static = [(own["way"], f"{own['name']} ({own['backend']})") for own in data.get("baselines", [])]
+    if not static and data["twin"]:  # of earlier versions
+        static = [("twin", f"{data['twin']} ({data['twin_backend']})")]
+    header += ["ideal / cascade", *(name for _, name in static)]
     rows = []
     for row in data["results"]:
         ms = {way: spread["median"] for way, spread in row["times"].items()}
-        cells = [f"{ms[way]:.2f}" for way in ("full", *others, "gated")]
+        cells = [f"{ms[way]:.2f}" for way in ("full", *of_gate, *others, "gated")]
         cells += [f"{row['ideal']:.2f}", f"{row['ratio']:.2f}"]
         cells += [f"{row['ratio_stream']:.2f}" for _ in streamed]
         cells += [f"{row['speedup']:.2f} ×", f"{ms['cascade']:.2f}", f"{row['ratio_cascade']:.2f}"]
-        rows.append([str(row["batch"]), *cells, *([f"{ms['twin']:.2f}"] if data["twin"] else [])])
+        rows.append([str(row["batch"]), *cells, *(f"{ms[way]:.2f}" for way, _ in static)])
     about = f"{data['device']}, {data['threads']} threads, {data['backend']}, torch {data['torch']}"
     mix = data["mix"]
     if len(data["shares"]) <= 8:
@@ -211,6 +225,83 @@ def bench_table(name: str, data: Data) -> str:
     return markdown(
         header, rows, f"{about}, {data['precision']}, {data['date']}; milliseconds a batch; {mix}"
     )
+
+
+def equal_accuracy_table(name: str, data: Data) -> str:
+    """A cascade beside the single route of its accuracy, and everyone at the largest route."""
+    found = data["measured"]
+    header = [
+        "images",
+        "cascade, ms",
+        f"route {found['route']} for all, ms",
+        "largest for all, ms",
+        "faster by",
+    ]
+    ways = ("cascade", "single", "largest")
+    rows = [
+        [f"{row['batch']:,}", *(f"{row[way]['median']:.2f}" for way in ways), f"{row['gain']:.2f} ×"]
+        for row in data["results"]
+    ]
+    where = f"{data['machine']}, {data['threads']} threads, {data['backend']}, {data['precision']}"
+    return markdown(header, rows, f"{where}, torch {data['torch']}, {data['date']}; medians")
+
+
+def photos_table(name: str, data: Data) -> str:
+    """A thousand photos, a minute of CPU time: the package's own settings beside a plain network."""
+    rows = []
+    for network, rate in dict.fromkeys((run["network"], run.get("rate")) for run in data["runs"]):
+        same = [run for run in data["runs"] if (run["network"], run.get("rate")) == (network, rate)]
+        ends = [list(run["test"].values()) for run in same]
+        title = f"`{network}`" if rate is None else f"ResNet, learning rate {rate}"
+        cells = [f"{same[0]['params'] / 1e6:.2f}M", f"{_mean([r['cpu_seconds'] for r in same], 0)}"]
+        cells += ["–" if rate else _accuracy([end[0] for end in ends]), _accuracy([end[-1] for end in ends])]
+        rows.append([title, *cells])
+    header = ["network", "parameters", "CPU seconds", "smallest route", "largest route"]
+    return markdown(
+        header,
+        rows,
+        f"{data['machine']}, one thread, torch {data['torch']}, {data['date']}; test accuracy in percent",
+    )
+
+
+def _accuracy(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} ({len(values)})"
+
+
+HALF = "half"  # times of the static network at half its width, where they were measured
+
+
+def speed_table(wanted: str) -> str:
+    """One batch size of several files of `dsnet bench`, beside single networks for all images."""
+    places, shares = [], set()
+    for place in wanted.split(","):
+        name, batch = place.split("@")
+        data = _read(name)
+        row = next(row for row in data["results"] if str(row["batch"]) == batch)
+        places.append((data, row))
+        shares.add(tuple(data["shares"].items()))
+    (mix,) = shares  # the same in all of them, or they cannot be compared
+    largest = max(int(route) for route, _ in mix)
+    ways = {
+        "plan": "gated",
+        f"route {largest} for all": f"alone {largest}",
+        "largest route of all": "full",
+        "MobileNetV1": "twin",
+        "MobileNetV1 × 0.5": HALF,
+    }
+    ways = {title: way for title, way in ways.items() if any(way in row["times"] for _, row in places)}
+    rows = []
+    for data, row in places:
+        where = f"{data['device']}, {data['threads']} threads, {data['backend']}, {data['precision']}"
+        images = f"{row['batch']:,} image{'s' * (row['batch'] > 1)}"
+        cells = [
+            f"{row['times'][way]['median']:.2f}" if way in row["times"] else "–" for way in ways.values()
+        ]
+        rows.append([f"{where}, {images}", cells[0], f"{row['ideal']:.2f}", *cells[1:]])
+    titles = list(ways)
+    dates = ", ".join(sorted({data["date"] for data, _ in places}))
+    said = ", ".join(f"{share:.0%} at route {route}" for route, share in mix)
+    return markdown(["", titles[0], "ideal", *titles[1:]], rows, f"{dates}; milliseconds a batch; {said}")
 
 
 def transfer_table(name: str, data: Data) -> str:
@@ -239,6 +330,24 @@ def transfer_table(name: str, data: Data) -> str:
     header = ["network", "gate", *ends_at, "gated", "its MAdds", "routes"]
     where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
     return markdown(header, rows, f"{where}, mean ± deviation (seeds)")
+
+
+def transfer_rates_table(name: str, data: Data, kind: str = "adamw") -> str:
+    """Accuracy at the smallest and the largest route by batch and learning rate, mean over seeds."""
+    runs = [run for run in data["runs"] if run["kind"] == kind]
+    rates = sorted({run["lr"] for run in runs})
+    rows = []
+    for batch in sorted({run["batch"] for run in runs}):
+        cells = []
+        for lr in rates:
+            tests = [list(run["test"].values()) for run in runs if (run["batch"], run["lr"]) == (batch, lr)]
+            ends = [_only(test[at] for test in tests) for at in (0, -1)] if tests else []
+            cells.append(" / ".join(ends))
+        rows.append([str(batch), *cells])
+    seeds, epochs = len({run["seed"] for run in runs}), runs[0]["epochs"]
+    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
+    about = f"{where}, smallest / largest route, {epochs} epochs, {seeds} seeds"
+    return markdown(["batch", *(f"{lr:g}" for lr in rates)], rows, about)
 
 
 def detection_table(name: str, data: Data, routes: str | None = None) -> str:
@@ -283,15 +392,25 @@ KINDS: dict[str, Callable[..., str]] = {
     "routing": routing_table,
     "gating": gating_table,
     "bench": bench_table,
+    "equal-accuracy": equal_accuracy_table,
+    "photos": photos_table,
     "transfer": transfer_table,
+    "transfer-rates": transfer_rates_table,
     "detection": detection_table,
 }
 
 
 def make_table(name: str, chosen: str) -> str:
     """The table of a JSON file, with some of its rows."""
-    data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    if "@" in name:
+        return speed_table(name)
+    data = _read(name)
     return KINDS[data["benchmark"]](name, data, **dict(pair.split("=") for pair in chosen.split()))
+
+
+def _read(name: str) -> Data:
+    data: Data = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return data
 
 
 def filled(text: str) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dsnet.report.provenance import UNKNOWN, provenance
 from dsnet.routing.latency import device_name
 
 
@@ -55,16 +53,8 @@ def _summary(samples: list[float]) -> Timing:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a figure was measured on, and by which command."""
-    return {
-        "machine": device_name(device),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": _commit(),
-        "command": " ".join(["python -m", _module_name(), *_arguments()]),
-    }
+    """What a figure was measured on, with which code, and by which command."""
+    return provenance(device_name(device), " ".join(["python -m", _module_name(), *_arguments()]))
 
 
 def _arguments() -> list[str]:
@@ -79,17 +69,9 @@ def _module_name() -> str:
     return spec.name if spec is not None else Path(sys.argv[0]).name
 
 
-def _commit() -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {path}")
+    if data["commit"] == UNKNOWN:
+        print("its commit is unknown: set DSNET_COMMIT where there is no git history")
