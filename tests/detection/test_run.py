@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from PIL import Image
 import dsnet
 from dsnet import runtime
 from dsnet.cli import main
+from dsnet.data.decode import DamagedError
 from dsnet.detection.config import BoxData, BoxOptim, BoxRun, DetectConfig, DetectorGate
 from dsnet.detection.draw import drawn_names
+from dsnet.detection.evaluate import answered
+from dsnet.detection.fssd import Answers
 from dsnet.detection.learning import DetectorTraining, rate_at
 from dsnet.detection.loss import targets_in, targets_of
 from dsnet.detection.pictures import load_pictures, read_splits
@@ -113,14 +117,21 @@ def test_a_stop_after_training_says_what_is_saved(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def terminate(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)  # the signal comes before that
+
     recipe = tmp_path / "recipe.json"
     recipe.write_text(json.dumps(to_plain(config(voc, epochs=1))))
     command = ["detect", "train", str(recipe), "--out", str(tmp_path / "run")]
-    with monkeypatch.context() as patched:
-        patched.setattr(DetectorTraining, "calibrate", stop)
-        assert main(command) == 130
-    told = capsys.readouterr().err
-    assert "Stopped after training, all 3 steps: the trained weights are saved" in told
+    before = signal.getsignal(signal.SIGTERM)
+    for more, way, status in (([], stop, 130), (["--resume"], terminate, 143)):
+        with monkeypatch.context() as patched:
+            patched.setattr(DetectorTraining, "calibrate", way)
+            assert main([*command, *more]) == status
+        told = capsys.readouterr().err
+        assert "Stopped after training, all 3 steps: the trained weights are saved" in told
+    assert signal.getsignal(signal.SIGTERM) is before
     late = train_detector(config(voc, epochs=1), tmp_path / "late", watch=_StopAt(3))  # in the last step
     assert late.ending.done
     assert not late.done
@@ -178,7 +189,7 @@ def test_what_is_wrong_with_the_data_is_said_before_training(voc: Path, tmp_path
     message = error_of(lambda: train_detector(config(root), tmp_path / "run"))
     assert "trainval: there is no box that is not marked as difficult" in message
     strange = replace(config(voc), gate=DetectorGate(space="Q"))
-    assert "no narrowing 'Q'" in error_of(lambda: train_detector(strange, tmp_path / "run"))
+    assert "no space 'Q'" in error_of(lambda: train_detector(strange, tmp_path / "run"))
     listed = root / "ImageSets" / "Main" / "test.txt"
     listed.write_text(listed.read_text() + "\nimage18\nimage18\n")
     read = read_splits(root, "test")
@@ -245,6 +256,54 @@ def test_boxes_of_files(run: Path, voc: Path, tmp_path: Path) -> None:
     assert isinstance(alone, Found)
     assert alone.detections.boxes == pytest.approx(third.detections.boxes, abs=1e-5)
     assert "score must be" in error_of(lambda: list(find_boxes(saved, paths, score=2.0)))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("offsets", float("nan")), ("logits", float("nan")), ("logits", float("inf"))]
+)
+def test_answers_that_are_not_finite_are_an_error_of_their_image(
+    run: Path,
+    voc: Path,
+    part: str,
+    value: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def spoilt(*given: Any) -> tuple[Answers, list[int]]:  # noqa: ANN401
+        answers, taken = answered(*given)
+        getattr(answers, part)[1, 5, 0] = value
+        return answers, taken
+
+    monkeypatch.setattr("dsnet.detection.predict.answered", spoilt)
+    names = [str(voc / "JPEGImages" / f"image{number}.png") for number in (3, 4, 5)]
+    lines = tmp_path / "found.jsonl"
+    command = ["detect", "predict", str(run), *names, "--device", "cpu", "--score", "0", "--out", str(lines)]
+    assert main(command) == 1
+    told = capsys.readouterr().err
+    assert f"dsnet: {names[1]}: the detector's answers at route" in told
+    assert "are not finite" in told
+    assert [json.loads(line)["path"] for line in lines.read_text().splitlines()] == [names[0], names[2]]
+
+
+def test_an_image_that_cannot_be_drawn_keeps_its_boxes(
+    run: Path,
+    voc: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = str(voc / "JPEGImages" / "image3.png")
+
+    def vanished(*_: object) -> None:
+        raise DamagedError("it is gone")
+
+    monkeypatch.setattr("dsnet.cli.detect.draw_boxes", vanished)
+    command = ["detect", "predict", str(run), name, "--device", "cpu", "--json"]
+    assert main([*command, "--draw", str(tmp_path / "drawn")]) == 1
+    out, told = capsys.readouterr()
+    assert f"dsnet: {name}: cannot be drawn: it is gone" in told
+    assert set(json.loads(out)) == {"path", "route", "madds", "boxes"}
 
 
 # --- plans -----------------------------------------------------------------------------------------------

@@ -156,7 +156,8 @@ class Die(Watch):
             os.kill(os.getpid(), signal.SIGKILL)
 
 if where != "step":
-    setattr(checkpoint, where, then_die(getattr(checkpoint, where)))
+    module = checkpoint.stored if where == "prune" else checkpoint
+    setattr(module, where, then_die(getattr(module, where)))
 config = CONFIGS["mbnet"]
 train(replace(config, run=replace(config.run, save_steps=2)), Path(sys.argv[1]), watch=Die())
 """
@@ -168,8 +169,8 @@ train(replace(config, run=replace(config.run, save_steps=2)), Path(sys.argv[1]),
         ("step", 3),  # in the middle of an epoch
         ("step", 5),  # at its end, before validation
         ("save_file", 6),  # in the middle of writing the second checkpoint
-        ("_replace_text", 2),  # between renaming it and naming it the last
-        ("_remove_others", 2),  # before the older one is removed
+        ("write_text", 2),  # between renaming it and naming it the last
+        ("prune", 2),  # before the older one is removed
     ],
 )
 def test_a_killed_run_goes_on_bit_for_bit(

@@ -27,7 +27,7 @@ from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from dsnet.training.interrupt import StopRequest
-from dsnet.training.loop import Ending, Watch
+from dsnet.training.loop import Ending, Watch, tell_other_threads
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 from dsnet.training.records import LossBuffer, MetricsFile
 from dsnet.training.replay import Replay
@@ -61,6 +61,7 @@ class DetectorTraining:
     ) -> None:
         self.config, self.found, self.train, self.folder = config, found, train, folder
         self.device, self.watch = device, watch
+        self.threads = torch.get_num_threads() if device.type == "cpu" else None  # sums depend on it
         self.detector = found.detector.to(device)
         if config.run.channels_last:
             self.detector.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -87,9 +88,19 @@ class DetectorTraining:
         before, now = saved.data.get("trained_on"), self._trained_on()
         if before != now:
             raise DsnetError(f"{self.folder} was started with {before}, the data has {now} now")
+        tell_other_threads(saved, self.threads, self.watch)
         self.step = saved.data["step"]
         if "optimizer" in saved.tensors:
-            restore_optimizer(self.optimizer, saved.tensors["optimizer"])
+            try:
+                restore_optimizer(self.optimizer, saved.tensors["optimizer"], self._unused())
+            except DsnetError as error:
+                raise DsnetError(f"{self.folder} cannot go on: {error}") from error
+
+    def _unused(self) -> Iterator[torch.nn.Parameter]:
+        """Parameters that take no part in a step, so that the optimiser keeps nothing for them."""
+        network = self.detector.network
+        whole = max(network.feature_shapes(0)) in self.detector.table.strides
+        return (network.head.classifier if whole else network).parameters()
 
     def run(self, request: StopRequest) -> Ending:
         """Trains until the end, or until a signal asks to stop; then saves."""
@@ -221,6 +232,7 @@ class DetectorTraining:
 
     def save(self, name: str, data: dict[str, Any] | None = None, *, optimizer: bool = False) -> None:
         """A checkpoint."""
+        threads = {} if self.threads is None else {"threads": self.threads}
         save_detector(
             self.folder,
             name,
@@ -229,5 +241,5 @@ class DetectorTraining:
             classes=self.train.classes,
             prepared=self.found.prepared,
             tensors={"optimizer": optimizer_tensors(self.optimizer)} if optimizer else None,
-            data={"trained_on": self._trained_on(), "steps": self.steps, **(data or {})},
+            data={"trained_on": self._trained_on(), "steps": self.steps, **threads, **(data or {})},
         )

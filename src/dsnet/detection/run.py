@@ -19,17 +19,21 @@ from dsnet.detection.learning import DetectorTraining
 from dsnet.detection.pictures import Pictures, load_pictures, read_splits
 from dsnet.detection.saved import Prepared, SavedDetector, detector_of
 from dsnet.detection.voc import Problem
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
+from dsnet.files import write_text
+from dsnet.formats import DETECTION_RESULTS
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.routes import evenly
 from dsnet.routing.config import GateConfig
+from dsnet.schema import read_json
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
-from dsnet.training.folder import locked
-from dsnet.training.interrupt import stop_on_signals
+from dsnet.training.folder import locked, read_plain, settings_of, write_config
+from dsnet.training.interrupt import Terminated, stop_on_signals, terminable
 from dsnet.training.loop import Ending, Watch
 from dsnet.training.run import pick_device
 from dsnet.training.seeds import seeded
-from dsnet.training.settings import from_plain, to_plain
+from dsnet.training.settings import to_plain
+from dsnet.training.stored import has_last
 from dsnet.training.transfer import checkpoint_of, start_from, trained_on
 
 __all__ = [
@@ -89,7 +93,7 @@ def train_detector(
     device = pick_device(config.run.device)
     with locked(folder):
         saved = _begin(folder, config, resume=resume, watch=watch)
-        if saved is not None and (finished := _finished(folder, config, saved)) is not None:
+        if saved is not None and (finished := _finished(folder, config, saved, watch)) is not None:
             return finished
         if saved is None:
             check_networks(config)
@@ -101,10 +105,10 @@ def train_detector(
         if saved is not None:
             training.restore(saved)
         (folder / RESULTS).unlink(missing_ok=True)  # what is there is not finished
-        _write_config(folder, config)
+        write_config(folder, config)
         if problems:
-            text = "".join(f"{problem.file}: {problem.what}\n" for problem in problems)
-            (folder / PROBLEMS).write_text(text, encoding="utf-8")
+            lines = (printable(f"{problem.file}: {problem.what}").replace("\n", " ") for problem in problems)
+            write_text(folder / PROBLEMS, "".join(f"{line}\n" for line in lines))
         counts = count_boxes(train), count_boxes(test)
         said(ahead_text(config, *counts, routes=len(found.detector.network.space)))
         with stop_on_signals(watch.told) as request:  # later signals act at once: what was trained is saved
@@ -121,9 +125,11 @@ def train_detector(
         if not ending.done or ending.signal is not None:
             return outcome
         try:
-            results = _finish(config, training, test, watch, said)
-        except KeyboardInterrupt:
-            return replace(outcome, ending=replace(ending, signal=signal.SIGINT))
+            with terminable():
+                results = _finish(config, training, test, watch, said)
+        except KeyboardInterrupt as stopped:
+            number = signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT
+            return replace(outcome, ending=replace(ending, signal=number))
         _write_results(folder, config, train.classes, results)
         return replace(outcome, results=tuple(results))
 
@@ -159,7 +165,7 @@ def _finish(
     return results
 
 
-def _finished(folder: Path, config: DetectConfig, saved: Checkpoint) -> DetectionOutcome | None:
+def _finished(folder: Path, config: DetectConfig, saved: Checkpoint, watch: Watch) -> DetectionOutcome | None:
     """What a run came to that has nothing left to do; another gate would be."""
     steps = saved.data.get("steps")
     if saved.data["step"] != steps or not (folder / RESULTS).is_file():
@@ -167,11 +173,12 @@ def _finished(folder: Path, config: DetectConfig, saved: Checkpoint) -> Detectio
     if to_plain(_read_config(folder))["gate"] != to_plain(config)["gate"]:
         return None
     try:
-        plain = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-        results = tuple(DetectionResult.from_dict(result) for result in plain["results"])
-        classes = tuple(plain["classes"])
-    except (OSError, ValueError, KeyError, TypeError):  # half a file: it is made again
+        plain = read_json(folder / RESULTS, DETECTION_RESULTS)
+    except DsnetError as error:  # half a file: it is made again
+        watch.told(f"{error}: the figures are made again")
         return None
+    results = tuple(DetectionResult.from_dict(result) for result in plain["results"])
+    classes = tuple(plain["classes"])
     return DetectionOutcome(
         folder=folder, ending=Ending(step=steps, steps=steps), classes=classes, results=results
     )
@@ -221,6 +228,8 @@ def _placed(pictures: Pictures, device: torch.device) -> Pictures:
 
 def _begin(folder: Path, config: DetectConfig, *, resume: bool, watch: Watch) -> Checkpoint | None:
     kept = [name for name in ("last", "final", "gated") if (folder / name).is_file()]
+    if "last" not in kept and has_last(folder):  # the file that names it was lost
+        kept.insert(0, "last")
     if not resume:
         if kept:
             raise DsnetError(
@@ -239,11 +248,8 @@ def _begin(folder: Path, config: DetectConfig, *, resume: bool, watch: Watch) ->
 
 
 def _read_config(folder: Path) -> DetectConfig:
-    try:
-        plain = json.loads((folder / "recipe.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DsnetError(f"{folder / 'recipe.json'} cannot be read: {error}") from error
-    return from_plain(DetectConfig, plain)
+    path = folder / "recipe.json"
+    return settings_of(DetectConfig, read_plain(path), path)
 
 
 def planned_network(config: DetectConfig) -> Supernet:
@@ -300,11 +306,6 @@ def make_detector(
     )
 
 
-def _write_config(folder: Path, config: DetectConfig) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "recipe.json").write_text(json.dumps(to_plain(config), indent=2) + "\n", encoding="utf-8")
-
-
 def _write_results(
     folder: Path, config: DetectConfig, classes: Sequence[str], results: Sequence[DetectionResult]
 ) -> None:
@@ -314,4 +315,4 @@ def _write_results(
         "size": config.data.size,
         "results": [result.to_dict() for result in results],
     }
-    (folder / RESULTS).write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / RESULTS, json.dumps(plain, indent=2) + "\n")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from dsnet.data.augment import Augment, normalise
 from dsnet.data.source import Source
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
 from dsnet.routes import evenly
 from dsnet.routing.cached import SignalStore, memory_of, train_from_signals
 from dsnet.routing.calibration import Calibration, RouterName, calibrate, has_trained_gates
+from dsnet.routing.compare import compare
 from dsnet.routing.config import GateConfig
 from dsnet.routing.costs import CostTable
 from dsnet.routing.latency import LatencyTable
@@ -26,6 +28,7 @@ from dsnet.routing.monitor import GateReport, gate_reports
 from dsnet.routing.outputs import Outputs, collect
 from dsnet.routing.router import parse_budget
 from dsnet.routing.stage2 import GateTask
+from dsnet.training.agreement import settings_facts, state_facts
 from dsnet.training.checkpoint import (
     Checkpoint,
     default_name,
@@ -34,13 +37,14 @@ from dsnet.training.checkpoint import (
     save_checkpoint,
 )
 from dsnet.training.config import MixConfig, OptimConfig, TrainConfig
-from dsnet.training.folder import locked
+from dsnet.training.folder import going_on, locked, settings_of
 from dsnet.training.interrupt import stop_on_signals
 from dsnet.training.loop import Ending, Loop, Watch
-from dsnet.training.ranks import Ranks, joined
+from dsnet.training.ranks import ALONE, Ranks, joined
 from dsnet.training.run import load_data, pick_device, split_data
 from dsnet.training.seeds import seeded
-from dsnet.training.settings import from_plain, to_plain
+from dsnet.training.settings import to_plain
+from dsnet.training.stored import has_last
 from dsnet.training.teacher import Channels
 from dsnet.training.transfer import routing_from
 from dsnet.training.views import Views
@@ -96,7 +100,7 @@ def open_trained(
         raise DsnetError(
             f"{folder} was trained at route {saved.data['route']} alone: there is nothing to choose"
         )
-    config = from_plain(TrainConfig, recipe)
+    config = settings_of(TrainConfig, recipe, f"{folder}: recipe")
     model = saved.model()
     everything, test = load_data(config, model)
     train, held_out = split_data(config, everything, watch)
@@ -152,25 +156,33 @@ def train_gate(
     resume: bool = False,
     watch: Watch | None = None,
     store: SignalStore | None = None,
+    said: Callable[[str], None] = lambda message: None,
 ) -> GateOutcome:
     """Trains new routing heads on a run's network and saves both as a checkpoint of the run.
 
     A ``store`` (a dict will do) that several calls for the same run share keeps what they have in common:
-    with one gate, the second takes seconds.
+    with one gate, the second takes seconds. ``said`` gets a line about the routes that gates decide between
+    and the weights of their losses; the checkpoint records both.
     """
     folder, watch = Path(folder), watch or Watch()
     if save_as in ("last", "best", "final") or re.fullmatch(r"[A-Za-z][\w-]*", save_as, re.ASCII) is None:
         raise DsnetError(
-            f"gates cannot be saved as {save_as!r}: a name has letters, digits, _ and -, and is not last, "
-            "best or final, which Stage I made"
+            f"gates cannot be saved as {shorten(save_as)}: a name has letters, digits, _ and -, and is not "
+            "last, best or final, which Stage I made"
         )
     if name is None and (folder / "final").is_file():
         name = "final"
-    with joined(pick_device(device)) as ranks:
+    work, place = folder / f"{save_as}.stage2", pick_device(device)
+    with joined(place, kept=lambda: going_on(work)) as ranks, _locked(folder, ranks):
         watch = watch if ranks.first else Watch()
         run = open_trained(folder, name, device=device, watch=watch)
+        more = {"name": name, "save_as": save_as, "resume": resume}
+        ranks.agree(lambda: settings_facts(config, run.config.model, place, **more), "settings")
+        ranks.agree(lambda: state_facts(run.model, run.train, run.saved.data["step"]), "images or weights")
         model, generator = run.model, seeded(config.seed, "routing heads")
-        place = model.head.classifier.weight.device
+        chosen, config = config.chosen(model), config.resolved(model)
+        if ranks.first:
+            said(f"{model.name}, {chosen}")
         model.cpu().reset_routing(config.routes(model), form=config.form, generator=generator)
         if config.start is not None:
             routing_from(model, config.start)
@@ -178,26 +190,22 @@ def train_gate(
         source, judged = _images(run, config)
         task = _task(run, config, ranks.rank)
         passes, optim = _passes(config, task, len(source), ranks.world), _optim(config, len(source))
-        work = folder / f"{save_as}.stage2"
         if resume and passes:
             watch.told("signals are kept in memory, so training is quick and starts anew")
-        with locked(folder) if ranks.first else nullcontext():
-            if passes:
-                ending = train_from_signals(
-                    task, source, optim=optim, passes=passes, folder=work, watch=watch, store=store
-                )
-            else:
-                ending = _online(
-                    run, task, source, config, optim, work, ranks=ranks, resume=resume, watch=watch
-                )
-            if not ending.done:
-                return GateOutcome(folder=folder, name=save_as, ending=ending, first=ranks.first)
-            model.requires_grad_(True)
-            reports = gate_reports(collect(model, run.seen(judged)), task.costs)
-            if ranks.first:
-                told = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
-                data = {key: value for key, value in kept_data(run.saved).items() if key != "routing"}
-                save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **told})
+        if passes:
+            ending = train_from_signals(
+                task, source, optim=optim, passes=passes, folder=work, watch=watch, store=store
+            )
+        else:
+            ending = _online(run, task, source, config, optim, work, ranks=ranks, resume=resume, watch=watch)
+        if not ending.done:
+            return GateOutcome(folder=folder, name=save_as, ending=ending, first=ranks.first)
+        model.requires_grad_(True)
+        reports = gate_reports(collect(model, run.seen(judged)), task.costs)
+        if ranks.first:
+            told = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
+            data = {key: value for key, value in kept_data(run.saved).items() if key != "routing"}
+            save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **told})
         ranks.wait()
     return GateOutcome(
         folder=folder,
@@ -208,6 +216,11 @@ def train_gate(
         kept=passes,
         reports=tuple(reports),
     )
+
+
+def _locked(folder: Path, ranks: Ranks = ALONE) -> AbstractContextManager[None]:
+    """Keeps others from writing to the run; a folder that is not there is reported when it is opened."""
+    return locked(folder) if ranks.first and folder.is_dir() else nullcontext()
 
 
 class CalibratedRun(NamedTuple):
@@ -236,7 +249,7 @@ def calibrate_run(
     router could not keep is an error, and nothing is saved.
     """
     folder = Path(folder)
-    with locked(folder) if folder.is_dir() else nullcontext():
+    with _locked(folder):
         run = open_trained(folder, name, device=device)
         model, images = run.model, calibration_images(run)
         costs = CostTable.of_model(model, run.test.size)
@@ -253,7 +266,11 @@ def calibrate_run(
             made.router(router, wanted).rule(wanted)
         name = name or default_name(folder)
         tensors = {group: values for group, values in run.saved.tensors.items() if group != "model"}
-        data = {**kept_data(run.saved), "routing": made.to_dict()}
+        low, high = made.reach()
+        budgets = [low + share / 8 * (high - low) for share in range(9)]
+        said = compare(outputs, made, budgets, images="held-out images").verdict
+        routing = {**made.to_dict(), "verdict": None if said is None else said.to_dict()}
+        data = {**kept_data(run.saved), "routing": routing}
         save_checkpoint(folder, name, model, step=run.saved.data["step"], tensors=tensors, data=data)
     return CalibratedRun(run, name, outputs, made, table)
 
@@ -262,7 +279,7 @@ def calibration_images(run: TrainedRun) -> Source:
     """Held-out images that no part of the network has learnt from, its gates included."""
     gate = run.saved.data.get("gate")
     learnt = isinstance(gate, dict) and gate.get("images") == "held_out"
-    return _halves(run, int(gate["seed"]))[1] if learnt and isinstance(gate, dict) else run.held_out
+    return _halves(run, int(gate.get("seed", 0)))[1] if learnt and isinstance(gate, dict) else run.held_out
 
 
 def _halves(run: TrainedRun, seed: int) -> tuple[Source, Source]:
@@ -347,7 +364,9 @@ def _online(
     if not config.augment:
         whole = replace(whole, augment=Augment())
     data = {**kept_data(run.saved), "recipe": to_plain(whole), "gate": to_plain(config)}
-    saved = load_checkpoint(folder, "last") if resume and (folder / "last").is_file() else None
+    saved = load_checkpoint(folder, "last") if resume and has_last(folder) else None
+    if saved is None and ranks.first and folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)  # of an earlier gate, whose later steps these would not replace
     if saved is not None and saved.data.get("gate") != data["gate"]:
         raise DsnetError(f"{folder} was started with other settings; go on with those, or without --resume")
     loop = Loop(

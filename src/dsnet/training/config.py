@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dsnet.data.augment import Augment
-from dsnet.errors import DsnetError
+from dsnet.data.source import check_ratio
+from dsnet.errors import DsnetError, shorten
 from dsnet.training.schemes import Scheme
 
 __all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig", "at_least"]
@@ -28,6 +29,7 @@ class DataConfig:
     name: str = "digits"  # a set by name, a folder with train/CLASS/*.jpg, a Parquet file, hf:NAME
     root: str | None = None  # where named sets lie; none: the environment variable DSNET_DATA
     size: int | None = None  # side of the images; none: small sets keep theirs, files get the network's
+    crop_ratio: float = 1.0  # files: the short side is resized to size / crop_ratio, then the centre kept
     hold_out: float = 0.1  # share of the training split that is kept for validation
     lazy: bool | None = None  # decode while training; none: where the set is too large for memory
     workers: int | None = None  # processes that decode; none: as many as the machine can spare
@@ -37,6 +39,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         at_least(self, 1, "size", "calibration")
         at_least(self, 0, "workers")
+        check_ratio("crop_ratio", self.crop_ratio)
         if not 0 <= self.hold_out < 1:
             raise DsnetError(f"hold_out must be at least 0 and below 1, not {self.hold_out}")
 
@@ -89,11 +92,11 @@ class SchemeConfig:
                 if scheme.external
                 else "has no use for a teacher"
             )
-            raise DsnetError(f"scheme {self.name!r} {needs}")
+            raise DsnetError(f"scheme {shorten(self.name)} {needs}")
         if self.joint is not None and (self.name != "label" or self.route is not None):
             raise DsnetError("joint training is by labels alone, with all routes: name=label, route=none")
         if self.route is not None and self.name != "label":
-            raise DsnetError(f"a route alone learns from labels: name=label, not {self.name!r}")
+            raise DsnetError(f"a route alone learns from labels: name=label, not {shorten(self.name)}")
 
     def parse(self) -> Scheme:
         """The scheme itself."""
@@ -141,10 +144,13 @@ class RunConfig:
     validate_every: int = 1  # epochs
     save_minutes: float = 5.0  # between checkpoints
     save_steps: int = 0  # and after so many steps; 0: by the clock alone
+    timeout_minutes: float = 5.0  # with several processes: without a sign of life from one, all stop
 
     def __post_init__(self) -> None:
         at_least(self, 1, "log_every", "validate_every")
         at_least(self, 0, "seed", "save_minutes", "save_steps")
+        if not 0 < self.timeout_minutes < 1e6:
+            raise DsnetError(f"timeout_minutes must be above 0, not {self.timeout_minutes}")
         if self.seed >= 2**63:
             raise DsnetError(f"seed must be below 2**63, not {self.seed}")
         if self.compile and self.graphs:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,12 +17,13 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly
 from dsnet.training.config import TrainConfig
+from dsnet.training.launch import launched
 from dsnet.training.optim import make_optimizer
 from dsnet.training.ranks import ALONE
 from dsnet.training.run import SHOWN, build_model, make_task, pick_device
 from dsnet.training.views import Views
 
-__all__ = ["Estimate", "StepCost", "estimate", "image_size", "step_cost"]
+__all__ = ["Estimate", "StepCost", "estimate", "image_size", "step_cost", "timed_step"]
 
 PATIENCE = 0.5  # seconds: where a part of the batch takes longer, the whole of it is not timed
 PART = 8  # images that timing begins with, on a CPU
@@ -126,7 +127,18 @@ def _with_decoding(config: TrainConfig, found: Survey, size: int, computing: flo
 
 
 def _seconds(config: TrainConfig, classes: int, size: int) -> float:
-    """How long a step takes on the device of the run: forward and backward, the optimiser, the average."""
+    """How long a step takes on the device of the run."""
+    step, device = timed_step(config, classes, size), pick_device(config.run.device)
+    batch = max(1, config.optim.batch // launched().world)
+    count = batch if device.type == "cuda" else min(PART, batch)
+    step(count)  # the first one warms up
+    while (taken := min(step(count), step(count))) < PATIENCE and count < batch:
+        count = min(2 * count, batch)
+    return taken * batch / count
+
+
+def timed_step(config: TrainConfig, classes: int, size: int) -> Callable[[int], float]:
+    """A step on so many images, which takes so many seconds: both passes, the optimiser, the average."""
     device = pick_device(config.run.device)
     config = replace(config, run=replace(config.run, compile=False))
     model = build_model(config, classes).to(device)
@@ -163,12 +175,7 @@ def _seconds(config: TrainConfig, classes: int, size: int) -> float:
         _wait(device)
         return time.perf_counter() - start
 
-    batch = max(1, config.optim.batch // int(os.environ.get("WORLD_SIZE", "1")))
-    count = batch if device.type == "cuda" else min(PART, batch)
-    step(count)  # the first one warms up
-    while (taken := min(step(count), step(count))) < PATIENCE and count < batch:
-        count = min(2 * count, batch)
-    return taken * batch / count
+    return step
 
 
 def _wait(device: torch.device) -> None:

@@ -23,6 +23,7 @@ from dsnet.models import Supernet
 from dsnet.routes import Route, RouteSpace
 from dsnet.training.checkpoint import (
     Checkpoint,
+    check_tensors,
     optimizer_tensors,
     restore_optimizer,
     save_checkpoint,
@@ -37,7 +38,7 @@ from dsnet.training.seeds import seeded
 from dsnet.training.teacher import Channels
 from dsnet.training.views import Views
 
-__all__ = ["Ending", "Loop", "Task", "Watch"]
+__all__ = ["Ending", "Loop", "Task", "Watch", "tell_other_threads"]
 
 
 class Task(Protocol):
@@ -120,6 +121,16 @@ class _Best:
     tensors: dict[str, Tensor] | None  # none: written already
 
 
+def tell_other_threads(saved: Checkpoint, now: int | None, watch: Watch) -> None:
+    """Says so where training goes on with another number of threads on the CPU (none: on a GPU)."""
+    before = saved.data.get("threads")
+    if isinstance(before, int) and now is not None and before != now:
+        watch.told(
+            f"going on with {now} thread{'s' * (now != 1)} after {before}: results are no longer bit for bit "
+            f"those of a run that never stopped; --threads {before} (torch.set_num_threads) keeps them"
+        )
+
+
 class Loop:
     """Trains a task on a source of images, into a folder."""
 
@@ -139,6 +150,8 @@ class Loop:
         self.config, self.task, self.train, self.held_out = config, task, train, held_out
         self.channels, self.folder, self.ranks, self.watch = channels, folder, ranks, watch
         self.data = dict(data)  # plain data that goes into every checkpoint
+        if task.model.head.classifier.weight.device.type == "cpu":
+            self.data["threads"] = torch.get_num_threads()  # sums depend on it
         optim = config.optim
         self.epoch_steps = len(train) // optim.batch
         if self.epoch_steps == 0:
@@ -162,10 +175,17 @@ class Loop:
             raise DsnetError(
                 f"{self.folder}: the checkpoint lacks {', '.join(sorted(lacking))}; it cannot go on"
             )
+        try:
+            for group, own in {"model": self.task.model.state_dict(), **self.task.tensors()}.items():
+                shapes = {name: tuple(value.shape) for name, value in own.items()}
+                check_tensors(group, saved.tensors[group], shapes)
+            restore_optimizer(self.optimizer, saved.tensors["optimizer"])
+        except DsnetError as error:
+            raise DsnetError(f"{self.folder} cannot go on: {error}") from error
+        tell_other_threads(saved, self.data.get("threads"), self.watch)
         self.task.model.load_state_dict(dict(saved.tensors["model"]))
         self.step = self.saved = int(saved.data["step"])
         self.task.restore(saved.tensors, self.step)
-        restore_optimizer(self.optimizer, saved.tensors["optimizer"])
         best = saved.data.get("best")
         if best is not None:
             self.best = _Best(**best, tensors=None)

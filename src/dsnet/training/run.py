@@ -17,16 +17,19 @@ from dsnet.data import LazySet, load
 from dsnet.data.augment import normalise
 from dsnet.data.classes import in_classes_of
 from dsnet.data.source import Source
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
+from dsnet.files import write_text
 from dsnet.models import Supernet, create_model
 from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
+from dsnet.training.agreement import settings_facts, state_facts
 from dsnet.training.checkpoint import Checkpoint, save_checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import Confusion, RouteResult, evaluate_gated
-from dsnet.training.folder import begin, locked, read_config, write_config
+from dsnet.training.folder import begin, going_on, locked, read_config, write_config
 from dsnet.training.interrupt import stop_on_signals
 from dsnet.training.joint import JointTask
+from dsnet.training.launch import launched
 from dsnet.training.loop import Ending, Loop, Watch
 from dsnet.training.ranks import Ranks, joined
 from dsnet.training.recalibrate import recalibrate
@@ -60,14 +63,18 @@ def train(
     """Trains into ``folder``; with ``resume`` goes on from its last checkpoint."""
     folder, watch = Path(folder), watch or Watch()
     device = pick_device(config.run.device)
-    with joined(device) as ranks, locked(folder) if ranks.first else nullcontext():
+    with (
+        joined(device, timeout=60 * config.run.timeout_minutes, kept=lambda: going_on(folder)) as ranks,
+        locked(folder) if ranks.first else nullcontext(),
+    ):
         watch = watch if ranks.first else Watch()
         saved = begin(folder, config, resume=resume, told=watch.told)
-        ranks.wait()
+        ranks.agree(lambda: settings_facts(config, config.model, device, resume=resume), "settings")
         loop, test = _prepare(config, folder, device, ranks, watch, saved)
         if saved is not None:
             loop.restore(saved)
-        elif ranks.first:
+        ranks.agree(lambda: state_facts(loop.task.model, loop.train, loop.step), "images or weights")
+        if saved is None and ranks.first:
             write_config(folder, config)
         with stop_on_signals(watch.told) as stop:
             ending = loop.run(stop)
@@ -84,10 +91,17 @@ def pick_device(name: str) -> torch.device:
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if found is None or (name != "cpu" and int(found[1] or 0) >= there):
             has = f"this machine has {there} CUDA devices" if there else "this machine has no CUDA device"
-            raise DsnetError(f"device={name!r} is not possible: auto, cpu, cuda or cuda:N; {has}")
+            raise DsnetError(f"device={shorten(name)} is not possible: auto, cpu, cuda or cuda:N; {has}")
         return torch.device(name)
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    return torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
+    local = launched().local
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local >= torch.cuda.device_count():
+        raise DsnetError(
+            f"LOCAL_RANK={local}, but this machine has {torch.cuda.device_count()} CUDA devices: start as "
+            "many processes on it as it has devices, or set device=cpu"
+        )
+    return torch.device("cuda", local)
 
 
 def _prepare(
@@ -131,7 +145,12 @@ def _prepare(
     task = make_task(config, model, views, steps=steps, size=test.size, ranks=ranks, teacher=teacher)
     data = {
         "recipe": to_plain(config),
-        "input": {"mean": list(channels[0]), "std": list(channels[1]), "size": test.size},
+        "input": {
+            "mean": list(channels[0]),
+            "std": list(channels[1]),
+            "size": test.size,
+            "crop_ratio": test.ratio,
+        },
         "classes": list(everything.classes),
         "route": config.scheme.route,
     }
@@ -186,12 +205,20 @@ def split_data(config: TrainConfig, everything: Source, watch: Watch) -> tuple[S
 def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
     """The training and the test split."""
     data, usual = config.data, model.geometry.image_size
-    if Path(data.name).is_file():
+    if os.path.isfile(data.name):
         raise DsnetError(
             f"{data.name} is one file for both splits; name a folder with train*.parquet and test*.parquet"
         )
     train, test = (
-        load(data.name, split, root=data.root, size=data.size, default_size=usual, lazy=data.lazy)
+        load(
+            data.name,
+            split,
+            root=data.root,
+            size=data.size,
+            default_size=usual,
+            ratio=data.crop_ratio,
+            lazy=data.lazy,
+        )
         for split in ("train", "test")
     )
     test = in_classes_of(test, train.classes, "the training split")
@@ -240,7 +267,7 @@ def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
         results = results_of(outcome)
         data = {**loop.data, "results": results}
         save_checkpoint(loop.folder, "final", model, step=ending.step, data=data)
-        (loop.folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        write_text(loop.folder / "results.json", json.dumps(results, indent=2) + "\n")
     loop.ranks.wait()
     return outcome
 
