@@ -8,13 +8,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsnet.data.decode import DamagedError
 from dsnet.detection.counts import Counted, plural
 from dsnet.detection.draw import drawn
 from dsnet.detection.evaluate import DetectionResult
 from dsnet.detection.predict import Found
 from dsnet.detection.voc import Problem
 from dsnet.report.page import bar_chart, escape, page
-from dsnet.report.plot import Point, accuracy_plot
+from dsnet.report.plot import Point, accuracy_plot, for_any_width
 from dsnet.report.text import bar, human, table
 
 __all__ = ["detection_page", "detection_table"]
@@ -130,7 +131,7 @@ def _plot(routes: Sequence[DetectionResult], gate: DetectionResult | None) -> st
     curves = {"routes": [Point(r.madds, r.mean["voc2007"], f"route {r.route}") for r in routes]}
     if gate is not None:
         curves["gate"] = [Point(gate.madds, gate.mean["voc2007"])]
-    return accuracy_plot("mAP by VOC 2007's rule", curves)
+    return for_any_width(lambda size: accuracy_plot("mAP by VOC 2007's rule", curves, size=size))
 
 
 def _table(results: Sequence[DetectionResult]) -> str:
@@ -145,7 +146,10 @@ def _table(results: Sequence[DetectionResult]) -> str:
 
 
 def _example(found: Found, classes: Sequence[str]) -> str:
-    image = drawn(found.path, found.detections, classes)
+    try:
+        image = drawn(found.path, found.detections, classes)
+    except DamagedError:  # the file has changed since it was read; the page does without it
+        return ""
     image.thumbnail((WIDE, WIDE))
     written = io.BytesIO()
     image.save(written, "JPEG", quality=85)

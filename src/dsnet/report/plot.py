@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from dsnet.report.page import escape
 from dsnet.report.text import human
 
-__all__ = ["Bar", "Point", "accuracy_plot", "bar_plot", "line_plot"]
+__all__ = [
+    "NARROW",
+    "WIDE",
+    "Bar",
+    "Point",
+    "Size",
+    "accuracy_plot",
+    "bar_plot",
+    "for_any_width",
+    "line_plot",
+]
 
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d")
-WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 560, 380, 58, 26, 54  # small: text stays legible on a phone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A picture's size and margins in its own units; text has 13 of them, whatever the size."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    bottom: int
+    title: int  # where the title begins
+    ticks: int  # on an axis, at most
+
+
+WIDE = Size(width=560, height=380, left=58, right=30, bottom=54, title=58, ticks=6)
+NARROW = Size(width=360, height=330, left=54, right=32, bottom=50, title=10, ticks=4)  # of a phone
 
 _STYLE = """<style>
 text { font: 13px system-ui, sans-serif; fill: #59636e } .title { font-size: 15px; fill: #1b1f24 }
@@ -30,7 +57,14 @@ class Point(NamedTuple):
     label: str = ""
 
 
-def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]], *, unit: str = "madds") -> str:
+def for_any_width(draw: Callable[[Size], str]) -> str:
+    """A picture for a page: drawn twice, of which the style shows the one whose text is legible."""
+    return f'<div class="roomy">{draw(WIDE)}</div>\n<div class="narrow">{draw(NARROW)}</div>\n'
+
+
+def accuracy_plot(
+    title: str, curves: Mapping[str, Sequence[Point]], *, unit: str = "madds", size: Size = WIDE
+) -> str:
     """Accuracy against cost: one curve a name; hover over a point for its label."""
 
     def shown(cost: float) -> str:
@@ -44,11 +78,16 @@ def accuracy_plot(title: str, curves: Mapping[str, Sequence[Point]], *, unit: st
         for name, curve in curves.items()
     }
     axis = "milliseconds an image" if unit == "ms" else "multiply-adds an image"
-    return _chart(title, dots, axis=axis, x_text=shown, y_text=lambda y: f"{y:g} %", least=1.0)
+    return _chart(title, dots, size, axis=axis, x_text=shown, y_text=lambda y: f"{y:g} %", least=1.0)
 
 
 def line_plot(
-    title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, axis: str, percent: bool = False
+    title: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    axis: str,
+    percent: bool = False,
+    size: Size = WIDE,
 ) -> str:
     """Numbers against steps or epochs: one line a name."""
 
@@ -58,7 +97,7 @@ def line_plot(
     dots = {
         name: [_Dot(x, y, f"{name}: {y:.4g} at {x:g}") for x, y in curve] for name, curve in curves.items()
     }
-    return _chart(title, dots, axis=axis, x_text=lambda x: f"{x:g}", y_text=text, radius=1.5)
+    return _chart(title, dots, size, axis=axis, x_text=lambda x: f"{x:g}", y_text=text, radius=1.5)
 
 
 class Bar(NamedTuple):
@@ -68,22 +107,28 @@ class Bar(NamedTuple):
     label: str
 
 
-def bar_plot(title: str, groups: Mapping[str, Sequence[Bar]], names: Sequence[str], *, axis: str) -> str:
+def bar_plot(
+    title: str,
+    groups: Mapping[str, Sequence[Bar]],
+    names: Sequence[str],
+    *,
+    axis: str,
+    size: Size = WIDE,
+) -> str:
     """Groups of bars side by side, one a name, in percent; hover over a bar for its label."""
-    legend, top = _legend(list(names))
+    legend, top = _legend(list(names), size)
+    bottom = size.height - size.bottom
     ticks = _ticks(0, max(1.0, *(bar.share for bars in groups.values() for bar in bars)))
 
     def y(share: float) -> float:
-        return HEIGHT - BOTTOM - share / ticks[-1] * (HEIGHT - top - BOTTOM)
+        return bottom - share / ticks[-1] * (bottom - top)
 
-    parts = [*_frame(title, axis), *_rows(ticks, y, lambda share: f"{100 * share:g} %")]
-    room = (WIDTH - LEFT - RIGHT) / len(groups)
+    parts = [*_frame(title, axis, size), *_rows(ticks, y, lambda share: f"{100 * share:g} %", size)]
+    room = (size.width - size.left - size.right) / len(groups)
     width = min(0.8 * room / len(names), 48)
     for number, (group, bars) in enumerate(groups.items()):
-        middle = LEFT + (number + 0.5) * room
-        parts.append(
-            f'<text x="{middle:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{escape(group)}</text>'
-        )
+        middle = size.left + (number + 0.5) * room
+        parts.append(f'<text x="{middle:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(group)}</text>')
         for place, bar in enumerate(bars):
             left, colour = middle + (place - len(bars) / 2) * width, COLOURS[place % len(COLOURS)]
             parts.append(
@@ -108,6 +153,7 @@ class _Dot(NamedTuple):
 def _chart(
     title: str,
     curves: Mapping[str, Sequence[_Dot]],
+    size: Size,
     *,
     axis: str,
     x_text: Callable[[float], str],
@@ -116,25 +162,22 @@ def _chart(
     radius: float = 4,
 ) -> str:
     """Points joined from left to right; the y axis spans at least ``least``."""
-    legend, top = _legend(list(curves))
+    legend, top = _legend(list(curves), size)
+    bottom, right = size.height - size.bottom, size.width - size.right
     points = [point for curve in curves.values() for point in curve]
-    x_ticks = _ticks(min(p.x for p in points), max(p.x for p in points))
+    x_ticks = _ticks(min(p.x for p in points), max(p.x for p in points), size.ticks)
     y_ticks = _ticks(min(p.y for p in points), max(p.y for p in points), least=least)
 
     def x(value: float) -> float:
-        return LEFT + (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (WIDTH - LEFT - RIGHT)
+        return size.left + (value - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (right - size.left)
 
     def y(value: float) -> float:
-        return HEIGHT - BOTTOM - (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (HEIGHT - top - BOTTOM)
+        return bottom - (value - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (bottom - top)
 
-    parts = [*_frame(title, axis), *_rows(y_ticks, y, y_text)]
+    parts = [*_frame(title, axis, size), *_rows(y_ticks, y, y_text, size)]
     for tick in x_ticks:
-        parts.append(
-            f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{HEIGHT - BOTTOM}"/>'
-        )
-        parts.append(
-            f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x_text(tick)}</text>'
-        )
+        parts.append(f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{bottom}"/>')
+        parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{x_text(tick)}</text>')
     for number, curve in enumerate(curves.values()):
         colour = COLOURS[number % len(COLOURS)]
         ordered = sorted(curve)
@@ -148,36 +191,38 @@ def _chart(
     return "\n".join([*parts, *legend]) + "\n</svg>\n"
 
 
-def _frame(title: str, axis: str) -> list[str]:
+def _frame(title: str, axis: str, size: Size) -> list[str]:
     """The picture's beginning: style, background, title, and what the x axis shows."""
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    middle, box = (size.left + size.width - size.right) / 2, f"0 0 {size.width} {size.height}"
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{_STYLE}',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img">{_STYLE}',
         f"<title>{escape(title)}</title>",
-        f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
-        f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>',
-        f'<text x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">{escape(axis)}</text>',
+        f'<rect class="back" width="{size.width}" height="{size.height}"/>',
+        f'<text class="title" x="{size.title}" y="22">{escape(title)}</text>',
+        f'<text x="{middle}" y="{size.height - 14}" text-anchor="middle">{escape(axis)}</text>',
     ]
 
 
-def _rows(ticks: Sequence[float], y: Callable[[float], float], text: Callable[[float], str]) -> list[str]:
+def _rows(
+    ticks: Sequence[float], y: Callable[[float], float], text: Callable[[float], str], size: Size
+) -> list[str]:
     """The lines of the y axis, with their numbers."""
     parts = []
     for tick in ticks:
         at = f'y1="{y(tick):.1f}" y2="{y(tick):.1f}"'
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" {at}/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{text(tick)}</text>')
+        parts.append(f'<line class="grid" x1="{size.left}" x2="{size.width - size.right}" {at}/>')
+        parts.append(f'<text x="{size.left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{text(tick)}</text>')
     return parts
 
 
-def _legend(names: list[str]) -> tuple[list[str], int]:
+def _legend(names: list[str], size: Size) -> tuple[list[str], int]:
     """A line or more of names with their colours, none for a single curve; and where the grid begins."""
     parts: list[str] = []
-    at, line = LEFT, 40
+    at, line = size.title, 40
     for number, name in enumerate(names if len(names) > 1 else ()):
         width = 30 + 7 * len(name)
-        if at + width > WIDTH and at > LEFT:
-            at, line = LEFT, line + 18
+        if at + width > size.width and at > size.title:
+            at, line = size.title, line + 18
         colour = COLOURS[number % len(COLOURS)]
         parts.append(f'<circle cx="{at + 5}" cy="{line - 4}" r="4" fill="{colour}"/>')
         parts.append(f'<text x="{at + 14}" y="{line}">{escape(name)}</text>')

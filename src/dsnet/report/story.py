@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from dsnet.report.page import bar_chart, escape, image_tag, page
-from dsnet.report.plot import Point, accuracy_plot, line_plot
+from dsnet.report.page import bar_chart, escape, html_table, image_tag, page
+from dsnet.report.plot import Point, Size, accuracy_plot, for_any_width, line_plot
 from dsnet.routing.compare import Comparison, Row
 from dsnet.routing.costs import CostTable
 from dsnet.routing.router import RouterKind, written
@@ -38,7 +39,7 @@ class Story:
     comparison: Comparison  # at some budgets
     curve: Comparison  # at many
     main: float  # the budget that is looked at closely
-    picked: RouterKind  # the router that was better there on held-out images
+    picked: RouterKind  # the one of gate and cascade that was better there on held-out images
     examples: Sequence[Example]
     stage1: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
     stage2: Sequence[Mapping[str, Any]]
@@ -47,10 +48,10 @@ class Story:
 
 def router_curves(found: Comparison) -> dict[str, list[Point]]:
     """Single routes, stand-alone networks, routers and oracle, for a plot."""
-    curves = {"single routes": [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.static]}
+    curves = {"single routes": [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.singles]}
     if found.alone:
         curves["stand-alone"] = [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.alone]
-    for kind in dict.fromkeys(row.router for row in found.rows):
+    for kind in dict.fromkeys(row.router for row in found.rows if row.router != "single"):
         curves[kind] = [Point(row.cost, row.accuracy) for row in found.curve(kind)]
     curves["oracle"] = [Point(found.oracle.cost, found.oracle.accuracy)]
     return curves
@@ -59,7 +60,7 @@ def router_curves(found: Comparison) -> dict[str, list[Point]]:
 def story_page(story: Story) -> str:
     """The whole page."""
     best = _row(story, story.picked)
-    largest = max(story.comparison.static, key=lambda point: point.cost)
+    largest = max(story.comparison.singles, key=lambda point: point.cost)
     share = best.cost / story.costs.largest
     body = [
         f"<p><strong>{escape(story.model)}</strong> on handwritten digits. One set of weights, several "
@@ -67,16 +68,19 @@ def story_page(story: Story) -> str:
         f"the largest route's cost it gets <strong>{best.accuracy:.1%}</strong> of "
         f"{story.comparison.images} test images right; everyone at the largest route: "
         f"{largest.accuracy:.1%}. Made by <code>{escape(story.command)}</code>.</p>",
+        f"<p><strong>{escape(str(story.comparison.verdict))}</strong></p>",
         "<h2>Accuracy against cost</h2>",
-        accuracy_plot("", router_curves(story.curve), unit=story.costs.unit),
-        "<p>Single routes: everyone at the same route of the supernet. Stand-alone: a network of that size "
+        for_any_width(
+            lambda size: accuracy_plot("", router_curves(story.curve), unit=story.costs.unit, size=size)
+        ),
+        "<p>Single routes: all images at the same route of the supernet. Stand-alone: a network of that size "
         "trained by itself, for as long. Gate and cascade: one checkpoint, one knob. Oracle: the cheapest "
         "route that is right, which nobody can know beforehand. With "
         f"{story.comparison.images} test images the standard error of an accuracy is about "
         f"{100 * best.error:.1f} points: small differences are chance.</p>",
         _budgets(story),
         f"<h2>Routes taken at {escape(written(story.main, story.costs.unit))}</h2>",
-        *(_histogram(story, kind) for kind in dict.fromkeys(r.router for r in story.comparison.rows)),
+        *(_histogram(story, kind) for kind in _kinds(story)),
         f"<h2>Images by route ({story.picked})</h2>",
         _gallery(story),
         "<h2>Measured time</h2>",
@@ -90,24 +94,35 @@ def story_page(story: Story) -> str:
     return page("Easy images cost little", "\n".join(body))
 
 
+def _kinds(story: Story) -> list[RouterKind]:
+    """The routers that decide image by image."""
+    return list(dict.fromkeys(row.router for row in story.comparison.rows if row.router != "single"))
+
+
 def _row(story: Story, kind: RouterKind) -> Row:
     return min(story.comparison.curve(kind), key=lambda row: abs(row.budget - story.main))
 
 
 def _budgets(story: Story) -> str:
-    cells = []
-    for row in story.comparison.rows:
-        alone = "–" if row.alone is None else f"{row.alone:.1%}"
-        cells.append(
-            f"<tr><td>{row.router}</td><td>{row.budget / story.costs.largest:.0%}</td>"
-            f"<td>{row.cost / story.costs.largest:.0%}</td><td>{row.accuracy:.1%}</td>"
-            f"<td>{row.static:.1%}</td><td>{alone}</td></tr>"
+    header = ("router", "budget", "cost", "accuracy", "best single route", "difference", "stand-alone")
+    rows = [
+        (
+            row.router,
+            f"{row.budget / story.costs.largest:.0%}",
+            f"{row.cost / story.costs.largest:.0%}",
+            f"{row.accuracy:.1%}",
+            f"{row.single}: {row.single_accuracy:.1%}",
+            f"{100 * row.gain:+.1f} ± {100 * row.gain_error:.1f}",
+            "–" if row.alone is None else f"{row.alone:.1%}",
         )
-    return (
-        '<div class="wide"><table><tr><th>router</th><th>budget</th><th>cost</th><th>accuracy</th>'
-        f"<th>single routes</th><th>stand-alone</th></tr>{''.join(cells)}</table></div>"
+        for row in story.comparison.rows
+        if row.router != "single"
+    ]
+    return html_table(header, rows) + (
         "<p>Budget and cost as shares of the largest route's; the budget was kept on held-out images, the "
-        "cost is that of the test images. Single routes and stand-alone networks at the same mean cost.</p>"
+        "cost is that of the test images. Best single route: the most accurate one within the budget on "
+        "held-out images, for all images; difference in points, ± standard error. Stand-alone networks mixed "
+        "to the same mean cost.</p>"
     )
 
 
@@ -156,8 +171,16 @@ def _training(story: Story) -> str:
     gate = {"loss": [(line["step"], line["loss"]) for line in story.stage2]}
     return "\n".join(
         [
-            line_plot("Stage I: losses of the sandwich's networks", losses, axis="step"),
-            line_plot("Stage I: held-out accuracy", reached, axis="epoch", percent=True),
-            line_plot("Stage II: the gate's loss", gate, axis="step"),
+            for_any_width(partial(_losses, "Stage I: losses of the sandwich's networks", losses)),
+            for_any_width(
+                lambda size: line_plot(
+                    "Stage I: held-out accuracy", reached, axis="epoch", percent=True, size=size
+                )
+            ),
+            for_any_width(partial(_losses, "Stage II: the gate's loss", gate)),
         ]
     )
+
+
+def _losses(title: str, losses: Mapping[str, Sequence[tuple[float, float]]], size: Size) -> str:
+    return line_plot(title, losses, axis="step", size=size)

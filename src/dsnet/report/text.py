@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
 
 from dsnet.counts import human
+from dsnet.errors import printable
 
-__all__ = ["bar", "human", "roughly", "table"]
+__all__ = ["bar", "csv_text", "human", "one_line", "roughly", "table"]
 
 
 def bar(value: float, largest: float, width: int = 24) -> str:
@@ -27,8 +30,30 @@ def roughly(seconds: float) -> str:
     return f"about {round(seconds / 86400)} days"
 
 
+def one_line(text: str) -> str:
+    r"""Text that stays on its line.
+
+    >>> one_line("a\nb")
+    'a\\nb'
+    """
+    return printable(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows of the same keys as comma-separated values, keys first."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> str:
-    """Columns that line up; numbers to the right, columns named in ``left`` to the left."""
+    """Columns that line up; numbers to the right, columns named in ``left`` to the left.
+
+    Cells may be names of files: what would move a terminal's cursor is shown as an escape.
+    """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 
 from dsnet.data.survey import Survey
 from dsnet.report.page import bar_chart, escape, page
-from dsnet.report.plot import Point, accuracy_plot, line_plot
+from dsnet.report.plot import Point, accuracy_plot, for_any_width, line_plot
 from dsnet.report.text import human, roughly
 from dsnet.routing.monitor import GateReport
 from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import Estimate
 from dsnet.training.results import Images, Outcome
 
-__all__ = ["before_text", "training_page"]
+__all__ = ["before_text", "low_accuracy", "training_page"]
 
 FEW = 20  # images of a class below which little can be learnt of it
 WORST = 10  # classes that are shown
 LINES = 6  # of losses in a plot
 RISE = 0.01  # of held-out accuracy in the last fifth of a run, from which on it still rises
+LOW = 0.6  # share of the way from guessing to 100 % below which an accuracy is called low
 
 Metrics = Sequence[Mapping[str, Any]]
 
@@ -57,12 +58,17 @@ def before_text(config: TrainConfig, found: Survey, ahead: Estimate) -> str:
 
 
 def training_page(
-    outcome: Outcome, config: TrainConfig, metrics: Metrics, *, gates: Sequence[GateReport] = ()
+    outcome: Outcome,
+    config: TrainConfig,
+    metrics: Metrics,
+    *,
+    gates: Sequence[GateReport] = (),
+    verdict: str | None = None,
 ) -> str:
     """The page of a run that has come to its end or was stopped.
 
     ``metrics`` are the lines of ``metrics.jsonl``; ``gates`` is what the run's gates did with held-out
-    images, where Stage II has trained them.
+    images, where Stage II has trained them; ``verdict`` says whether routing pays, once it is calibrated.
     """
     assert outcome.images is not None
     checks = [line for line in metrics if "score" in line]
@@ -75,6 +81,7 @@ def training_page(
     if outcome.test:
         body += ["<h2>Accuracy against cost</h2>", _routes(outcome)]
         body += _gates(gates)
+        body += _verdict(verdict)
         body += _classes(outcome, outcome.images)
     advice = _advice(outcome, config, trend, gated=bool(gates) or outcome.gated is not None)
     body += ["<h2>What to do next</h2>", *map(_advised, advice)]
@@ -124,7 +131,8 @@ def _routes(outcome: Outcome) -> str:
         for r in outcome.test
     )
     header = "<tr><th>route</th><th>right</th><th>MAdds</th><th>share</th><th>params</th></tr>"
-    return f'{accuracy_plot("", curves)}<div class="wide"><table>{header}{rows}</table></div>'
+    picture = for_any_width(lambda size: accuracy_plot("", curves, size=size))
+    return f'{picture}<div class="wide"><table>{header}{rows}</table></div>'
 
 
 def _gates(gates: Sequence[GateReport]) -> list[str]:
@@ -138,6 +146,13 @@ def _gates(gates: Sequence[GateReport]) -> list[str]:
         shares = ", ".join(f"{choice}: {count / total:.0%}" for choice, count in report.taken.items())
         parts.append(f"<p>{which} decides for {total:,} held-out images, choice by choice: {shares}.</p>")
     return parts
+
+
+def _verdict(text: str | None) -> list[str]:
+    if text is None:
+        return []
+    judged = "Both were chosen on these images: dsnet evaluate --routed judges them on the test images."
+    return [f"<h2>Does routing pay?</h2><p><strong>{escape(text)}</strong> {escape(judged)}</p>"]
 
 
 def _classes(outcome: Outcome, images: Images) -> list[str]:
@@ -171,12 +186,20 @@ def _training(metrics: Metrics, checks: Metrics) -> list[str]:
             name.replace("_", " "): [(line["epoch"] + 1, 100 * line[name]) for line in checks if name in line]
             for name in routes
         }
-        parts.append(line_plot("Held-out accuracy", reached, axis="epoch", percent=True))
+        parts.append(
+            for_any_width(
+                lambda size: line_plot("Held-out accuracy", reached, axis="epoch", percent=True, size=size)
+            )
+        )
     steps = [line for line in metrics if "loss" in line]
     if len(steps) > 1:
         terms = list(dict.fromkeys(name for line in steps for name in line if "/" in name))[:LINES]
         losses = {name: [(line["step"], line[name]) for line in steps if name in line] for name in terms}
-        parts.append(line_plot("Losses, network by network", losses, axis="step"))
+        parts.append(
+            for_any_width(
+                lambda size: line_plot("Losses, network by network", losses, axis="step", size=size)
+            )
+        )
     return ["<h2>Training</h2>", *parts] if parts else []
 
 
@@ -190,6 +213,9 @@ def _notes(outcome: Outcome, images: Images) -> list[str]:
             f"{outcome.test[-1].accuracy:.1%} is hardly better than {how} ({guess:.1%}). The run may be too "
             "short, the images too few, the labels mixed up, or the classes not told apart by what one sees."
         )
+    low = low_accuracy(outcome)
+    if low is not None:
+        notes.append(low)
     few = [name for name, count in zip(images.classes, images.counts, strict=True) if count < FEW]
     if few:
         named = ", ".join(map(_short, few[:5])) + ", …" * (len(few) > 5)
@@ -210,6 +236,22 @@ def _notes(outcome: Outcome, images: Images) -> list[str]:
     if images.held_out == 0:
         notes.append("No images were held out: routers cannot be trained or calibrated.")
     return notes
+
+
+def low_accuracy(outcome: Outcome) -> str | None:
+    """Return a warning where the largest route is better than guessing but far from reliable."""
+    images = outcome.images
+    if images is None or not outcome.test or _lost(outcome, images):
+        return None
+    largest, (guess, _) = outcome.test[-1], _guessing(outcome, images)
+    if largest.accuracy >= guess + LOW * (1 - guess):
+        return None
+    mean = sum(images.counts) / len(images.classes)
+    return (
+        f"Accuracy is low: the largest route gets {largest.accuracy:.1%} of the test images right, with "
+        f"{mean:.0f} training images a class on average. A longer run, more images, or a start from a "
+        "network that was trained on many images (dsnet transfer --help) may help."
+    )
 
 
 def _lost(outcome: Outcome, images: Images) -> bool:
@@ -308,14 +350,18 @@ def _longer(outcome: Outcome, config: TrainConfig, recipe: str, rises: float | N
     if rises > RISE:
         told = f"Held-out accuracy rose by {100 * rises:.1f} points in the last fifth of the run"
         return [_Advice(longer, f"{told}: a longer one may reach more.")]
-    out = shlex.quote(f"{outcome.folder}-again")
+    again = shlex.quote(f"{outcome.folder}-again")
     return [
         _Advice(
-            f"dsnet train {recipe} --set run.seed=1 --out {out}",
-            "Held-out accuracy hardly rose in the last fifth of the run, so more epochs alone will not help; "
-            "more images will, or a network that was trained on many (dsnet transfer --help). The same "
-            "settings with another seed show how much is chance.",
-        )
+            longer,
+            "Held-out accuracy always flattens at the end of a run, because the learning rate ends near "
+            "zero: that does not tell whether more epochs would help. A run twice as long shows it. More "
+            "images, or a network that was trained on many (dsnet transfer --help), often help more.",
+        ),
+        _Advice(
+            f"dsnet train {recipe} --set run.seed=1 --out {again}",
+            "The same settings with another seed show how much is chance.",
+        ),
     ]
 
 
