@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,12 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert expected.abs().max() > 1e-3, "nothing to compare: the expected values are all near zero"
     error = relative_error(actual, expected)
     assert error <= tolerance, f"relative error {error:.2e} is above {tolerance:.0e}"
+
+
+def rewrite(path: Path, content: str | bytes) -> None:
+    """Changes a file of a checkpoint on purpose: without the hashes, which say that it is damaged."""
+    (path.parent / "SHA256SUMS").unlink(missing_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def error_of(call: Callable[[], object]) -> str:

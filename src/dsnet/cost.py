@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import TYPE_CHECKING
 
 from dsnet.counts import Convention, Cost
 from dsnet.errors import DsnetError
-from dsnet.models.counting import route_cost
-from dsnet.models.supernet import Supernet
-from dsnet.models.twin import Twin
-from dsnet.routes import Route
+
+if TYPE_CHECKING:  # `import dsnet` imports this module, and not torch
+    from torch import nn
+
+    from dsnet.routes import Route
 
 __all__ = ["cost", "madds", "params"]
 
@@ -18,6 +19,10 @@ def cost(
     model: nn.Module, route: Route | int | None = None, image_size: int | tuple[int, int] | None = None
 ) -> Cost:
     """Everything that is counted, for one image at a route of a supernet, or for a static twin."""
+    from dsnet.models.counting import route_cost
+    from dsnet.models.supernet import Supernet
+    from dsnet.models.twin import Twin
+
     if isinstance(model, Supernet):
         if route is None:
             raise DsnetError(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.models.blocks import Step
-from dsnet.models.supernet import Supernet
-from dsnet.routes import Route
+
+if TYPE_CHECKING:  # `import dsnet` imports this module, and not torch
+    from torch import nn
+
+    from dsnet.models.blocks import Step
+    from dsnet.models.supernet import Supernet
+    from dsnet.routes import Route
 
 __all__ = ["extract"]
 
@@ -33,6 +36,10 @@ def extract(
     >>> sum(p.numel() for p in extract(model, model.space.smallest, fold_bn=False).parameters())
     2606
     """
+    from torch import nn
+
+    from dsnet.models.supernet import Supernet
+
     if not isinstance(model, Supernet):
         raise DsnetError(f"only a supernet has routes to extract, not a {type(model).__name__}")
     route = model.space.resolve(route)

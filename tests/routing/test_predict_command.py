@@ -95,7 +95,13 @@ def test_damaged_images_are_reported_and_the_others_go_on(
     given = [files[0], cut, text, files[1], empty]
     assert command(run, *given, "--route", "1", "--json", "--batch", "2") == 1
     captured = capsys.readouterr()
-    assert [line["path"] for line in lines_of(captured.out)] == files[:2]
+    lines = lines_of(captured.out)
+    assert [line["path"] for line in lines] == list(map(str, given))
+    assert [line["path"] for line in lines if "error" not in line] == files[:2]
+    assert lines[2] == {
+        "path": str(text),
+        "error": "cannot be read: it is no image that Pillow can read",
+    }
     said = captured.err.splitlines()
     assert len(said) == 3
     assert said[0].startswith(f"dsnet: {cut} cannot be read: ")

@@ -1,4 +1,4 @@
-"""The command line: one thin file a command."""
+"""The command line: `parsers` has the arguments, one thin file a command runs it."""
 
 from __future__ import annotations
 
@@ -9,94 +9,67 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import dsnet
-from dsnet.cli import (
-    bench,
-    calibrate,
-    demo,
-    describe,
-    detect,
-    evaluate,
-    gate,
-    models,
-    predict,
-    profile,
-    recalibrate,
-    recipes,
-    train,
-    transfer,
-)
-from dsnet.cli.live import CLEARED
-from dsnet.errors import DsnetError, DsnetWarning
+from dsnet.cli.last_resort import report_internal
+from dsnet.cli.parsers import build_parser
+from dsnet.cli.progress import CLEARED
+from dsnet.cli.user_modules import import_modules
+from dsnet.errors import DsnetError, DsnetWarning, printable
 
 __all__ = ["build_parser", "main"]
 
-_INTRO = """\
-dsnet: dynamic weight slicing. One supernet holds one set of weights; a route says how much of every
-layer runs; gates look at each image and pick its route, so easy images cost little.
-
-First steps:
-  dsnet models                       what there is
-  dsnet describe ds_mbnet            a network's routes, with widths, multiply-adds and parameters
-  dsnet train digits_mbnet           train one in half a minute, on two cores
-  dsnet train --data photos          or on your own pictures, one folder a class
-  dsnet demo                         the whole story on digits, with a report to look at
-"""
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
-        prog="dsnet",
-        description=_INTRO,
-        epilog="`dsnet COMMAND --help` explains a command and gives examples.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"dsnet {dsnet.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    steps = (
-        models,
-        describe,
-        recipes,
-        train,
-        transfer,
-        recalibrate,
-        gate,
-        calibrate,
-        evaluate,
-        predict,
-        detect,
-        profile,
-        bench,
-        demo,
-    )
-    for module in steps:
-        module.add_command(commands)
-    return parser
+MOST = 4000  # characters of an error message
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit status: 0, or 2 where something was asked for that cannot be done."""
+    """Runs a command and returns its exit status.
+
+    0: done; 1: a file could not be read or written; 2: something was asked for that cannot be done;
+    70: an unexpected error, whose traceback is saved; 75: another process of the run was lost; 130: Ctrl-C.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × still gets the table
     try:
         args = build_parser().parse_args(argv)
-        with _plain_warnings():
+        with _plain_warnings(), _own_threads(args):
             status: int = args.run_command(args)
     except DsnetError as error:
-        print(f"dsnet: {error}", file=sys.stderr)
-        return 2
+        print(f"dsnet: {printable(str(error), MOST)}", file=sys.stderr)
+        return error.exit_status
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return 0
     except OSError as error:
-        print(f"dsnet: {error}", file=sys.stderr)
+        print(f"dsnet: {printable(str(error), MOST)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("dsnet: stopped", file=sys.stderr)
         return 130
+    except Exception as error:
+        return report_internal(error)
     return status
+
+
+@contextmanager
+def _own_threads(args: argparse.Namespace) -> Iterator[None]:
+    """Imports modules of the user, notes whether anybody chose how many threads torch has, restores that."""
+    called = "torch" in sys.modules  # by a program, which keeps its threads
+    modules = [*args.import_before, *args.import_after]
+    if not called and not (modules and args.computes):
+        args.keep_threads = False
+        import_modules(modules)
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    import_modules(modules)
+    args.keep_threads = called or torch.get_num_threads() != before
+    try:
+        yield
+    finally:
+        if called and torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 @contextmanager
@@ -109,7 +82,7 @@ def _plain_warnings() -> Iterator[None]:
     ) -> str:
         if not issubclass(category, DsnetWarning):
             return before(message, category, filename, lineno, line)
-        return f"{CLEARED if sys.stderr.isatty() else ''}warning: {message}\n"
+        return f"{CLEARED if sys.stderr.isatty() else ''}warning: {printable(str(message), MOST)}\n"
 
     warnings.formatwarning = formatted
     try:

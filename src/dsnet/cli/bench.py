@@ -3,131 +3,64 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from dsnet.cli.options import check_out, image_size, open_network, positive
-from dsnet.cli.progress import progress
-from dsnet.errors import DsnetError
+from dsnet.cli.options import check_out, locking, open_network
+from dsnet.cli.stages import StageLog
+from dsnet.cli.threads import settle_for
+from dsnet.errors import DsnetError, shorten
+from dsnet.files import write_output
 from dsnet.models import Supernet, list_models
 from dsnet.report.bench import bench_page, bench_plot, bench_text
+from dsnet.report.provenance import provenance
 from dsnet.routing import GateConfig
-from dsnet.routing.calibration import Calibration, RouterName
-from dsnet.runtime import list_backends
+from dsnet.routing.calibration import Calibration
 from dsnet.runtime.bench import BenchResult, bench
-from dsnet.runtime.mix import Mix, measured_mix
+from dsnet.runtime.mix import Mix, measured_mix, read_mix
 from dsnet.training.checkpoint import load_checkpoint
 from dsnet.training.run import pick_device
 
-__all__ = ["add_command"]
+__all__ = ["run"]
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "bench",
-        help="what routing saves on this machine, beside ideal stand-alone networks",
-        description="Times mixed batches, in which every image takes its own route, side by side with\n"
-        "everyone at the largest route, with what others do (masking, indexing), with slicing\n"
-        "without a plan, with ideal stand-alone networks in the same mix, with a cascade, and\n"
-        "with the static network that one would take instead. Weights do not matter, so a\n"
-        "model by name will do.",
-        epilog="Examples:\n"
-        "  dsnet bench ds_mbnet --routes S --backend openvino --batch 1 16 --plot bench.svg\n"
-        "  dsnet bench ds_mbnet_cifar --device cuda --precision bfloat16 --batch 64 256 1024\n"
-        "  dsnet bench ds_resnet_cifar --set bn_key=stage --batch 8\n"
-        "  dsnet bench runs/cifar10_mbnet --mix measured --budget 45% --plot bench.html\n"
-        '  dsnet bench runs/cifar10_mbnet --mix mix.json --json     (mix.json: {"0": 0.7, "13": 0.3})',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "network", metavar="MODEL|RUN", help="a supernet (`dsnet models` lists them), or the folder of a run"
-    )
-    parser.add_argument(
-        "--batch", type=positive, nargs="+", default=[1, 8, 64], metavar="N", help="default: 1 8 64"
-    )
-    parser.add_argument(
-        "--mix",
-        default="uniform",
-        metavar="uniform|measured|FILE",
-        help="measured: what the run's calibrated router takes at --budget; a JSON file: shares by route "
-        "(default: uniform, over 32 drawn ones where there are more)",
-    )
-    parser.add_argument("--budget", metavar="COST", help="for --mix measured: 300M, 45%%, 5ms")
-    parser.add_argument(
-        "--router",
-        choices=get_args(RouterName),
-        default="auto",
-        help="for --mix measured; auto: the more accurate one at the budget (default: auto)",
-    )
-    parser.add_argument(
-        "--routes", metavar="S|0,3,7", help="what the gate decides between (default: what it does already)"
-    )
-    parser.add_argument(
-        "--backend",
-        choices=["auto", *list_backends()],
-        default="auto",
-        help="default: auto, the fastest here",
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], help="default: the network's own")
-    parser.add_argument("--memory", choices=["packed", "shared"], default="packed", help="default: packed")
-    parser.add_argument(
-        "--buckets",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="batch sizes that programs are made for (default: the backend's own)",
-    )
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="rounds (default: 20)")
-    parser.add_argument("--image-size", type=image_size, metavar="N", help="height and width")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the model; may be repeated",
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the figures here")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="theory, ideal and measured as a picture (.svg or .html)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.set_defaults(run_command=run)
-
-
+@locking("out", "plot")
 def run(args: argparse.Namespace) -> int:
     """Measures, writes and prints."""
     check_out(args.out)
     check_out(args.plot, "--plot")
     if args.plot is not None and args.plot.suffix not in (".svg", ".html"):
-        raise DsnetError(f"--plot writes .svg or .html, not {args.plot.name!r}")
+        raise DsnetError(f"--plot writes .svg or .html, not {shorten(args.plot.name)}")
     model, size = open_network(args.network, args.set)
     if args.routes is not None:
         model.reset_routing(GateConfig(space=args.routes).routes(model))
+    model = model.eval().to(pick_device(args.device))
+    batches = args.batch or ([1, 8] if args.quick else [1, 8, 64])
+    settle_for(args, model, args.image_size or size, batch=max(batches), say=not args.json)
     found = bench(
-        model.eval().to(pick_device(args.device)),
-        batches=args.batch,
+        model,
+        batches=batches,
         mix=_mix(args, model),
         backend=args.backend,
         precision=args.precision,
         memory=args.memory,
         batch_buckets=args.buckets,
         image_size=args.image_size or size,
-        repeats=args.repeats,
-        progress=progress,
+        repeats=args.repeats or (3 if args.quick else 20),
+        time_limit=args.time_limit,
+        quick=args.quick,
+        progress=StageLog(),
     )
     if args.out is not None:
-        args.out.write_text(json.dumps(_record(found), indent=2) + "\n", encoding="utf-8")
+        write_output(args.out, json.dumps(_record(found), indent=2, allow_nan=False) + "\n")
     if args.plot is not None:
         picture = bench_plot(found) if args.plot.suffix == ".svg" else bench_page(found)
-        args.plot.write_text(picture, encoding="utf-8")
+        write_output(args.plot, picture)
     if args.json:
-        print(json.dumps(_record(found), indent=2))
+        print(json.dumps(_record(found), indent=2, allow_nan=False))
         return 0
     print(bench_text(found))
     for path in (args.out, args.plot):
@@ -143,8 +76,8 @@ def _record(found: BenchResult) -> dict[str, Any]:
         if option in words:
             at = words.index(option)
             del words[at : at + 2]
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return {"benchmark": "bench", "date": today, "command": f"dsnet {shlex.join(words)}", **found.to_dict()}
+    about = provenance(found.device, f"dsnet {shlex.join(words)}")
+    return {"benchmark": "bench", **about, **found.to_dict()}
 
 
 def _mix(args: argparse.Namespace, model: Supernet) -> str | dict[int, float] | Mix:
@@ -155,15 +88,7 @@ def _mix(args: argparse.Namespace, model: Supernet) -> str | dict[int, float] | 
         raise DsnetError("--budget and --router are for --mix measured")
     if given == "uniform":
         return "uniform"
-    try:
-        data = json.loads(Path(given).read_text(encoding="utf-8"))
-        return {int(route): share for route, share in data.items()}
-    except OSError as error:
-        raise DsnetError(
-            f"--mix {given} cannot be read: {error.strerror}; or give uniform or measured"
-        ) from error
-    except (ValueError, AttributeError) as error:
-        raise DsnetError(f'--mix {given} is no JSON of shares by route, as {{"0": 0.7, "3": 0.3}}') from error
+    return read_mix(Path(given))
 
 
 def _measured(args: argparse.Namespace, model: Supernet) -> Mix:

@@ -5,65 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from dsnet.cli.progress import progress
+from dsnet.cli.threads import forward_work, settle
+from dsnet.cli.train import write_page_again
 from dsnet.errors import DsnetError
 from dsnet.report.text import table
 from dsnet.routing.calibration import Calibration, RouterName, has_trained_gates
+from dsnet.routing.compare import compare
 from dsnet.routing.costs import CostTable
 from dsnet.routing.curves import interpolate, static_points
 from dsnet.routing.outputs import Outputs, simulate
 from dsnet.routing.router import parse_budget, written
 from dsnet.routing.run import calibrate_run
 from dsnet.training.checkpoint import load_classifier
+from dsnet.training.run import pick_device
 
-__all__ = ["add_command"]
+__all__ = ["run"]
 
 FEW = 200  # images: a percent of the images is two of them
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "calibrate",
-        help="find the settings of gate and cascade that keep a budget",
-        description="Runs held-out images through the network once and finds, for every mean cost, the\n"
-        "gate's weight of cost and the cascade's thresholds. Saved with the checkpoint: any budget then\n"
-        "works without training again (`--budget` of evaluate and predict, `Routed.at`).",
-        epilog="Examples:\n"
-        "  dsnet calibrate runs/digits_mbnet --sweep\n"
-        "  dsnet calibrate runs/mine --target-madds 300M\n"
-        "  dsnet profile runs/mine --out t.json && dsnet calibrate runs/mine --latency-table t.json "
-        "--target-ms 5\n"
-        "A table of a plan (`dsnet profile --backend …`) counts what that plan takes: measure what you\n"
-        "will serve with.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
-    parser.add_argument("--name", help="which of its checkpoints (default: gated, else final)")
-    wanted = parser.add_mutually_exclusive_group()
-    wanted.add_argument(
-        "--target-madds", metavar="COST", help="mean multiply-adds an image: 300M, 1.2B, 45%%"
-    )
-    wanted.add_argument("--target-ms", metavar="MS", help="mean milliseconds an image; needs --latency-table")
-    wanted.add_argument("--sweep", action="store_true", help="show the whole curve (default)")
-    parser.add_argument(
-        "--latency-table",
-        type=Path,
-        metavar="FILE",
-        help="count milliseconds of this table, of whichever backend; its smallest batch size",
-    )
-    parser.add_argument(
-        "--router",
-        choices=get_args(RouterName),
-        default="auto",
-        help="which one; auto: the more accurate one at the budget (default: auto)",
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.router == "gate" and not gated:
         raise DsnetError(f"the gates of {where} are not trained; run `dsnet gate {args.run}` first")
     target = args.target_madds if args.target_ms is None else args.target_ms
+    settle(args, pick_device(args.device), lambda: forward_work(saved.model(), None), batch=256)
     done = calibrate_run(
         args.run,
         name=args.name,
@@ -91,14 +53,21 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         progress=progress,
     )
+    write_page_again(args.run)
     made, outputs, costs = done.calibration, done.outputs, done.calibration.costs
     budget = None if target is None else parse_budget(target, costs)
-    rows = [
-        _row(made, outputs, b, args.router) for b in ([budget] if budget else _budgets(made, args.router))
-    ]
+    budgets = [budget] if budget else _budgets(made, args.router)
+    rows = [_row(made, outputs, b, args.router) for b in budgets]
+    said = compare(outputs, made, budgets, images="held-out images").verdict
     if args.json:
-        about = {"images": made.images, "digest": made.digest, "unit": costs.unit, "budgets": rows}
-        print(json.dumps(about, indent=2))
+        about = {
+            "images": made.images,
+            "digest": made.digest,
+            "unit": costs.unit,
+            "verdict": None if said is None else said.to_dict(),
+            "budgets": rows,
+        }
+        print(json.dumps(about, indent=2, allow_nan=False))
         return 0
     print(f"{done.run.model.spec.name}, {made.images} held-out images")
     if done.latency is not None:
@@ -109,8 +78,10 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"\nwarning: {made.images} images are few: what a budget comes to on others may be far from this."
         )
+    if said is not None:
+        print(f"\n{said}\nBoth were chosen on these images; `dsnet evaluate --routed` judges them on others.")
     if not gated:
-        print(f"\nOnly a cascade: the gates are not trained (`dsnet gate {args.run}`).")
+        print(f"\nNo gate: the gates are not trained (`dsnet gate {args.run}`).")
     if budget is not None:
         _advise(made, rows[0], args.router)
     print(f"\nSaved in {args.run / done.name}. Next: dsnet evaluate {where} --routed")
@@ -121,7 +92,10 @@ def _advise(made: Calibration, row: dict[str, Any], router: RouterName) -> None:
     """Which router it is and by how much; and what would be cheaper and no worse."""
     unit = made.costs.unit
     if row["gain"] is not None:
-        print(f"\n{row['router']} it is: {100 * row['gain']:.2f} points above the other router.")
+        chosen = f"the {row['router']}"
+        if row["router"] == "single":
+            chosen = f"route {row['setting']['routes'][0]} for all images"
+        print(f"\nTaken: {chosen}, {100 * row['gain']:.2f} points above the next best router.")
     kinds = [r for kind, r in made.routers.items() if router in ("auto", kind)]
     as_good = [
         p for r in kinds for p in r.curve if p.accuracy >= row["accuracy"] and p.cost < 0.95 * row["cost"]
@@ -142,7 +116,7 @@ def _row(made: Calibration, outputs: Outputs, budget: float, router: RouterName)
     kind = pick.kind if router == "auto" else router
     rule = made.router(kind, budget).rule(budget)
     seen = simulate(rule, outputs)
-    static = interpolate(static_points(outputs, made.costs), seen.cost)
+    mix = interpolate(static_points(outputs, made.costs), seen.cost)
     known = {k: r.point(budget).accuracy for k, r in made.routers.items() if r.keeps(budget)}
     return {
         "target": budget,
@@ -151,14 +125,14 @@ def _row(made: Calibration, outputs: Outputs, budget: float, router: RouterName)
         "router": kind,
         "gain": pick.gain if router == "auto" else None,
         "accuracy": seen.accuracy,
-        "static": static,
+        "static_mix": mix,
         "accuracies": known,
         "setting": {k: v for k, v in asdict(rule).items() if k != "costs"},
     }
 
 
 def _table(rows: list[dict[str, Any]], costs: CostTable) -> str:
-    kinds = [kind for kind in ("gate", "cascade") if any(kind in row["accuracies"] for row in rows)]
+    kinds = [kind for kind in ("single", "gate", "cascade") if any(kind in row["accuracies"] for row in rows)]
     body = []
     for row in rows:
         body.append(
@@ -167,9 +141,9 @@ def _table(rows: list[dict[str, Any]], costs: CostTable) -> str:
                 f"{written(row['cost'], costs.unit)} ± {row['cost_error'] / row['cost']:.1%}",
                 f"{row['cost'] / costs.largest:.0%}",
                 *(f"{100 * row['accuracies'][k]:.2f} %" if k in row["accuracies"] else "–" for k in kinds),
-                f"{100 * row['static']:.2f} %",
-                row["router"],
+                f"{100 * row['static_mix']:.2f} %",
+                f"route {row['setting']['routes'][0]}" if row["router"] == "single" else row["router"],
             ]
         )
-    header = ["budget", "mean cost", "of the largest", *kinds, "single routes", "router"]
+    header = ["budget", "mean cost", "of the largest", *kinds, "static mix", "router"]
     return table(header, body, left=("router",))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from dsnet.cli.live import LiveWatch
-from dsnet.cli.options import positive
 from dsnet.data.augment import Augment
 from dsnet.errors import DsnetError
+from dsnet.files import write_text
+from dsnet.formats import RESULTS
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe
+from dsnet.report.page import png_bytes
 from dsnet.report.story import Example, Story, story_page
 from dsnet.report.text import human, table
 from dsnet.routing import (
@@ -32,47 +34,38 @@ from dsnet.routing import (
     collect,
     train_gate,
 )
-from dsnet.routing.compare import Row, compare
+from dsnet.routing.compare import Comparison, compare
 from dsnet.routing.run import TrainedRun, calibrate_run
+from dsnet.schema import read_json
 from dsnet.training.config import TrainConfig
+from dsnet.training.folder import locked
 from dsnet.training.loop import Ending
+from dsnet.training.records import read_metrics
 from dsnet.training.run import train
 
-__all__ = ["add_command"]
+__all__ = ["run"]
 
 BUDGETS = (0.18, 0.2, 0.25, 0.3, 0.4)  # of the largest route's cost
 MAIN = 0.2
 SHOWN = 8  # example images of every route
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "demo",
-        help="train, route and evaluate a small network on digits, and write a report",
-        description="The whole story in about a minute on two cores, on the digits of scikit-learn: Stage I\n"
-        "(one supernet, all routes), exact batch-norm statistics, stand-alone networks to compare with,\n"
-        "Stage II (its gate), calibration for budgets, evaluation on test images, and measured time.\n"
-        "Writes one HTML file with pictures. Nothing is downloaded, nothing is opened.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=Path("dsnet-demo"), help="folder (default: dsnet-demo)")
-    parser.add_argument("--epochs", type=positive, default=16, help="of Stage I (default: 16)")
-    parser.set_defaults(run_command=run)
+IMAGES = "images"  # folder of test images as files
+FILES = 2  # of every class
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demo."""
     args.out.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small networks: more threads only wait for each other
+    # Small networks: more threads only wait for each other.
+    torch.set_num_threads(args.threads if isinstance(args.threads, int) else 1)
     try:
         story = _tell(args.out, args.epochs)
     finally:
         torch.set_num_threads(threads)
     report = args.out / "report.html"
-    report.write_text(story_page(story), encoding="utf-8")
+    write_text(report, story_page(story))
     print(f"\nReport: {report}")
+    print(f"Test images, by digit: {args.out / IMAGES}")
     return 0
 
 
@@ -111,9 +104,10 @@ def _tell(out: Path, epochs: int) -> Story:
         found = compare(outputs, calibration, budgets, alone)
         low, high = calibration.reach()
         curve = compare(outputs, calibration, [low + i / 24 * (high - low) for i in range(25)], alone)
-    _print_table(found.rows, costs)
+    _write_images(opened, out / IMAGES)
+    _print_table(found, costs)
     with _step("6. Measured time"):
-        pick = calibration.pick(MAIN * costs.largest).kind
+        pick = calibration.pick(MAIN * costs.largest, ("gate", "cascade")).kind
         routed = Routed(opened.model, calibration.routers[pick], MAIN * costs.largest)
         times = _times(opened, routed)
     return Story(
@@ -136,7 +130,8 @@ def _train(config: TrainConfig, folder: Path) -> None:
     if folder.exists():
         if not (folder / "recipe.json").is_file():
             raise DsnetError(f"{folder} is there already and is no run of the demo; choose another --out")
-        shutil.rmtree(folder)
+        with locked(folder):  # another demo may be at work in it
+            shutil.rmtree(folder)
     _whole(train(config, folder, watch=LiveWatch(quiet=True)).ending)
 
 
@@ -154,26 +149,32 @@ def _stand_alone(config: TrainConfig, out: Path) -> list[Point]:
         alone = replace(config.scheme, name="label", add=False, route=route)
         optim = replace(config.optim, lr=0.2)  # the better one for a single loss
         _train(replace(config, scheme=alone, optim=optim), folder)
-        (result,) = json.loads((folder / "results.json").read_text(encoding="utf-8"))["test"]
+        (result,) = read_json(folder / "results.json", RESULTS)["test"]
         points.append(Point(cost=result["madds"], accuracy=result["accuracy"], numbers=(), routes=(route,)))
     return points
 
 
-def _print_table(rows: tuple[Row, ...], costs: CostTable) -> None:
+def _print_table(found: Comparison, costs: CostTable) -> None:
     body = [
         [
             row.router,
             f"{row.budget / costs.largest:.0%}",
             human(row.cost),
             f"{100 * row.accuracy:.1f} %",
-            f"{100 * row.static:.1f} %",
+            f"{row.single}: {100 * row.single_accuracy:.1f} %",
+            f"{100 * row.gain:+.1f} ± {100 * row.gain_error:.1f}",
             "–" if row.alone is None else f"{100 * row.alone:.1f} %",
         ]
-        for row in rows
+        for row in found.rows
+        if row.router != "single"
     ]
-    header = ["router", "budget", "MAdds", "accuracy", "single routes", "stand-alone"]
+    header = ["router", "budget", "MAdds", "accuracy", "best single route", "difference", "stand-alone"]
     print("\n" + table(header, body, left=("router",)))
-    print("Budgets are shares of the largest route's cost; the last two columns at the same mean cost.\n")
+    print(
+        "Budgets are shares of the largest route's cost. Best single route: within the budget, chosen on\n"
+        "held-out images; difference in points, ± standard error. Stand-alone: at the same mean cost."
+    )
+    print(f"\n{found.verdict}\n")
 
 
 @torch.inference_mode()
@@ -219,5 +220,17 @@ def _examples(opened: TrainedRun, routed: Routed) -> list[Example]:
     return examples
 
 
+def _write_images(opened: TrainedRun, folder: Path) -> None:
+    """Write the first test images of every class as files to try `dsnet predict` on: digit-7-1.png."""
+    folder.mkdir(exist_ok=True)
+    written: Counter[int] = Counter()
+    images, labels = next(opened.test.batches([torch.arange(len(opened.test))], full=False))
+    for image, label in zip(images[0], labels.tolist(), strict=True):
+        if written[label] < FILES:
+            written[label] += 1
+            path = folder / f"digit-{opened.test.classes[label]}-{written[label]}.png"
+            path.write_bytes(png_bytes(image.float() / 255))
+
+
 def _metrics(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return read_metrics(path)

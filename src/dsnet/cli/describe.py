@@ -5,56 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 
-from dsnet.cli.options import image_size, parse_settings
+from dsnet.cli.options import parse_settings
 from dsnet.cost import cost
-from dsnet.counts import CONVENTIONS
 from dsnet.models import Supernet, create_model
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import human
+from dsnet.routing.config import LossWeights
 
-__all__ = ["add_command"]
+__all__ = ["run"]
 
 MOST_ROWS = 32
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "describe",
-        help="show a network's routes, with sizes, multiply-adds and parameters",
-        description="Shows the route table of a supernet, cheapest first: the sizes of its dynamic stages,\n"
-        "multiply-adds for one image and parameters of the stand-alone network of that route.\n"
-        "Counting is arithmetic: nothing runs and no weights are allocated.",
-        epilog="Examples:\n"
-        "  dsnet describe ds_mbnet\n"
-        "  dsnet describe ds_vit_plus --image-size 384 --convention all\n"
-        "  dsnet describe ds_resnet --all\n"
-        "  dsnet describe ds_mbnet_cifar --set num_classes=100 --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", metavar="NAME", help="a model; `dsnet models` lists them")
-    parser.add_argument(
-        "--image-size", type=image_size, metavar="N", help="height and width (default: its own)"
-    )
-    parser.add_argument(
-        "--convention",
-        choices=CONVENTIONS,
-        default="paper",
-        help="paper: convolutions, linear layers, average pools; all: also routing heads and the "
-        "attention products (default: paper)",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a model option, as create_model takes it; may be repeated",
-    )
-    parser.add_argument(
-        "--all", action="store_true", help=f"every route, where there are more than {MOST_ROWS}"
-    )
-    parser.add_argument("--json", action="store_true", help="every route as JSON")
-    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,15 +46,13 @@ def run(args: argparse.Namespace) -> int:
     if model.space.narrowings:
         print(
             "Narrowings: "
-            + "; ".join(f"{n} = {_span(numbers, len(rows))}" for n, numbers in model.space.narrowings)
+            + "; ".join(f"{n} = {_span(model, n, numbers)}" for n, numbers in model.space.narrowings)
         )
     print(route_table(model, rows, most=len(rows) if args.all else MOST_ROWS))
     return 0
 
 
-def _span(numbers: tuple[int, ...], routes: int) -> str:
-    return (
-        "all routes, its gates trained for it"
-        if len(numbers) == routes
-        else f"routes {numbers[0]} to {numbers[-1]}"
-    )
+def _span(model: Supernet, name: str, numbers: tuple[int, ...]) -> str:
+    if name not in model.gate_weights:
+        return f"routes {numbers[0]} to {numbers[-1]}"
+    return f"all routes, gates trained with {LossWeights(*model.gate_weights[name])}"

@@ -16,10 +16,11 @@ MANY = 30  # steps after which it is told anyhow
 class BoxWatch(LiveWatch):
     """A line when the duration is known, one an epoch, and what the run says of itself."""
 
+    says_epochs = True
+
     def __init__(self, epochs: int, *, quiet: bool = False) -> None:
         super().__init__(quiet=quiet)
         self.epochs = epochs
-        self.timed: tuple[int, float] | None = None  # the first step, which warms up, and when it ended
         self.foretold = False
 
     def said(self, message: str) -> None:
@@ -31,9 +32,7 @@ class BoxWatch(LiveWatch):
         """Tells the duration as soon as it is known, and how far the run is at the end of every epoch."""
         super().stepped(step, epoch, images)
         now = time.monotonic()
-        if self.timed is None:
-            self.timed = (step, now)
-        first, begun = self.timed
+        first, begun = self.timed or (step, now)
         whole = step % (self.steps // self.epochs) == 0
         left = None
         if step > first:

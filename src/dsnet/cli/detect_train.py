@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsnet.cli.detect_live import BoxWatch
+from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.detection.config import DetectConfig
 from dsnet.detection.counts import ahead_text, count_boxes, plural
 from dsnet.detection.pictures import read_splits
 from dsnet.detection.predict import Found, find_boxes
-from dsnet.detection.recipes import DETECTORS, get_detector_recipe
+from dsnet.detection.recipes import get_detector_recipe
 from dsnet.detection.run import (
     PROBLEMS,
     RESULTS,
@@ -25,61 +26,22 @@ from dsnet.detection.run import (
 )
 from dsnet.detection.saved import load_detector
 from dsnet.errors import DsnetError
+from dsnet.files import write_text
+from dsnet.models import create_model
 from dsnet.report.detection import detection_page, detection_table
 from dsnet.training.config import TrainConfig
+from dsnet.training.folder import locked, read_plain, settings_of
+from dsnet.training.lock import LockedError
 from dsnet.training.run import pick_device
-from dsnet.training.settings import check_kind, from_plain, keys_of, override, parse_assignments, to_plain
+from dsnet.training.settings import check_kind, keys_of, override, parse_assignments, to_plain
 
-__all__ = ["add_train"]
+__all__ = ["run"]
 
 EXAMPLES = 6  # images on the page of a run
 
 
-def add_train(steps: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the step to the command."""
-    names = "\n".join(f"  {name:22}{recipe.about}" for name, recipe in DETECTORS.items())
-    parser = steps.add_parser(
-        "train",
-        help="train a detector, all routes together, then its gate",
-        description="Trains a detector on a folder in Pascal VOC's layout:\n"
-        "  DIR/JPEGImages/NAME.jpg  DIR/Annotations/NAME.xml  DIR/ImageSets/Main/{trainval,test}.txt\n"
-        "All routes learn together; then the statistics of every route are made, all routes are evaluated\n"
-        "on the test split, and a gate is trained. What is wrong with files is told before training starts.\n"
-        "Ctrl-C and SIGTERM save before they stop; --resume goes on.\n\n"
-        "The bccd recipes fit any folder in this layout: classes are those of its training images. Only the\n"
-        "number of epochs is made for BCCD: fewer images need more of them, many images fewer.\n\n"
-        "Recipes:\n" + names,
-        epilog="Examples:\n"
-        "  dsnet detect train bccd_ds_mbnet --data BCCD\n"
-        "  dsnet detect train bccd_ds_mbnet --data my-boxes --dry-run       (images, classes, boxes, steps)\n"
-        "  dsnet detect train bccd_ds_mbnet --data my-boxes --out runs/short \\\n"
-        "      --set optim.epochs=5 --set optim.batch=8 --set data.size=160 --set gate.epochs=2\n"
-        "                         (a short run, to see that all works; a batch must not exceed the images)\n"
-        "  dsnet detect train bccd_ds_mbnet --data my-boxes --set data.train=train --set data.test=val\n"
-        "  dsnet detect train bccd_ds_mbnet --data BCCD --set data.classes=RBC,WBC,Platelets\n"
-        "  dsnet detect train bccd_ds_mbnet --data my-boxes --set start=runs/imagenette_mbnet\n"
-        "  dsnet detect train voc_ds_mbnet --data VOCdevkit --dry-run",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe by name, or the recipe.json of a run")
-    parser.add_argument("--data", metavar="DIR", help="folder in VOC's layout, or one with several of them")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting, lists with commas; --dry-run shows all; may be repeated",
-    )
-    parser.add_argument("--out", type=Path, help="folder of the run (default: runs/RECIPE)")
-    parser.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show the settings and what the data has; train nothing"
-    )
-    parser.add_argument("--json", action="store_true", help="the settings (--dry-run) or the results as JSON")
-    parser.set_defaults(run_command=_train)
-
-
-def _train(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Trains, or shows what would be trained."""
     config = _resolve(args)
     if args.dry_run:
         print(
@@ -91,6 +53,14 @@ def _train(args: argparse.Namespace) -> int:
     stem = Path(args.recipe).resolve().parent.name if args.recipe.endswith(".json") else args.recipe
     folder = args.out or Path("runs") / stem
     watch = BoxWatch(config.optim.epochs, quiet=args.json)
+    settle(
+        args,
+        pick_device(config.run.device),
+        lambda: forward_work(create_model(config.model, **config.options), config.data.size),
+        batch=config.optim.batch,
+        kept=kept_threads(folder) if args.resume else None,
+        say=not args.json,
+    )
     outcome = train_detector(config, folder, resume=args.resume, watch=watch, said=watch.said)
     if not outcome.done:
         print(_stopped(outcome), file=sys.stderr)
@@ -161,19 +131,19 @@ def _write_page(config: DetectConfig, outcome: DetectionOutcome, path: Path) -> 
         test=outcome.test,
         problems=outcome.problems,
     )
-    path.write_text(text, encoding="utf-8")
+    try:
+        with locked(outcome.folder):
+            write_text(path, text)
+    except LockedError as error:
+        print(f"dsnet: {path} is not written: {error}", file=sys.stderr)
 
 
 def _resolve(args: argparse.Namespace) -> DetectConfig:
     if args.recipe.endswith(".json"):
-        try:
-            plain = json.loads(Path(args.recipe).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DsnetError(f"{args.recipe} cannot be read as a recipe: {error}") from error
-        if isinstance(plain, dict):
-            told = f"{args.recipe} is a recipe for a classifier: dsnet train {args.recipe}"
-            check_kind(plain, DetectConfig, TrainConfig, told)
-        config = from_plain(DetectConfig, plain)
+        plain = read_plain(Path(args.recipe))
+        told = f"{args.recipe} is a recipe for a classifier: dsnet train {args.recipe}"
+        check_kind(plain, DetectConfig, TrainConfig, told)
+        config = settings_of(DetectConfig, plain, args.recipe)
     else:
         config = get_detector_recipe(args.recipe).config
     if args.data is not None:

@@ -6,51 +6,19 @@ import argparse
 import json
 import signal
 import sys
-from dataclasses import fields
-from pathlib import Path
 
 from dsnet.cli.live import LiveWatch
+from dsnet.cli.parsers.common import plain as as_set
+from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.cli.train import write_page_again
 from dsnet.report.text import bar, table
 from dsnet.routing.config import GateConfig
 from dsnet.routing.run import GateOutcome, train_gate
+from dsnet.training.checkpoint import load_classifier
+from dsnet.training.run import pick_device
 from dsnet.training.settings import override, parse_assignments, to_plain
 
-__all__ = ["add_command", "tell"]
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    settings = "\n".join(
-        f"  {f'{f.name}={_plain(f.default)}':19}{f.metadata['about']}" for f in fields(GateConfig)
-    )
-    parser = commands.add_parser(
-        "gate",
-        help="train the gates of a trained supernet (Stage II)",
-        description="Gives the network of a run new routing heads and trains them; its weights do not\n"
-        "change by a bit. Saved as the checkpoint `gated` of the run. Networks with one gate take\n"
-        "seconds: what the frozen weights say of the images is kept in memory.\n\n"
-        "Settings and their defaults:\n" + settings,
-        epilog="Examples:\n"
-        "  dsnet gate runs/digits_mbnet                                    the paper's losses\n"
-        "  dsnet gate runs/mine --set goal=value                          scores learn the chance that each\n"
-        "                                              route is right: what a budget is best spent by\n"
-        "  dsnet gate runs/mine --set space=S --save-as gated-S           the paper's DS-MBNet-S\n"
-        "  dsnet gate runs/mine --set latency=t.json                      a penalty in milliseconds\n"
-        "Then: dsnet calibrate RUN, and dsnet evaluate RUN --routed.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
-    parser.add_argument("--name", help="which of its checkpoints to start from (default: final, else last)")
-    parser.add_argument(
-        "--save-as", default="gated", metavar="NAME", help="checkpoint to write (default: gated)"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-    parser.add_argument("--resume", action="store_true", help="go on with training that was stopped")
-    parser.add_argument("--dry-run", action="store_true", help="show the settings; train nothing")
-    parser.add_argument("--json", action="store_true", help="the settings (--dry-run) or the results as JSON")
-    parser.set_defaults(run_command=run)
+__all__ = ["run", "tell"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,13 +29,23 @@ def run(args: argparse.Namespace) -> int:
         changes["space"] = ",".join(map(str, numbers))
     config = override(GateConfig(), changes)
     if args.dry_run:
+        if args.run.is_dir():  # else the settings alone are shown
+            config = config.resolved(load_classifier(args.run, args.name).model())
         plain = to_plain(config)
         print(
-            json.dumps(plain, indent=2)
+            json.dumps(plain, indent=2, allow_nan=False)
             if args.json
-            else "\n".join(f"{k}={_plain(v)}" for k, v in plain.items())
+            else "\n".join(f"{k}={as_set(v)}" for k, v in plain.items())
         )
         return 0
+    settle(
+        args,
+        pick_device(args.device),
+        lambda: forward_work(load_classifier(args.run, args.name).model(), None),
+        batch=config.batch or 512,
+        kept=kept_threads(args.run / f"{args.save_as}.stage2") if args.resume else None,
+        say=not args.json,
+    )
     try:
         outcome = train_gate(
             args.run,
@@ -77,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             resume=args.resume,
             watch=LiveWatch(quiet=args.json),
+            said=lambda message: None if args.json else print(message, file=sys.stderr, flush=True),
         )
     except KeyboardInterrupt:  # what is kept in memory has no steps to stop after
         print(
@@ -101,13 +80,9 @@ def tell(outcome: GateOutcome, *, as_json: bool) -> int:
         return 128 + (ending.signal or signal.SIGINT)
     if not outcome.first:
         return 0
-    print(json.dumps([r.to_dict() for r in outcome.reports], indent=2) if as_json else _shown(outcome))
+    reports = [report.to_dict() for report in outcome.reports]
+    print(json.dumps(reports, indent=2, allow_nan=False) if as_json else _shown(outcome))
     return 0
-
-
-def _plain(value: object) -> str:
-    """As --set takes it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _shown(outcome: GateOutcome) -> str:

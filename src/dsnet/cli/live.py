@@ -8,42 +8,93 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dsnet.cli.progress import progress
+from dsnet.cli.progress import CLEARED, LOG_SECONDS, clock, progress
+from dsnet.errors import printable
+from dsnet.report.text import roughly
 from dsnet.training.evaluate import RouteResult
 from dsnet.training.loop import Watch
 
 __all__ = ["CLEARED", "LiveWatch"]
 
-CLEARED = "\r\033[2K"  # takes away the line that moves
+TOLERANCE = 1.25  # an estimate that is off by less is not corrected
 
 
 class LiveWatch(Watch):
-    """A line that moves while training goes on, and one line an epoch that stays."""
+    """A line that moves while training goes on, and one line an epoch that stays.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    Where stderr is no terminal all lines stay: one about every `LOG_SECONDS`, at least one. ``expected`` is
+    how many seconds training was estimated to take: the first epoch corrects it.
+    """
+
+    says_epochs = False  # whether a subclass prints a line for every epoch itself
+
+    def __init__(self, *, quiet: bool = False, expected: float | None = None) -> None:
         self.quiet = quiet
         self.live = sys.stderr.isatty() and not quiet
+        self.expected = expected
         self.losses = ""
         self.rate = 0.0
         self.drawn = 0.0
+        self.lines = 0  # that stay, since training began
+        self.logged_at = 0.0  # when the last one was printed
+        self.timed: tuple[int, float] | None = None  # the first step, which warms up, and when it ended
 
     def started(self, step: int, steps: int) -> None:
         """Notes where training begins."""
         self.first, self.steps, self.begin = step, steps, time.monotonic()
+        self.logged_at, self.timed, self.epoch = self.begin, None, -1
+        self.lines = 0
         if step and not self.quiet:
             self._say(f"Going on after step {step} of {steps}")
 
     def stepped(self, step: int, epoch: int, images: int) -> None:
-        """Redraws the line, a few times a second."""
+        """Redraws the line a few times a second; in a log, prints one now and then."""
         now = time.monotonic()
-        if not self.live or (now - self.drawn < 0.2 and step < self.steps):
+        if self.timed is None:
+            self.timed, self.epoch = (step, now), epoch
+        elif epoch > self.epoch >= 0:
+            self._correct(step - 1)
+        if self.quiet:
             return
-        self.drawn = now
-        left = (now - self.begin) / max(step - self.first, 1) * (self.steps - step)
+        if self.live:
+            if now - self.drawn >= 0.2 or step >= self.steps:
+                self.drawn = now
+                self._draw(self._line(step, epoch))
+        elif now - self.logged_at >= LOG_SECONDS or (
+            step == self.steps and not self.lines and not self.says_epochs
+        ):
+            self._say(self._line(step, epoch))
+
+    def _line(self, step: int, epoch: int) -> str:
         done = round(20 * step / self.steps)
-        bar = "█" * done + "░" * (20 - done)
+        bar = "█" * done + "░" * (20 - done) if self.live else "step"
         rate = f"{self.rate:,.0f} images/s" if self.rate else ""
-        self._draw(f"epoch {epoch + 1} {bar} {step}/{self.steps} {self.losses} {rate} {_clock(left)} left")
+        parts = (f"epoch {epoch + 1} {bar} {step}/{self.steps}", self.losses, rate, self._left(step))
+        return " ".join(filter(None, parts))
+
+    def _seconds(self, step: int) -> float | None:
+        """Seconds that are left by the speed since the first step, as far as that is known."""
+        if self.timed is None or step <= self.timed[0]:
+            return None
+        first, begun = self.timed
+        return (time.monotonic() - begun) / (step - first) * (self.steps - step)
+
+    def _left(self, step: int) -> str:
+        seconds = self._seconds(step)
+        return "" if seconds is None or step >= self.steps else f"{clock(seconds)} left"
+
+    def _correct(self, step: int) -> None:
+        """Replaces the estimate once, at the end of the first epoch, where it was wrong."""
+        self.epoch = -1
+        left = self._seconds(step)
+        if self.quiet or self.expected is None or left is None or step >= self.steps:
+            return
+        share = (self.steps - step) / self.steps
+        if not 1 / TOLERANCE < left / max(self.expected * share, 1e-9) < TOLERANCE:
+            before = roughly(self.expected * share)
+            self._say(
+                f"Corrected estimate, by the speed of the first epoch: {roughly(left)} left (not {before})"
+            )
 
     def logged(self, step: int, values: Mapping[str, float]) -> None:
         """Keeps what the line shows."""
@@ -57,28 +108,37 @@ class LiveWatch(Watch):
         if self.quiet:
             return
         reached = ", ".join(f"route {r.route} {r.accuracy:.1%}" for r in results)
-        self._say(f"epoch {epoch + 1}: held-out {reached}; {self.losses}; {self.rate:,.0f} images/s")
+        left = self._left(step)
+        self._say(
+            f"epoch {epoch + 1}: held-out {reached}; {self.losses}; {self.rate:,.0f} images/s"
+            + (f"; {left}" if left else "")
+        )
+        if self.epoch >= 0:
+            self._correct(step)
 
     def told(self, message: str) -> None:
         """A line that stays, whatever."""
         self._say(f"warning: {message}")
 
     def progress(self, what: str, batches: Iterator[Any], total: int) -> Iterator[Any]:
-        """Counts batches on the line."""
-        if self.live and what != "validating":
+        """Counts batches on the line; in a log, says what it did and how long that took."""
+        if self.quiet or what == "validating":
+            return batches
+        if self.live:
             self._draw("")
             return progress(batches, total, what)
-        return batches
+        return self._in_a_log(what, batches, total)
+
+    def _in_a_log(self, what: str, batches: Iterator[Any], total: int) -> Iterator[Any]:
+        begun = time.monotonic()
+        yield from progress(batches, total, what)
+        self._say(f"{what}: done after {clock(time.monotonic() - begun)}")
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be redrawn
         print(f"{CLEARED}{text[:width]}", end="", file=sys.stderr, flush=True)
 
     def _say(self, text: str) -> None:
+        self.logged_at, self.lines = time.monotonic(), self.lines + 1
+        text = printable(text, 4000)
         print(f"{CLEARED}{text}" if self.live else text, file=sys.stderr, flush=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

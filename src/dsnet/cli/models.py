@@ -11,22 +11,7 @@ from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.registry import model_entry
 from dsnet.report.text import human, table
 
-__all__ = ["add_command"]
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "models",
-        help="list the models",
-        description="Lists the supernets and the static twins they are compared with.",
-        epilog="Multiply-adds are counted as in the paper, at the model's own image size.\n\n"
-        "Any of them by name:\n  model = dsnet.create_model('ds_mbnet', num_classes=1000)",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--kind", choices=("supernet", "twin"), help="only these")
-    parser.add_argument("--json", action="store_true", help="as JSON, with every option a model takes")
-    parser.set_defaults(run_command=run)
+__all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:

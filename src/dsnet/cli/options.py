@@ -1,32 +1,36 @@
-"""Arguments that several commands take."""
+"""What arguments that several commands take stand for."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsnet.data import SETS, ImageSet, LazySet, load
+from dsnet.data import ImageSet, LazySet, load
 from dsnet.data.classes import in_classes_of
 from dsnet.data.sets import Split
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.registry import model_entry
 from dsnet.training import Checkpoint
 from dsnet.training.checkpoint import load_classifier
+from dsnet.training.lock import locked_outputs
 from dsnet.training.run import pick_device
 
 __all__ = [
     "OpenedRun",
-    "add_run_arguments",
     "check_out",
-    "image_size",
+    "locking",
     "open_network",
     "open_run",
     "parse_settings",
-    "positive",
 ]
+
+
+Command = Callable[[argparse.Namespace], int]
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:
@@ -35,60 +39,34 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.isidentifier():
-            raise DsnetError(f"--set takes key=value, not {setting!r}")
+            raise DsnetError(f"--set takes key=value, not {shorten(setting)}")
         if key in ("name", "device", "dtype", "generator"):
             raise DsnetError(f"{key} is no model option; here --set takes what `dsnet models --json` lists")
         try:
             parsed[key] = ast.literal_eval(text)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested deeply
             parsed[key] = text
     return parsed
+
+
+def locking(*options: str) -> Callable[[Command], Command]:
+    """Makes a command hold the lock of every run that the files of these options lie in."""
+
+    def wrap(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(args: argparse.Namespace) -> int:
+            with locked_outputs(*(getattr(args, option) for option in options)):
+                return command(args)
+
+        return run
+
+    return wrap
 
 
 def check_out(path: Path | None, option: str = "--out") -> None:
     """Raises where a file could not be written to, before anything takes time."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise DsnetError(f"{option} takes a file in a folder that is there, not {path}")
-
-
-def image_size(text: str) -> int | tuple[int, int]:
-    """``224`` or ``224x192`` (height × width), for argparse."""
-    sides = tuple(map(positive, text.split("x")))
-    if len(sides) == 1:
-        return sides[0]
-    height, width = sides
-    return height, width
-
-
-image_size.__name__ = "image size"
-
-
-def positive(text: str) -> int:
-    """A positive integer, for argparse."""
-    number = int(text)
-    if not 1 <= number <= 2**31:
-        raise ValueError(text)
-    return number
-
-
-positive.__name__ = "positive number"  # what argparse calls it in an error
-
-
-def add_run_arguments(parser: argparse.ArgumentParser, split: str) -> None:
-    """A run's folder, which of its checkpoints, and the data of a split."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
-    parser.add_argument(
-        "--name",
-        help="which of its checkpoints: gated, final, best, last (default: gated, else final, else last)",
-    )
-    parser.add_argument(
-        "--data",
-        help=f"{', '.join(SETS)}, or a folder with {split}/CLASS/*.jpg; the {split} split is used "
-        "(default: what the run was trained on)",
-    )
-    parser.add_argument("--root", help="where named sets lie (default: as in the run, else DSNET_DATA)")
-    parser.add_argument("--batch", type=positive, default=256, help="images at a time (default: 256)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
 
 
 class OpenedRun(NamedTuple):
@@ -101,7 +79,7 @@ class OpenedRun(NamedTuple):
 
 
 def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
-    """What the arguments of `add_run_arguments` name."""
+    """What the arguments of `dsnet.cli.parsers.common.add_run_arguments` name."""
     saved = load_classifier(args.run, args.name)
     model = saved.model()
     trained = _settings(saved)
@@ -109,7 +87,8 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     if data is None:
         raise DsnetError(f"{args.run} does not say what it was trained on; name the data with --data")
     root, usual = args.root or trained.get("root"), model.geometry.image_size
-    images = load(data, split, root=root, size=_trained_size(saved), default_size=usual)
+    size, ratio = _trained_size(saved), _trained_ratio(saved)
+    images = load(data, split, root=root, size=size, default_size=usual, ratio=ratio)
     classes = model.head.classifier.out_features
     known = tuple(saved.data.get("classes", ()))
     if len(images.classes) > classes or (not known and len(images.classes) != classes):
@@ -123,7 +102,8 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
 def _settings(saved: Checkpoint) -> dict[str, Any]:
     """The settings of the data that a run was trained on, as far as it says."""
     recipe = saved.data.get("recipe")
-    return recipe.get("data", {}) if isinstance(recipe, dict) else {}
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    return data if isinstance(data, dict) else {}
 
 
 def _trained_size(saved: Checkpoint) -> int | None:
@@ -131,6 +111,13 @@ def _trained_size(saved: Checkpoint) -> int | None:
     known = saved.data.get("input")
     size = known.get("size") if isinstance(known, dict) else None
     return size or _settings(saved).get("size")
+
+
+def _trained_ratio(saved: Checkpoint) -> float:
+    """What a run's images are of what they are cut from; 1 where it does not say, as before this was set."""
+    known = saved.data.get("input")
+    ratio: float = (known if isinstance(known, dict) else _settings(saved)).get("crop_ratio", 1.0)
+    return ratio
 
 
 def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | None]:

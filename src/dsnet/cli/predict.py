@@ -5,69 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TextIO
 
-from dsnet.cli.options import check_out, positive
+from dsnet.cli.options import check_out, locking
 from dsnet.cli.progress import progress
+from dsnet.cli.threads import settle_for
 from dsnet.data.find import find_images
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 from dsnet.report.text import human, table
 from dsnet.routing.costs import CostTable
-from dsnet.routing.predict import Prediction, Unread, open_predictor
+from dsnet.routing.predict import Prediction, Unanswered, Unread, open_predictor
 from dsnet.routing.router import written
 
-__all__ = ["add_command"]
+__all__ = ["run"]
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "predict",
-        help="classes of image files, every image at its own route",
-        description="Says what images show, at which route, and what that cost. Who picks the route:\n"
-        "  --budget 45%     the routers of a calibrated run (`dsnet calibrate`), for this mean cost\n"
-        "  --route N        nobody: every image runs at route N; works for any run\n"
-        "  neither          the gates by their own decision, once `dsnet gate` has trained them\n"
-        "Images are resized and normalised as the run's test split. One that cannot be read is reported,\n"
-        "the others go on, and the exit status is 1.",
-        epilog="Examples:\n"
-        "  dsnet predict runs/digits_mbnet seven.png\n"
-        "  dsnet predict runs/mine photos --budget 45%                    a folder and those in it\n"
-        "  dsnet predict runs/mine 'photos/**/*.jpg' --budget 300M --router cascade --trace\n"
-        "  dsnet predict runs/mine photos --route 0 --top 5               the cheapest route, five guesses\n"
-        "  dsnet predict runs/mine photos --budget 5ms --out found.jsonl  written as results come\n"
-        "  dsnet predict runs/mine photos --budget 45% --json | jq -r 'select(.probability < 0.5).path'",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
-    parser.add_argument(
-        "images", nargs="+", metavar="IMAGE", help="a file, a folder, or a pattern in quotes ('a/**/*.png')"
-    )
-    parser.add_argument("--budget", help="mean cost of an image: 300M, 45%% (of the largest route), 5ms")
-    parser.add_argument(
-        "--router",
-        choices=("auto", "gate", "cascade"),
-        help="who keeps the budget (default: auto, the more accurate one)",
-    )
-    parser.add_argument("--route", type=int, metavar="N", help="every image at this route")
-    parser.add_argument("--trace", action="store_true", help="also the routes that ran, in order")
-    parser.add_argument(
-        "--top", type=positive, default=1, metavar="K", help="the K most probable classes (default: 1)"
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON, an object a line, as results come")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="these lines to a file")
-    parser.add_argument("--force", action="store_true", help="with --out: replace a file that is there")
-    parser.add_argument("--batch", type=positive, default=64, help="images at a time (default: 64)")
-    parser.add_argument("--name", help="which of its checkpoints (default: gated, else final, else last)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-    parser.set_defaults(run_command=run)
-
-
+@locking("out")
 def run(args: argparse.Namespace) -> int:
-    """Predicts and prints; 1 where an image could not be read."""
+    """Predicts and prints; 1 where an image has no answer."""
     _check(args)
     paths = find_images(args.images)
     predictor = open_predictor(
@@ -78,30 +35,36 @@ def run(args: argparse.Namespace) -> int:
         name=args.name,
         device=args.device,
     )
+    settle_for(args, predictor.model, predictor.size, batch=min(args.batch, len(paths)))
     costs = predictor.rule.costs
-    results: Iterator[Prediction | Unread] = predictor(paths, batch=args.batch, top=args.top)
+    results: Iterator[Prediction | Unread | Unanswered] = predictor(paths, batch=args.batch, top=args.top)
     if len(paths) > args.batch and not (args.json and sys.stdout.isatty()):  # lines there show how far it is
         results = progress(results, len(paths), "image")
     rows: list[list[str]] = []
-    count, unread, total = 0, 0, 0.0
+    count, unread, unanswered, total = 0, 0, 0, 0.0
     try:
         with _lines(args) as lines:
             for result in results:
-                if isinstance(result, Unread):
-                    unread += 1
-                    _complain(result)
-                    continue
-                count, total = count + 1, total + result.cost
-                if lines is None:
-                    rows.append(_row(result, trace=args.trace))
+                if isinstance(result, Prediction):
+                    count, total = count + 1, total + result.cost
+                    plain = result.to_dict(trace=args.trace)
+                    if lines is None:
+                        rows.append(_row(result, trace=args.trace))
                 else:
-                    print(json.dumps(result.to_dict(trace=args.trace)), file=lines, flush=True)
+                    unread, unanswered = (
+                        unread + isinstance(result, Unread),
+                        unanswered + isinstance(result, Unanswered),
+                    )
+                    plain = result.to_dict()
+                    _complain(plain)
+                if lines is not None:
+                    print(json.dumps(plain, allow_nan=False), file=lines, flush=True)
     finally:  # also of a run that was stopped
         if rows:
             print(table(_header(costs, args), rows, left=("image", "class", "ran", "then")) + "\n")
     if not args.json:
-        print(_closing(count, unread, total, costs))
-    return 1 if unread else 0
+        print(_closing(count, unread, unanswered, total, costs))
+    return 1 if unread or unanswered else 0
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -124,9 +87,9 @@ def _lines(args: argparse.Namespace) -> AbstractContextManager[TextIO | None]:
     return nullcontext(sys.stdout if args.json else None)
 
 
-def _complain(result: Unread) -> None:
+def _complain(error: Mapping[str, str]) -> None:
     over = "\r\033[2K" if sys.stderr.isatty() else ""  # a progress line may stand there
-    print(f"{over}dsnet: {result.path} cannot be read: {result.reason}", file=sys.stderr, flush=True)
+    print(f"{over}dsnet: {printable(error['path'])} {error['error']}", file=sys.stderr, flush=True)
 
 
 def _header(costs: CostTable, args: argparse.Namespace) -> list[str]:
@@ -143,9 +106,10 @@ def _row(result: Prediction, *, trace: bool) -> list[str]:
     return [*row, cost, ", ".join(others)] if others else [*row, cost]
 
 
-def _closing(count: int, unread: int, total: float, costs: CostTable) -> str:
+def _closing(count: int, unread: int, unanswered: int, total: float, costs: CostTable) -> str:
     said = f"{count} image{'s' * (count != 1)}"
     if count:
         mean = total / count
         said += f", {written(mean, costs.unit)} on average, {mean / costs.largest:.0%} of the largest route"
-    return f"{said}; {unread} could not be read" if unread else said
+    said += f"; {unread} could not be read" if unread else ""
+    return f"{said}; {unanswered} without an answer" if unanswered else said

@@ -4,40 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from dsnet.cli.options import OpenedRun, add_run_arguments, open_run, positive
+from dsnet.cli.options import OpenedRun, open_run
 from dsnet.cli.progress import progress
+from dsnet.cli.threads import settle_for
 from dsnet.data.augment import Augment
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 from dsnet.routing.run import kept_data
 from dsnet.training import TrainConfig, recalibrate, save_checkpoint
 from dsnet.training.checkpoint import default_name
 from dsnet.training.config import MixConfig
-from dsnet.training.settings import from_plain
+from dsnet.training.folder import locked, settings_of
 from dsnet.training.views import Views
 
-__all__ = ["add_command"]
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "recalibrate",
-        help="make the batch-norm statistics of every route of a checkpoint",
-        description="Batch norms keep statistics of their own for every route. This makes all of them,\n"
-        "exactly, from one pass over training images, and saves them in the checkpoint. Images\n"
-        "are augmented as in training, because that is what the weights know.",
-        epilog="Example:\n  dsnet recalibrate runs/mine --name best --data cifar10 --images 10000",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_run_arguments(parser, "train")
-    parser.add_argument("--images", type=positive, default=10_000, help="at most so many (default: 10000)")
-    parser.add_argument("--plain", action="store_true", help="images as they are, without augmentation")
-    parser.add_argument("--seed", type=positive, default=1, help="which images and histories (default: 1)")
-    parser.set_defaults(run_command=run)
+__all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,11 +29,17 @@ def run(args: argparse.Namespace) -> int:
     if (args.run / "checkpoint.json").exists():
         name = args.run.name.partition("-")[0]
         raise DsnetError(f"{args.run} is a checkpoint; name its run: {args.run.parent} --name {name}")
+    with locked(args.run) if args.run.is_dir() else nullcontext():  # from reading to writing
+        return _recalibrate(args)
+
+
+def _recalibrate(args: argparse.Namespace) -> int:
     opened = open_run(args, "train")
     saved, model = opened.saved, opened.model
     if not model.key_states(model.space.largest):
         print(f"{model.spec.name} has no batch norms: there is nothing to make")
         return 0
+    settle_for(args, model, opened.images.size, batch=args.batch)
     known = saved.data.get("input")
     channels = (tuple(known["mean"]), tuple(known["std"])) if known else opened.images.statistics()
     generator = torch.Generator().manual_seed(args.seed)
@@ -66,12 +56,21 @@ def run(args: argparse.Namespace) -> int:
         for key, value in kept_data(saved).items()
         if key != "routing"  # made with other statistics
     }
-    made = {"mean": list(channels[0]), "std": list(channels[1]), "size": opened.images.size}
+    images = opened.images
+    made = {
+        "mean": list(channels[0]),
+        "std": list(channels[1]),
+        "size": images.size,
+        "crop_ratio": images.ratio,
+    }
     data = {**kept, "input": made}
     name = args.name or default_name(args.run)
     where = save_checkpoint(args.run, name, model, step=saved.data["step"], tensors=others, data=data)
     count = len(model.space) if routes is None else len(routes)
-    print(f"{count} routes re-calibrated on {seen} images of {opened.data}; saved in {where}")
+    print(
+        f"{count} routes re-calibrated on {seen} images of {printable(opened.data)}; saved in "
+        f"{printable(str(where))}"
+    )
     if seen < 128:
         print(f"{seen} images are few: statistics of at least 128 can be relied on")
     return 0
@@ -84,7 +83,7 @@ def _views(
     augment, mix = Augment(), MixConfig()
     recipe = opened.saved.data.get("recipe")
     if isinstance(recipe, dict) and not plain:
-        config = from_plain(TrainConfig, recipe)
+        config = settings_of(TrainConfig, recipe, "recipe of the checkpoint")
         augment, mix = config.augment, config.mix
     device = opened.model.head.classifier.weight.device
     return Views(augment, mix, channels, seed=seed, rank=0, device=device)

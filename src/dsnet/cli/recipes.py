@@ -7,25 +7,11 @@ import difflib
 import json
 
 from dsnet.detection.recipes import DETECTORS
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.training.settings import to_plain
 
-__all__ = ["add_command"]
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "recipes",
-        help="list the training recipes: command, duration, accuracy to expect",
-        description="Lists the recipes, or tells all about one.",
-        epilog="Examples:\n  dsnet recipes\n  dsnet recipes cifar10_mbnet --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="only this one")
-    parser.add_argument("--json", action="store_true", help="with all settings, as JSON")
-    parser.set_defaults(run_command=run)
+__all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
         if args.name not in names:
             close = difflib.get_close_matches(args.name, names, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(names)}"
-            raise DsnetError(f"there is no recipe {args.name!r}; {hint}")
+            raise DsnetError(f"there is no recipe {shorten(args.name)}; {hint}")
         names = {args.name: names[args.name]}
     recipes = {name: DETECTORS.get(name) or get_recipe(name) for name in names}
     if args.json:

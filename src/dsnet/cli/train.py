@@ -7,86 +7,39 @@ import json
 import os
 import signal
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 from dsnet.cli.live import LiveWatch
+from dsnet.cli.threads import Work, forward_work, kept_threads, settle
 from dsnet.data.survey import Survey, survey
 from dsnet.detection.config import DetectConfig
 from dsnet.detection.recipes import DETECTORS
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, DsnetWarning, printable
+from dsnet.files import write_text
+from dsnet.formats import GATE_REPORTS, ROUTING
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.own import recipe_for
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import bar, human, table
-from dsnet.report.training import before_text, training_page
+from dsnet.report.training import before_text, low_accuracy, training_page
 from dsnet.routing.monitor import GateReport
+from dsnet.schema import check
 from dsnet.training.checkpoint import load_checkpoint
 from dsnet.training.config import TrainConfig
-from dsnet.training.estimate import estimate, image_size, step_cost
-from dsnet.training.folder import read_config, read_plain
+from dsnet.training.estimate import estimate, image_size, step_cost, timed_step
+from dsnet.training.folder import locked, read_config, read_plain, settings_of
+from dsnet.training.launch import launched
+from dsnet.training.lock import LockedError
+from dsnet.training.records import read_metrics
 from dsnet.training.results import Outcome, read_outcome
 from dsnet.training.run import pick_device, train
-from dsnet.training.settings import check_kind, from_plain, keys_of, override, parse_assignments, to_plain
+from dsnet.training.settings import check_kind, keys_of, override, parse_assignments, to_plain
 from dsnet.training.transfer import check_start
 
-__all__ = ["add_command", "resolve_recipe", "tell", "write_page_again"]
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    names = "\n".join(f"  {name:31}{summary}" for name, summary in list_recipes().items())
-    parser = commands.add_parser(
-        "train",
-        help="train a supernet by a recipe, or on pictures of your own (Stage I)",
-        description="Trains a supernet, makes the batch-norm statistics of all its routes, and shows what\n"
-        "every route reaches on the test split. The run's folder holds checkpoints (last, best, final),\n"
-        "recipe.json, metrics.jsonl, results.json, report.html (what was reached, what to do next) and,\n"
-        "where it is installed, TensorBoard's events. Ctrl-C and SIGTERM save before they stop; --resume\n"
-        "goes on. Before it starts it says what the run will cost.\n\n"
-        "With --data and no recipe, settings are made for that data: network, image size, batch, epochs.\n"
-        "DIR has one folder of images a class, or train/ and test/ with such folders in them.\n\n"
-        "Recipes:\n" + names,
-        epilog="Examples:\n"
-        "  dsnet train --data photos                      (photos/CLASS/*.jpg; nothing else is needed)\n"
-        "  dsnet train --data photos --dry-run            (what would be trained, and how long it takes)\n"
-        "  dsnet train digits_mbnet\n"
-        "  dsnet train digits_mbnet --set scheme.name=h-ib+mvco --set epochs=30 --out runs/hib\n"
-        "  dsnet train cifar10_mbnet --set data.root=/data --dry-run\n"
-        "  dsnet train cifar10_mbnet --data /data/my-images      (the recipe's settings on other images)\n"
-        "  dsnet train cifar10_mbnet --set scheme.name=label --set scheme.route=0   (stand-alone network)\n"
-        "  dsnet train runs/hib/recipe.json --out runs/again --set seed=1\n"
-        "  torchrun --nproc-per-node 8 -m dsnet train imagenet_ds_mbnet --set data.root=/data",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        nargs="?",
-        help="a recipe by name, or the recipe.json of a run; may be left out with --data",
-    )
-    parser.add_argument(
-        "--data", metavar="NAME|DIR", help="a data set, or a folder of images (default: the recipe's)"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting; --dry-run shows all of them; may be repeated",
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder of the run (default: runs/RECIPE, runs/DATA, runs/RECIPE-DATA)"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="show the settings, the routes, and what the run would cost; train nothing",
-    )
-    parser.add_argument("--json", action="store_true", help="the settings (--dry-run) or the results as JSON")
-    parser.set_defaults(run_command=run)
+__all__ = ["run", "resolve_recipe", "tell", "write_page_again"]
 
 
 def resolve_recipe(name: str, settings: list[str], data: str | None = None) -> TrainConfig:
@@ -95,10 +48,10 @@ def resolve_recipe(name: str, settings: list[str], data: str | None = None) -> T
         plain = read_plain(Path(name))
         told = f"{name} is a recipe for a detector: dsnet detect train {name}"
         check_kind(plain, TrainConfig, DetectConfig, told)
-        config = from_plain(TrainConfig, plain)
-    elif (Path(name) / "recipe.json").is_file():
+        config = settings_of(TrainConfig, plain, name)
+    elif os.path.isfile(os.path.join(name, "recipe.json")):
         raise DsnetError(f"{name} is the folder of a run; its recipe is {Path(name) / 'recipe.json'}")
-    elif Path(name).is_dir() and name not in list_recipes():
+    elif os.path.isdir(name) and name not in list_recipes():
         raise DsnetError(
             f"{name} is a folder, not a recipe; `dsnet train --data {name}` trains on its images"
         )
@@ -121,18 +74,43 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(model, Supernet):
         raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
     if args.dry_run:
-        print(json.dumps(to_plain(config), indent=2) if args.json else _plan(name, config, model, found))
+        plain = json.dumps(to_plain(config), indent=2)
+        print(plain if args.json else _plan(args, name, config, model, found))
         return 0
-    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+    first, expected = launched().rank == 0, None
     if first and not args.resume and not (folder / "last").is_file():
         found = found or survey(config.data.name, config.data.root)
         found.check()
         if config.start is not None:
             check_start(model, config.start, image_size(config, model, found))
+        _settle_threads(args, config, model, found)
         if not args.json:
-            print(before_text(config, found, estimate(config, model, found)), file=sys.stderr, flush=True)
-    outcome = train(config, folder, resume=args.resume, watch=LiveWatch(quiet=args.json))
+            ahead = estimate(config, model, found)
+            expected = ahead.seconds
+            print(before_text(config, found, ahead), file=sys.stderr, flush=True)
+    else:
+        _settle_threads(args, config, model, found, kept_threads(folder))
+    watch = LiveWatch(quiet=args.json, expected=expected)
+    outcome = train(config, folder, resume=args.resume, watch=watch)
     return tell(outcome, config, as_json=args.json)
+
+
+def _settle_threads(
+    args: argparse.Namespace,
+    config: TrainConfig,
+    model: Supernet,
+    found: Survey | None,
+    kept: int | None = None,
+) -> None:
+    """Measures steps where the data is known, else passes."""
+
+    def work() -> Work:
+        if found is None or config.scheme.teacher is not None:
+            return forward_work(create_model(config.model, **config.options), config.data.size)
+        return timed_step(config, len(found.classes), image_size(config, model, found))
+
+    device = pick_device(config.run.device)
+    settle(args, device, work, batch=config.optim.batch, kept=kept, say=not args.json)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -200,35 +178,55 @@ def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
         print((outcome.folder / "results.json").read_text(encoding="utf-8"), end="")
     else:
         print(_results(outcome, config))
-    report = _write_page(outcome, config)
-    print(f"Report: {report}", file=sys.stdout if ending.done and not as_json else sys.stderr)
+    low = low_accuracy(outcome) if ending.done else None
+    if low is not None:
+        print(f"warning: {low}", file=sys.stderr)
+    try:
+        report = _write_page(outcome, config)
+    except LockedError as error:
+        print(f"dsnet: no report: {error}", file=sys.stderr)
+    else:
+        line = f"Report: {printable(str(report))}"
+        print(line, file=sys.stdout if ending.done and not as_json else sys.stderr)
     return 0 if ending.done else 128 + (ending.signal or signal.SIGINT)
 
 
 def write_page_again(folder: Path) -> None:
     """Brings the page of a finished run up to date, where it has one: a gate may have been trained since."""
-    outcome = read_outcome(folder)
-    if outcome is not None and (folder / "report.html").is_file():
-        _write_page(outcome, read_config(folder))
+    try:
+        outcome = read_outcome(folder)
+        if outcome is not None and (folder / "report.html").is_file():
+            _write_page(outcome, read_config(folder))
+    except DsnetError as error:  # what was made is saved all the same
+        warnings.warn(f"{folder / 'report.html'} is not brought up to date: {error}", DsnetWarning, 2)
 
 
 def _write_page(outcome: Outcome, config: TrainConfig) -> Path:
     folder = outcome.folder
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    gates: list[GateReport] = []
-    if (folder / "gated").is_file():
-        saved = load_checkpoint(folder, "gated")
-        gates = [GateReport.from_dict(plain) for plain in saved.data.get("gate_reports", ())]
     report = folder / "report.html"
-    text = training_page(outcome, config, [json.loads(line) for line in lines], gates=gates)
-    report.write_text(text, encoding="utf-8")
+    with locked(folder):
+        gates: list[GateReport] = []
+        verdict: str | None = None
+        if any((folder / name).is_file() for name in ("gated", "final")):
+            data = load_checkpoint(folder).data
+            plain = data.get("gate_reports", [])
+            check(GATE_REPORTS, plain, f"{folder}: gate_reports")
+            gates = [GateReport.from_dict(one) for one in plain]
+            if data.get("routing") is not None:
+                check(ROUTING, data["routing"], f"{folder}: routing")
+                verdict = (data["routing"].get("verdict") or {}).get("text")
+        metrics = read_metrics(folder / "metrics.jsonl")
+        write_text(report, training_page(outcome, config, metrics, gates=gates, verdict=verdict))
     return report
 
 
-def _plan(name: str, config: TrainConfig, model: Supernet, found: Survey | None) -> str:
-    lines = [f"{key} = {_value(config, key)}" for key, _ in keys_of(TrainConfig)]
+def _plan(
+    args: argparse.Namespace, name: str, config: TrainConfig, model: Supernet, found: Survey | None
+) -> str:
+    lines = [f"{key} = {printable(str(_value(config, key)))}" for key, _ in keys_of(TrainConfig)]
     try:
         found = found or survey(config.data.name, config.data.root)
+        _settle_threads(args, config, model, found)
         ahead = estimate(config, model, found)
         size, ending = ahead.size, before_text(config, found, ahead)
     except DsnetError as error:  # a recipe can be looked at before its data is there
@@ -279,6 +277,6 @@ def _results(outcome: Outcome, config: TrainConfig) -> str:
     if before:
         images += f"; {outcome.held_out[0][1].images} held-out ones, before and after re-calibration"
     return (
-        f"\n{config.model} on {config.data.name}, {images}\n\n"
-        f"{table(header, rows, left=('cost',))}\n\nFinal network: {outcome.folder / 'final'}"
+        f"\n{config.model} on {printable(config.data.name)}, {images}\n\n"
+        f"{table(header, rows, left=('cost',))}\n\nFinal network: {printable(str(outcome.folder / 'final'))}"
     )

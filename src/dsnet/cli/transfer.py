@@ -7,59 +7,25 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dsnet.cli import gate as gate_command
 from dsnet.cli import train as train_command
 from dsnet.cli.live import LiveWatch
+from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.data.survey import survey
-from dsnet.errors import DsnetError
-from dsnet.routing.config import GateConfig
+from dsnet.errors import DsnetError, printable
+from dsnet.models import create_model
+from dsnet.routing.config import GateConfig, LossWeights
 from dsnet.routing.run import train_gate
 from dsnet.training.checkpoint import Checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.folder import read_config
-from dsnet.training.run import train
+from dsnet.training.interrupt import Terminated, terminable
+from dsnet.training.run import pick_device, train
 from dsnet.training.settings import override, parse_assignments
-from dsnet.training.transfer import checkpoint_of, trained_on
+from dsnet.training.transfer import checkpoint_of, fine_tuning, trained_on
 
-__all__ = ["add_command", "gate_like"]
-
-PAPER = {"optim.epochs": 70, "optim.warmup": 15}
-RATE = 0.7 / 1024  # of learning, for every image of a batch
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command to the command line."""
-    parser = commands.add_parser(
-        "transfer",
-        help="fine-tune a trained supernet on other data",
-        description="Takes all weights of a run but its classifier, fine-tunes all routes together on other\n"
-        "data by the run's own scheme, makes their batch-norm statistics, and trains a gate like the run's,\n"
-        "if it has one: anew, or from the run's routing heads (--gate-transfer). Image size and\n"
-        "normalisation are those of the run. Settings are the run's but for the paper's schedule: 70\n"
-        "epochs, 15 of warm-up, learning rate 0.7 for a batch of 1024; --set changes them.",
-        epilog="Examples:\n"
-        "  dsnet transfer runs/imagenet --data /data/flowers --out runs/flowers\n"
-        "  dsnet transfer runs/digits_mbnet --data my-digits --set optim.epochs=10 --set optim.warmup=1\n"
-        "  dsnet transfer runs/imagenette_mbnet --data cifar10   # resized to the run's 128 pixels\n"
-        "  dsnet transfer runs/imagenet --data /data/flowers --gate-transfer --gate-set epochs=5",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("--data", required=True, metavar="NAME|DIR", help="a data set, or a folder of images")
-    parser.add_argument("--out", type=Path, help="folder of the new run (default: RUN-DATA)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; may be repeated"
-    )
-    gates = parser.add_mutually_exclusive_group()
-    gates.add_argument("--gate-transfer", action="store_true", help="begin with the run's routing heads")
-    gates.add_argument("--no-gate", action="store_true", help="train no gate")
-    parser.add_argument(
-        "--gate-set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of the gate"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
-    parser.set_defaults(run_command=run)
+__all__ = ["run", "gate_like"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,6 +42,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not finished:
         survey(config.data.name, config.data.root).check()
+        settle(
+            args,
+            pick_device(config.run.device),
+            lambda: forward_work(create_model(config.model, **config.options), config.data.size),
+            batch=config.optim.batch,
+            kept=kept_threads(folder) if args.resume else None,
+            say=True,
+        )
         outcome = train(config, folder, resume=args.resume, watch=LiveWatch())
         status = train_command.tell(outcome, config, as_json=False)
         if status or not outcome.first:
@@ -90,19 +64,24 @@ def _gate(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
     changes = {**gate_like(saved), **parse_assignments(args.gate_set)}
     if args.gate_transfer:
         changes["start"] = str(args.run)
-    return override(GateConfig(), changes)
+    config = override(GateConfig(), changes)
+    config.resolved(
+        saved.model()
+    )  # a space that the network does not have is refused before anything is trained
+    return config
 
 
 def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
     kept = f"The network is finished and saved: {folder / 'final'}."
     try:
-        found = train_gate(folder, config, device=device, resume=resume, watch=LiveWatch())
-    except KeyboardInterrupt:  # what is kept in memory has no steps to stop after
+        with terminable():
+            found = train_gate(folder, config, device=device, resume=resume, watch=LiveWatch())
+    except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
         print(
             f"Stopped while the gate was trained. {kept} Train the gate with the same command and --resume.",
             file=sys.stderr,
         )
-        return 128 + signal.SIGINT
+        return 128 + (signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT)
     if not found.done:
         print(kept, file=sys.stderr)
     elif found.first:
@@ -121,22 +100,23 @@ def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:
     """The run's own settings on other data."""
     old, known = read_config(args.run), trained_on(saved, args.run)
     given = parse_assignments(args.set)
-    batch = given.get("optim.batch", given.get("batch", old.optim.batch))
-    if type(batch) is not int:
-        raise DsnetError(f"optim.batch must be a whole number, not {batch!r}")
-    changes: dict[str, Any] = {
-        "start": str(args.run),
-        "data.name": args.data,
-        "data.size": known["size"],
-        "optim.lr": RATE * batch,
-        **PAPER,
-    }
     options = {key: value for key, value in old.options.items() if key != "num_classes"}
-    return override(replace(old, options=options), {**changes, **given})
+    data = replace(old.data, name=args.data, size=known["size"])
+    config = fine_tuning(replace(old, options=options, start=str(args.run), data=data), given)
+    if old.scheme.teacher is not None and config.scheme.teacher is None and "scheme.name" not in given:
+        print(
+            f"The teacher {printable(old.scheme.teacher)} knows other classes: fine-tuning by scheme "
+            f"{config.scheme.name}; --set scheme.name=ed --set scheme.teacher=RUN gives another teacher",
+            file=sys.stderr,
+        )
+    return config
 
 
 def gate_like(saved: Checkpoint) -> dict[str, object]:
-    """The same choices and form of head as the run's gate."""
+    """The same choices, losses and form of head as the run's gate.
+
+    Weights of losses that belong to its space are left to the space, so that another one brings its own.
+    """
     plain = saved.data.get("gate")
     kept = (
         "space",
@@ -150,4 +130,8 @@ def gate_like(saved: Checkpoint) -> dict[str, object]:
         "sgs",
         "even",
     )
-    return {key: plain[key] for key in kept if key in plain} if isinstance(plain, dict) else {}
+    if not isinstance(plain, dict):
+        return {}
+    weights = saved.model().gate_weights
+    own = LossWeights(*weights.get(plain.get("space") or "", LossWeights()))._asdict()
+    return {key: plain[key] for key in kept if key in plain and (key not in own or own[key] != plain[key])}

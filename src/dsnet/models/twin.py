@@ -26,6 +26,8 @@ class Twin(nn.Module, ABC):
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """The supernets' initialisation: He by fan-out, classifier 0.01."""
+        if next(self.parameters()).is_meta:  # nothing to draw, and torch would import its compiler for it
+            return
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.kernel_size[0] ** 2 * module.out_channels / module.groups

@@ -1,0 +1,54 @@
+"""``dsnet predict``: classes of image files, every image at its route."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsnet.cli.parsers.common import ROUTERS, Commands, add_parser, positive
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: Commands) -> None:
+    """Adds the command to the command line."""
+    parser = add_parser(
+        commands,
+        "predict",
+        "dsnet.cli.predict",
+        help="classes of image files, every image at its own route",
+        description="Says what images show, at which route, and what that cost. Who picks the route:\n"
+        "  --budget 45%     the routers of a calibrated run (`dsnet calibrate`), for this mean cost\n"
+        "  --route N        nobody: every image runs at route N; works for any run\n"
+        "  neither          the gates by their own decision, once `dsnet gate` has trained them\n"
+        "Images are resized and normalised as the run's test split. One that cannot be read, or whose\n"
+        "logits are not finite, is reported; the others go on, and the exit status is 1. In JSON its line\n"
+        'is {"path": …, "error": …}.',
+        epilog="Examples:\n"
+        "  dsnet predict runs/digits_mbnet seven.png\n"
+        "  dsnet predict runs/mine photos --budget 45%                    a folder and those in it\n"
+        "  dsnet predict runs/mine 'photos/**/*.jpg' --budget 300M --router cascade --trace\n"
+        "  dsnet predict runs/mine photos --route 0 --top 5               the cheapest route, five guesses\n"
+        "  dsnet predict runs/mine photos --budget 5ms --out found.jsonl  written as results come\n"
+        "  dsnet predict runs/mine photos --budget 45% --json | jq -r 'select(.probability < 0.5).path'",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="a file, a folder, or a pattern in quotes ('a/**/*.png')"
+    )
+    parser.add_argument("--budget", help="mean cost of an image: 300M, 45%% (of the largest route), 5ms")
+    parser.add_argument(
+        "--router",
+        choices=ROUTERS,
+        help="who keeps the budget; single: one route for all images (default: auto, the most accurate one)",
+    )
+    parser.add_argument("--route", type=int, metavar="N", help="every image at this route")
+    parser.add_argument("--trace", action="store_true", help="also the routes that ran, in order")
+    parser.add_argument(
+        "--top", type=positive, default=1, metavar="K", help="the K most probable classes (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, an object a line, as results come")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="these lines to a file")
+    parser.add_argument("--force", action="store_true", help="with --out: replace a file that is there")
+    parser.add_argument("--batch", type=positive, default=64, help="images at a time (default: 64)")
+    parser.add_argument("--name", help="which of its checkpoints (default: gated, else final, else last)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
