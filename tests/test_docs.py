@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from benchmarks.tables import PAGES, filled
 
 import dsnet
+from dsnet.cli import build_parser
 from dsnet.cli.train import resolve_recipe
 from dsnet.models import registry
 from dsnet.report.text import human
@@ -111,3 +113,37 @@ def test_tables_match_the_committed_figures(page: str) -> None:
 def test_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text.index("make demo") < text.index("make test") < text.index("## Ten lines")
+
+
+def commands_of(page: str) -> list[list[str]]:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("dsnet ")]
+
+
+def test_the_readmes_commands_follow_from_each_other() -> None:
+    """Every command is one, and every run and image that it reads was made by one before it."""
+    made = {"build/demo/supernet", "build/demo/images"}  # by `make demo`
+    given = {"photos", "more", "BCCD"}  # of the reader; described beside the command
+    read = 0
+    parser = build_parser()
+    for _, *words in commands_of("README.md"):
+        if "--help" in words:
+            continue
+        args = parser.parse_args(words)  # leaves with an error where an argument is wrong
+        if "train" in words[:2]:
+            made.add(str(args.out or f"runs/{args.recipe}"))
+        for path in re.findall(r"(?:runs|build)/[\w/]+", " ".join(words)):
+            read += path not in made or "train" not in words[:2]
+            assert path in made, f"nothing before `dsnet {' '.join(words)}` makes {path}"
+        images = getattr(args, "images", None) or [getattr(args, "data", None)]
+        assert all(image is None or image in made or image.split("/")[0] in given for image in images), words
+    assert read >= 7
+
+
+def test_make_demo_says_how_to_go_on() -> None:
+    """The Makefile's last words are the README's first command, on what the demo leaves behind."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    first = next(words for words in commands_of("README.md") if "--help" not in words)
+    assert " ".join(first) in makefile
+    assert ". $(BIN)/activate" in makefile
