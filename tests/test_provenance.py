@@ -13,7 +13,8 @@ from benchmarks.timing import environment, write_json
 
 from dsnet.report.provenance import UNKNOWN, Code, code_version
 
-FILES = sorted((Path(__file__).parent.parent / "benchmarks" / "results").glob("*.json"))
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 KEYS = {"machine", "torch", "date", "commit", "dirty", "command"}
 COMMITS = re.compile(r"[0-9a-f]{7,40}(, [0-9a-f]{7,40})*")
 
@@ -36,6 +37,25 @@ def test_every_file_of_figures_says_where_it_is_from(path: Path) -> None:
     assert about["commit"] == UNKNOWN or COMMITS.fullmatch(about["commit"])
     if about["commit"] == UNKNOWN or "," in about["commit"]:
         assert about["commit_of"], "why, or which commit is of what"
+
+
+def test_the_commits_of_figures_are_in_the_history() -> None:
+    try:
+        history = set(git(ROOT, "rev-list", "HEAD").split())
+        whole = git(ROOT, "rev-parse", "--is-shallow-repository").strip() == "false"
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this copy of the source has no git history")
+    if not whole:
+        pytest.skip("this checkout has a part of the history alone")
+    named = {
+        commit: path.stem
+        for path in FILES
+        for commit in json.loads(path.read_text(encoding="utf-8"))["commit"].split(", ")
+        if commit != UNKNOWN
+    }
+    lengths = {len(commit) for commit in named}
+    short = {commit[:length] for commit in history for length in lengths}
+    assert not {commit: stem for commit, stem in named.items() if commit not in short}
 
 
 def test_the_code_is_that_of_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
