@@ -29,6 +29,7 @@ LAYERS = [
         "dsnet.files",
         "dsnet.formats",
         "dsnet.schema",
+        "dsnet.interrupt",
     ],
     ["dsnet.slicing"],
     ["dsnet.gate"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -159,6 +160,36 @@ def test_sigterm_saves_and_resume_finishes(tmp_path: Path) -> None:
     assert "Going on after step" in done.stderr
     assert "Final network" in done.stdout
     assert done.stdout.splitlines()[-1] == f"Report: {folder / 'report.html'}"
+
+
+def ended(*args: object, **options: object) -> None:
+    """In place of what takes long: SIGTERM comes."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_after_the_last_step_and_in_a_gate_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, before = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    command = ["train", "digits_mbnet", "--out", str(folder), *QUICK]
+    with monkeypatch.context() as patch:
+        patch.setattr("dsnet.training.run._finish", ended)
+        assert main(command) == 128 + signal.SIGTERM
+    assert f"Stopped. {folder} keeps what was saved. Go on with" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("dsnet.training.run._prepare", ended)
+        assert main([*command[:3], str(tmp_path / "other"), *QUICK]) == 128 + signal.SIGTERM
+    assert "Stopped. Nothing was saved yet." in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("dsnet.routing.run.train_from_signals", ended)
+        assert main(["gate", str(folder)]) == 128 + signal.SIGTERM
+    assert f"nothing of this gate is saved, {folder} is as it was" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("dsnet.cli.calibrate.calibrate_run", ended)
+        assert main(["calibrate", str(folder)]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.endswith("dsnet: stopped\n")
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_torchrun_trains_on_two_processes(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from dsnet.training.checkpoint import load_checkpoint, load_model
 from dsnet.training.config import MixConfig, OptimConfig
 from dsnet.training.joint import gumbel_one_hot
 from dsnet.training.loop import Watch
+from dsnet.training.ranks import ALONE, Ranks
 from dsnet.training.run import train
 from dsnet.training.seeds import seeded
 from dsnet.training.views import Views
@@ -209,6 +212,11 @@ def test_gates_that_learn_from_held_out_images_are_judged_by_others(mbnet: Path)
     assert len(calibration_images(plain)) == len(plain.held_out)
 
 
+@contextmanager
+def alone() -> Iterator[Ranks]:
+    yield ALONE
+
+
 class _Stop(Watch):
     """Asks to stop in the middle, as a signal would."""
 
@@ -230,7 +238,11 @@ def test_a_stopped_run_goes_on_to_the_same_heads(mbnet: Path) -> None:
     assert "other settings" in error_of(
         lambda: train_gate(mbnet, other, save_as="parts", device="cpu", resume=True)
     )
-    assert train_gate(mbnet, config, save_as="parts", device="cpu", resume=True).done
+    patient = replace(config, timeout_minutes=60)  # changes nothing of what is learnt
+    limits = []
+    with mock.patch("dsnet.routing.run.joined", lambda *a, timeout, **o: limits.append(timeout) or alone()):
+        assert train_gate(mbnet, patient, save_as="parts", device="cpu", resume=True).done
+    assert limits == [3600]
     whole, parts = (heads(load_model(mbnet, name).state_dict()) for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 

@@ -14,6 +14,7 @@ from dsnet.cli.parsers import build_parser
 from dsnet.cli.progress import CLEARED
 from dsnet.cli.user_modules import import_modules
 from dsnet.errors import DsnetError, DsnetWarning, printable
+from dsnet.interrupt import stopped_status, terminable
 
 __all__ = ["build_parser", "main"]
 
@@ -24,14 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status.
 
     0: done; 1: a file could not be read or written; 2: something was asked for that cannot be done;
-    70: an unexpected error, whose traceback is saved; 75: another process of the run was lost; 130: Ctrl-C.
+    70: an unexpected error, whose traceback is saved; 75: another process of the run was lost; 130: Ctrl-C;
+    143: SIGTERM.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × still gets the table
     try:
         args = build_parser().parse_args(argv)
-        with _plain_warnings(), _own_threads(args):
+        with _plain_warnings(), terminable(), _own_threads(args):
             status: int = args.run_command(args)
     except DsnetError as error:
         print(f"dsnet: {printable(str(error), MOST)}", file=sys.stderr)
@@ -42,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"dsnet: {printable(str(error), MOST)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print("dsnet: stopped", file=sys.stderr)
-        return 130
+        return stopped_status(stopped)
     except Exception as error:
         return report_internal(error)
     return status

@@ -11,6 +11,7 @@ from dsnet.cli.live import LiveWatch
 from dsnet.cli.parsers.common import plain as as_set
 from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.cli.train import write_page_again
+from dsnet.interrupt import stopped_status
 from dsnet.report.text import bar, table
 from dsnet.routing.config import GateConfig
 from dsnet.routing.run import GateOutcome, train_gate
@@ -57,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
             watch=LiveWatch(quiet=args.json),
             said=lambda message: None if args.json else print(message, file=sys.stderr, flush=True),
         )
-    except KeyboardInterrupt:  # what is kept in memory has no steps to stop after
+    except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
         print(
             f"Stopped; nothing of this gate is saved, {args.run} is as it was. "
             "The same command trains it from the beginning.",
             file=sys.stderr,
         )
-        return 128 + signal.SIGINT
+        return stopped_status(stopped)
     if outcome.done and outcome.first and outcome.name == "gated":
         write_page_again(args.run)
     return tell(outcome, as_json=args.json)

@@ -19,6 +19,7 @@ from dsnet.detection.recipes import DETECTORS
 from dsnet.errors import DsnetError, DsnetWarning, printable
 from dsnet.files import write_text
 from dsnet.formats import GATE_REPORTS, ROUTING
+from dsnet.interrupt import stopped_status
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.own import recipe_for
@@ -37,9 +38,10 @@ from dsnet.training.records import read_metrics
 from dsnet.training.results import Outcome, read_outcome
 from dsnet.training.run import pick_device, train
 from dsnet.training.settings import check_kind, keys_of, override, parse_assignments, to_plain
+from dsnet.training.stored import has_last
 from dsnet.training.transfer import check_start
 
-__all__ = ["run", "resolve_recipe", "tell", "write_page_again"]
+__all__ = ["run", "resolve_recipe", "stopped_at_once", "tell", "write_page_again"]
 
 
 def resolve_recipe(name: str, settings: list[str], data: str | None = None) -> TrainConfig:
@@ -91,8 +93,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         _settle_threads(args, config, model, found, kept_threads(folder))
     watch = LiveWatch(quiet=args.json, expected=expected)
-    outcome = train(config, folder, resume=args.resume, watch=watch)
+    try:
+        outcome = train(config, folder, resume=args.resume, watch=watch)
+    except KeyboardInterrupt as stopped:  # before the first step or after the last one
+        return stopped_at_once(stopped, folder)
     return tell(outcome, config, as_json=args.json)
+
+
+def stopped_at_once(stopped: KeyboardInterrupt, folder: Path) -> int:
+    """Prints what is kept of a run that was stopped between steps; the exit status."""
+    kept = (
+        f"{folder} keeps what was saved. Go on with the same command and --resume."
+        if has_last(folder)
+        else "Nothing was saved yet."
+    )
+    print(f"Stopped. {kept}", file=sys.stderr)
+    return stopped_status(stopped)
 
 
 def _settle_threads(

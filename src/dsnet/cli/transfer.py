@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,13 @@ from dsnet.cli.live import LiveWatch
 from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.data.survey import survey
 from dsnet.errors import DsnetError, printable
+from dsnet.interrupt import stopped_status
 from dsnet.models import create_model
 from dsnet.routing.config import GateConfig, LossWeights
 from dsnet.routing.run import train_gate
 from dsnet.training.checkpoint import Checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.folder import read_config
-from dsnet.training.interrupt import Terminated, terminable
 from dsnet.training.run import pick_device, train
 from dsnet.training.settings import override, parse_assignments
 from dsnet.training.transfer import checkpoint_of, fine_tuning, trained_on
@@ -50,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
             kept=kept_threads(folder) if args.resume else None,
             say=True,
         )
-        outcome = train(config, folder, resume=args.resume, watch=LiveWatch())
+        try:
+            outcome = train(config, folder, resume=args.resume, watch=LiveWatch())
+        except KeyboardInterrupt as stopped:
+            return train_command.stopped_at_once(stopped, folder)
         status = train_command.tell(outcome, config, as_json=False)
         if status or not outcome.first:
             return status
@@ -74,14 +76,13 @@ def _gate(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
 def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
     kept = f"The network is finished and saved: {folder / 'final'}."
     try:
-        with terminable():
-            found = train_gate(folder, config, device=device, resume=resume, watch=LiveWatch())
+        found = train_gate(folder, config, device=device, resume=resume, watch=LiveWatch())
     except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
         print(
             f"Stopped while the gate was trained. {kept} Train the gate with the same command and --resume.",
             file=sys.stderr,
         )
-        return 128 + (signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT)
+        return stopped_status(stopped)
     if not found.done:
         print(kept, file=sys.stderr)
     elif found.first:

@@ -24,9 +24,9 @@ from dsnet.detection.pictures import Boxes, Pictures
 from dsnet.detection.prepare import prepare
 from dsnet.detection.saved import SavedDetector, save_detector
 from dsnet.errors import DsnetError
+from dsnet.interrupt import StopRequest
 from dsnet.routes import Route
 from dsnet.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
-from dsnet.training.interrupt import StopRequest
 from dsnet.training.loop import Ending, Watch, tell_other_threads
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 from dsnet.training.records import LossBuffer, MetricsFile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +21,13 @@ from dsnet.detection.voc import Problem
 from dsnet.errors import DsnetError, printable
 from dsnet.files import write_text
 from dsnet.formats import DETECTION_RESULTS
+from dsnet.interrupt import stop_on_signals, stopped_status, terminable
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.routes import evenly
 from dsnet.routing.config import GateConfig
 from dsnet.schema import read_json
 from dsnet.training.checkpoint import Checkpoint, load_checkpoint
 from dsnet.training.folder import locked, read_plain, settings_of, write_config
-from dsnet.training.interrupt import Terminated, stop_on_signals, terminable
 from dsnet.training.loop import Ending, Watch
 from dsnet.training.run import pick_device
 from dsnet.training.seeds import seeded
@@ -128,8 +127,7 @@ def train_detector(
             with terminable():
                 results = _finish(config, training, test, watch, said)
         except KeyboardInterrupt as stopped:
-            number = signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT
-            return replace(outcome, ending=replace(ending, signal=number))
+            return replace(outcome, ending=replace(ending, signal=stopped_status(stopped) - 128))
         _write_results(folder, config, train.classes, results)
         return replace(outcome, results=tuple(results))
 

@@ -68,6 +68,7 @@ class GateConfig:
     start: str | None = _setting(None, "the folder of a run: its routing heads to begin with (gate transfer)")
     latency: str | None = _setting(None, "a table of `dsnet profile`: the penalty counts its milliseconds")
     seed: int = _setting(0, "of heads, order, views and noise")
+    timeout_minutes: float = _setting(5.0, "with several processes: without a sign of life all stop")
 
     def __post_init__(self) -> None:
         weights = {name: getattr(self, name) for name in LossWeights._fields}
@@ -80,6 +81,8 @@ class GateConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise DsnetError(f"{name} must be at least {least}, not {value}")
+        if not 0 < self.timeout_minutes < 1e6:
+            raise DsnetError(f"timeout_minutes must be above 0, not {self.timeout_minutes}")
         if not 0 < self.lr < float("inf") or not 0 <= self.momentum < 1 or not 0 < self.decay <= 1:
             raise DsnetError(
                 f"lr must be above 0, momentum in [0, 1), decay in (0, 1], not {self.lr}, {self.momentum}, "

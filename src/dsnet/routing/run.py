@@ -16,6 +16,7 @@ from torch import Tensor
 from dsnet.data.augment import Augment, normalise
 from dsnet.data.source import Source
 from dsnet.errors import DsnetError, shorten
+from dsnet.interrupt import stop_on_signals
 from dsnet.models import Supernet
 from dsnet.routes import evenly
 from dsnet.routing.cached import SignalStore, memory_of, train_from_signals
@@ -38,7 +39,6 @@ from dsnet.training.checkpoint import (
 )
 from dsnet.training.config import MixConfig, OptimConfig, TrainConfig
 from dsnet.training.folder import going_on, locked, settings_of
-from dsnet.training.interrupt import stop_on_signals
 from dsnet.training.loop import Ending, Loop, Watch
 from dsnet.training.ranks import ALONE, Ranks, joined
 from dsnet.training.run import load_data, pick_device, split_data
@@ -173,7 +173,10 @@ def train_gate(
     if name is None and (folder / "final").is_file():
         name = "final"
     work, place = folder / f"{save_as}.stage2", pick_device(device)
-    with joined(place, kept=lambda: going_on(work)) as ranks, _locked(folder, ranks):
+    with (
+        joined(place, timeout=60 * config.timeout_minutes, kept=lambda: going_on(work)) as ranks,
+        _locked(folder, ranks),
+    ):
         watch = watch if ranks.first else Watch()
         run = open_trained(folder, name, device=device, watch=watch)
         more = {"name": name, "save_as": save_as, "resume": resume}
@@ -367,7 +370,7 @@ def _online(
     saved = load_checkpoint(folder, "last") if resume and has_last(folder) else None
     if saved is None and ranks.first and folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)  # of an earlier gate, whose later steps these would not replace
-    if saved is not None and saved.data.get("gate") != data["gate"]:
+    if saved is not None and _learnt_by(saved.data.get("gate")) != _learnt_by(data["gate"]):
         raise DsnetError(f"{folder} was started with other settings; go on with those, or without --resume")
     loop = Loop(
         whole, task, source, None, channels=run.channels, folder=folder, ranks=ranks, watch=watch, data=data
@@ -377,6 +380,11 @@ def _online(
         loop.restore(saved)
     with stop_on_signals(watch.told) as stop:
         return loop.run(stop)
+
+
+def _learnt_by(gate: object) -> object:
+    """The settings of a gate without that which may differ when its training goes on."""
+    return {k: v for k, v in gate.items() if k != "timeout_minutes"} if isinstance(gate, dict) else gate
 
 
 def _same_weights(folder: Path, saved: Checkpoint, model: Supernet) -> None:

@@ -24,6 +24,7 @@ __all__ = ["PLACES", "code_digest", "settings_facts", "state_facts"]
 PLACES = (
     "run.device",
     "run.timeout_minutes",
+    "timeout_minutes",
     "data.root",
     "data.workers",
     "start",

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from dsnet.data.augment import normalise
 from dsnet.data.source import Crops, Source
 from dsnet.errors import DsnetError
+from dsnet.interrupt import StopRequest
 from dsnet.models import Supernet
 from dsnet.routes import Route, RouteSpace
 from dsnet.training.checkpoint import (
@@ -30,7 +31,6 @@ from dsnet.training.checkpoint import (
 )
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import RouteResult, Seen, evaluate
-from dsnet.training.interrupt import StopRequest
 from dsnet.training.optim import learning_rate, make_optimizer, set_learning_rate
 from dsnet.training.ranks import Ranks
 from dsnet.training.records import DivergedError, LossBuffer, MetricsFile

@@ -19,6 +19,7 @@ from dsnet.data.classes import in_classes_of
 from dsnet.data.source import Source
 from dsnet.errors import DsnetError, shorten
 from dsnet.files import write_text
+from dsnet.interrupt import stop_on_signals
 from dsnet.models import Supernet, create_model
 from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
@@ -27,7 +28,6 @@ from dsnet.training.checkpoint import Checkpoint, save_checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import Confusion, RouteResult, evaluate_gated
 from dsnet.training.folder import begin, going_on, locked, read_config, write_config
-from dsnet.training.interrupt import stop_on_signals
 from dsnet.training.joint import JointTask
 from dsnet.training.launch import launched
 from dsnet.training.loop import Ending, Loop, Watch

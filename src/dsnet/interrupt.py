@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop: the step under way ends, then the run saves and stops."""
+"""Ctrl-C and SIGTERM: as a request to stop after the step under way, or at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest", "Terminated", "stop_on_signals", "terminable"]
+__all__ = ["StopRequest", "Terminated", "stop_on_signals", "stopped_status", "terminable"]
 
 
 class StopRequest:
@@ -39,6 +39,11 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def stopped_status(stopped: KeyboardInterrupt) -> int:
+    """Return the exit status of a command that Ctrl-C (130) or SIGTERM (143) stopped."""
+    return 128 + (signal.SIGTERM if isinstance(stopped, Terminated) else signal.SIGINT)
 
 
 @contextmanager
