@@ -45,7 +45,9 @@ def bench_page(found: BenchResult) -> str:
     for r in found.results:
         rows = [_html_row("th", HEADER), *(_html_row("td", row) for row in _rows(found, r))]
         parts.append(f'<h2>Batch {r.batch}</h2>\n<div class="wide"><table>{"".join(rows)}</table></div>')
-    parts.append(f"<p>{escape(_explained(found))}</p>")
+    parts.append(
+        "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in _explained(found).splitlines()) + "</ul>"
+    )
     return page(f"{found.network} on {found.device}", "\n".join(parts))
 
 
@@ -120,22 +122,28 @@ def _named(shares: Mapping[int, float], madds: Mapping[int, int]) -> str:
 
 
 def _explained(found: BenchResult) -> str:
+    """A line for every kind of row that is there."""
     first, *further = zip(found.mix.cascade.routes, found.mix.cascade.shares, strict=True)
-    goes_on = "".join(f", then {number} for {share:.0%}" for number, share in further)
-    lines = [
-        f"full: the plan, all images at the largest route of the full network{_route(found.largest, found)};",
-        f"largest of the gate: at the largest that this gate can take{_route(found.gate_largest, found)}.",
-        "largest, masking, indexing, slicing: the network itself, without a plan: all images at the",
-        "largest route; everything at full width, channels zeroed;",
-        "groups by route, filters gathered by number; groups, filters sliced. gated plan: images at their",
-        "routes. ideal: stand-alone networks of the routes on whole batches, weighted by the mix; each timed",
-        "right after itself or, for single images, also in turn.",
-        f"cascade plan: route {first[0]} for all{goes_on}.",
-    ]
+    goes_on = "".join(f", then route {number} for {share:.0%}" for number, share in further)
+    measured = {way for result in found.results for way in result.times}
+    lines = {
+        "full": f"full: the plan, all images at the network's largest route{_route(found.largest, found)}",
+        "gate largest": "largest of the gate: the plan, all images at the largest route that this gate takes"
+        f"{_route(found.gate_largest, found)}",
+        "largest": "largest, no plan: the network itself, all images at the largest route",
+        "masking": "masking: the network at full width, channels set to zero",
+        "indexing": "indexing: the network, groups by route, filters gathered by index",
+        "slicing": "slicing: the network, groups by route, filters sliced",
+        "gated": "gated plan, gated stream: every image at its route",
+        "alone": "gated: ideal: stand-alone networks of the routes on whole batches, weighted by the mix",
+        "in turn": "gated: ideal, in turn: the same networks, one after the other as the mix has them",
+        "cascade": f"cascade plan: route {first[0]} for all images{goes_on}",
+    }
+    shown = [line for way, line in lines.items() if way in measured or way == "alone"]
     for _, name, backend, cost in _static(found):
         costs = f" of {human(cost)} multiply-adds" if cost else ""
-        lines.append(f"{name}: the static network{costs}, on {backend}.")
-    return "\n".join(lines)
+        shown.append(f"{name}: the static network{costs}, on {backend}")
+    return "\n".join(shown)
 
 
 def _route(number: int | None, found: BenchResult) -> str:
