@@ -22,8 +22,10 @@ from safetensors.torch import load_file, save_file
 import dsnet
 from dsnet.errors import DsnetWarning
 from dsnet.files import write_text
+from dsnet.report.training import training_page
 from dsnet.training import checkpoint, load_checkpoint, save_checkpoint, train
 from dsnet.training.records import MetricsFile, read_metrics
+from dsnet.training.results import read_outcome
 from tests.support import error_of, rewrite
 from tests.training.test_folder import SHORT
 
@@ -219,6 +221,32 @@ def test_resuming_on_a_full_disk_keeps_the_metrics(copied: Path) -> None:
         assert "metrics.jsonl cannot be written" in error_of(lambda: train(SAVED, copied, resume=True))
     assert (copied / "metrics.jsonl").read_text() == before
     assert [p.name for p in copied.iterdir() if p.name.startswith(".metrics")] == []
+
+
+def test_metrics_that_are_no_numbers_are_not_drawn(copied: Path) -> None:
+    lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    example, name = lines[0], next(name for name in lines[0] if "/" in name)
+    wrong = ("x", [0, 0], None, True, 1e300, float("nan"))
+    lines += [{**example, name: value} for value in wrong]
+    del next(line for line in lines if "score" in line)["epoch"]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kept = read_metrics(copied / "metrics.jsonl")
+    assert [name in line for line in kept[-len(wrong) :]] == [False] * len(wrong)
+    outcome = read_outcome(copied)
+    assert outcome is not None
+    assert "Losses, network by network" in training_page(outcome, SAVED, kept)
+
+
+def test_a_checkpoint_beyond_the_last_step_is_refused(copied: Path) -> None:
+    last = load_checkpoint(copied, "last")
+    data = {
+        key: value for key, value in last.data.items() if key not in ("format", "step", "network", "groups")
+    }
+    tensors = {group: values for group, values in last.tensors.items() if group != "model"}
+    save_checkpoint(copied, "last", last.model(), step=999, tensors=tensors, data=data)
+    assert "its checkpoint is of step 999, and its settings with these images make" in error_of(
+        lambda: train(SAVED, copied, resume=True)
+    )
 
 
 def test_lines_of_metrics_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from dsnet.errors import DsnetError
 from dsnet.interrupt import StopRequest
 from dsnet.routes import Route
 from dsnet.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
-from dsnet.training.loop import Ending, Watch, tell_other_threads
+from dsnet.training.loop import Ending, Watch, check_step, tell_other_threads
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 from dsnet.training.records import LossBuffer, MetricsFile
 from dsnet.training.replay import Replay
@@ -88,6 +88,7 @@ class DetectorTraining:
         before, now = saved.data.get("trained_on"), self._trained_on()
         if before != now:
             raise DsnetError(f"{self.folder} was started with {before}, the data has {now} now")
+        check_step(self.folder, saved, self.steps)
         tell_other_threads(saved, self.threads, self.watch)
         self.step = saved.data["step"]
         if "optimizer" in saved.tensors:

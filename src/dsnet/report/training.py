@@ -71,7 +71,7 @@ def training_page(
     images, where Stage II has trained them; ``verdict`` says whether routing pays, once it is calibrated.
     """
     assert outcome.images is not None
-    checks = [line for line in metrics if "score" in line]
+    checks = [line for line in metrics if {"score", "epoch"} <= line.keys()]
     trend = _trend(checks, outcome.images.held_out)
     notes = _notes(outcome, outcome.images)
     body = [_summary(outcome, config, outcome.images)]

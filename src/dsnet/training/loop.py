@@ -38,7 +38,7 @@ from dsnet.training.seeds import seeded
 from dsnet.training.teacher import Channels
 from dsnet.training.views import Views
 
-__all__ = ["Ending", "Loop", "Task", "Watch", "tell_other_threads"]
+__all__ = ["Ending", "Loop", "Task", "Watch", "check_step", "tell_other_threads"]
 
 
 class Task(Protocol):
@@ -131,6 +131,15 @@ def tell_other_threads(saved: Checkpoint, now: int | None, watch: Watch) -> None
         )
 
 
+def check_step(folder: Path, saved: Checkpoint, steps: int) -> None:
+    """Raises where a checkpoint is of a later step than its run has."""
+    if saved.data["step"] > steps:
+        raise DsnetError(
+            f"{folder} cannot go on: its checkpoint is of step {saved.data['step']}, and its settings with "
+            f"these images make {steps} steps"
+        )
+
+
 class Loop:
     """Trains a task on a source of images, into a folder."""
 
@@ -182,6 +191,7 @@ class Loop:
             restore_optimizer(self.optimizer, saved.tensors["optimizer"])
         except DsnetError as error:
             raise DsnetError(f"{self.folder} cannot go on: {error}") from error
+        check_step(self.folder, saved, self.steps)
         tell_other_threads(saved, self.data.get("threads"), self.watch)
         self.task.model.load_state_dict(dict(saved.tensors["model"]))
         self.step = self.saved = int(saved.data["step"])

@@ -19,6 +19,8 @@ from dsnet.schema import check, parse_json
 
 __all__ = ["DivergedError", "LossBuffer", "MetricsFile", "read_metrics"]
 
+LARGEST = 1e30  # of a number that charts show
+
 
 class DivergedError(DsnetError):
     """A loss is no longer a finite number."""
@@ -95,8 +97,18 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's ``metrics.jsonl``; those that are damaged are left out."""
-    return [values for _, values in _lines(path)]
+    """Return kind, step and all numbers of every line of a run's ``metrics.jsonl``.
+
+    Damaged lines are left out, and so are values that are no numbers that a chart can show.
+    """
+    return [
+        {key: value for key, value in values.items() if key == "kind" or _is_shown(value)}
+        for _, values in _lines(path)
+    ]
+
+
+def _is_shown(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
