@@ -14,7 +14,7 @@ __all__ = ["add_command"]
 def add_command(commands: Commands) -> None:
     """Adds the command to the command line."""
     settings = "\n".join(
-        f"  {f'{f.name}={plain(f.default)}':19}{f.metadata['about']}" for f in fields(GateConfig)
+        f"  {f'{f.name}={plain(f.default)}':20}{f.metadata['about']}" for f in fields(GateConfig)
     )
     parser = add_parser(
         commands,
