@@ -90,3 +90,12 @@ def test_only_some_routes() -> None:
     assert [route.number for route in plan.held()] == [1, 3]
     assert_close(plan(x, 3), model(x, 3), 1e-5)
     assert "does not hold route 0; it holds 1, 3" in error_of(lambda: plan(x, 0))
+
+
+def test_one_route_of_three_gates_without_the_first_choice() -> None:
+    """The name of a part counts two choices alone, so others in it need not be among those of the plan."""
+    model = network("three_gates")
+    (route,) = (route for route in model.space if route.choices == (3, 2, 1))
+    plan = runtime.compile(model, backend="eager", routes=[route.number])
+    x = pictures(model, 3)
+    assert_close(plan(x, route.number), model(x, route.number), 1e-5)

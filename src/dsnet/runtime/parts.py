@@ -91,7 +91,7 @@ class SharedPart(nn.Module):
     def __init__(self, network: Supernet, history: History, histories: Sequence[History]) -> None:
         super().__init__()
         self.network, self.history = network, history
-        self.training, self.batch_invariant = network.training, False
+        self.training = network.training
         self.keys = torch.tensor([network.key(h) for h in histories])
         self.choices = None if len(history) == len(network.gates) else network.gate(len(history)).choices
 
@@ -100,12 +100,11 @@ class SharedPart(nn.Module):
         if network.training or (self.choices is not None and network.gate(gate).choices != self.choices):
             what = "is in training mode" if network.training else "has other routing heads"
             raise DsnetError(f"the network that this plan shares {what} now; call .eval(), or compile again")
-        images = None if which is None else ImageStatistics(self.keys.to(which.device)[which])
-        mode = Mode(images=images, batch_invariant=self.batch_invariant)
-        y = network.run_segment(x, self.history, mode) if gate else run_steps(network.chain(()), x, mode)
+        mode = None if which is None else Mode(images=ImageStatistics(self.keys.to(which.device)[which]))
+        y = network.run_segment(x, self.history, mode) if gate else run_steps(network.chain(()), x)
         if gate == len(network.gates):
             return y
-        state = network.stand_at(gate, y, mode)
+        state = network.stand_at(gate, y)
         return state.x, network.score(state)
 
 
@@ -232,9 +231,9 @@ def _shapes(
         model.require_statistics(model.space.of_choices(choices))
     fronts: dict[History, Shape] = {(): model.geometry.shape(image_size)}
     behind: dict[History, Shape] = {}
-    for history in part_histories(model, options):
-        if history:  # what leads there may itself be one of several that are served alike
-            fronts[history] = behind[canonical(history[:-1])]
+    for history, own in part_histories(model, options).items():
+        if history:  # `canonical` may name choices that are not among the options, `own` does not
+            fronts[history] = behind[canonical(own[0][:-1])]
         shape = fronts[history]
         for block, size, _ in model.chain(history):
             _, shape = block.cost(shape, size)
