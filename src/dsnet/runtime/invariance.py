@@ -13,8 +13,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dsnet.gate import DecidingGate, is_attention
-from dsnet.runtime.parts import History, Part, SharedPart
+from dsnet.errors import DsnetError
+from dsnet.runtime.parts import History, Part
 from dsnet.slicing import functional as SF
 
 __all__ = ["SMALL", "chosen", "make_invariant"]
@@ -22,25 +22,32 @@ __all__ = ["SMALL", "chosen", "make_invariant"]
 SMALL = 96  # pixels a side: below this it costs a single image more than a twentieth of its time
 
 
-def chosen(asked: bool | None, image_size: tuple[int, int], precision: torch.dtype) -> bool:
-    """Whether a plan of the backend eager on a CPU is to be so."""
-    if precision not in (torch.float32, torch.float64):
+def chosen(asked: bool | None, image_size: tuple[int, int], precision: torch.dtype, memory: str) -> bool:
+    """Whether a plan of the backend eager on a CPU is to be batch-invariant.
+
+    A plan that shares the network's weights runs torch's own kernels, which cannot be changed.
+    """
+    if asked and memory == "shared":
+        raise DsnetError(
+            "batch_invariant=True is not possible with memory='shared', whose convolutions run by the "
+            "kernels that torch takes for a number of images; compile with memory='packed'"
+        )
+    if precision not in (torch.float32, torch.float64) or memory == "shared":
         return False
     return min(image_size) >= SMALL if asked is None else asked
 
 
 def make_invariant(parts: Mapping[History, Part], gates: int) -> None:
-    """Changes all parts that end at a gate; those that end with logits decide nothing."""
+    """Change the linear and convolutional layers of all parts that end at a gate.
+
+    Parts that end with logits decide nothing.
+    """
     for history, part in parts.items():
         if len(history) == gates:
             continue
-        if isinstance(part.module, SharedPart):
-            part.module.batch_invariant = True
-            continue
         for module in list(part.module.modules()):
-            gate = isinstance(module, DecidingGate) or is_attention(module)
             for name, child in list(module.named_children()):
-                if gate and isinstance(child, nn.Linear):
+                if isinstance(child, nn.Linear):
                     setattr(module, name, _RowLinear(child))
                 elif isinstance(child, nn.Conv2d) and _has_other_kernels(child):
                     setattr(module, name, _OneKernel(child))
@@ -52,7 +59,8 @@ class _RowLinear(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return SF.row_linear(x, self.weight, self.bias)
+        rows = SF.row_linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        return rows.reshape(*x.shape[:-1], -1)
 
 
 def _has_other_kernels(layer: nn.Conv2d) -> bool:

@@ -192,7 +192,7 @@ def _engine(
         parts = {history: part for history, part in parts.items() if history not in known}
         invariant = backend.batch_invariant
         if backend.name == "eager" and place.type == "cpu":
-            invariant = chosen(batch_invariant, (size.height, size.width), precision)
+            invariant = chosen(batch_invariant, (size.height, size.width), precision, memory)
             make_invariant(parts if invariant else {}, len(network.gates))
         made = _programs(network, backend, parts, end, stand_ins, buckets, place, precision, progress)
     return Engine(

@@ -16,6 +16,7 @@ from dsnet.models.gated import Decide, greedy
 from dsnet.routes import Route
 from dsnet.routing.router import Routed, Router, parse_budget
 from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
+from dsnet.runtime.backends import get_backend
 from dsnet.runtime.engine import Engine
 from dsnet.runtime.holding import Maker
 from dsnet.runtime.in_process import InProcess
@@ -196,11 +197,11 @@ class Plan(InProcess):
     def batch_invariant(self) -> bool:
         """Whether an image's route never depends on the others of its batch.
 
-        Promotion and bypass depend on the batch by design; a cascade depends on all numbers of a network, and
-        torch's own kernels on a CPU give a part that ends with logits others in the last bits.
+        Promotion and bypass depend on the batch by design. A cascade decides by logits, whose last bits
+        depend on the number of images with every backend but onnxruntime.
         """
         alike = self.engine.batch_invariant and not (self.allow_promotion or self.allow_bypass)
-        return alike and (self.decide is not None or self.engine.backend != "eager")
+        return alike and (self.decide is not None or get_backend(self.engine.backend).invariant_logits)
 
     def held(self) -> list[Route]:
         """The routes whose parts are there."""

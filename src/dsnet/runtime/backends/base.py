@@ -81,7 +81,8 @@ class Backend(Protocol):
     """A way of making parts ready."""
 
     name: str
-    batch_invariant: bool  # whether no image's numbers depend on the others of its batch, to the last bit
+    batch_invariant: bool  # whether no image's scores depend on the others of its batch, to the last bit
+    invariant_logits: bool  # the same of logits, by which cascades decide
     buckets: tuple[int, ...]  # batch sizes to make executables for, and to time, unless told otherwise
 
     def any_batch(self, device: torch.device) -> bool:

@@ -19,6 +19,7 @@ __all__ = ["BACKEND"]
 class _CudaGraphs:
     name = "cudagraphs"
     batch_invariant = False
+    invariant_logits = False
     buckets = (1, 8, 64)
 
     def any_batch(self, device: torch.device) -> bool:

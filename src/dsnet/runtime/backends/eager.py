@@ -13,6 +13,7 @@ __all__ = ["BACKEND", "Call"]
 class _Eager:
     name = "eager"
     batch_invariant = False  # unless its parts are changed, see `dsnet.runtime.invariance`
+    invariant_logits = False
     buckets = (1, 2, 4, 8, 16)
 
     def any_batch(self, device: torch.device) -> bool:

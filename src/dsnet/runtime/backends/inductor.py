@@ -19,6 +19,7 @@ __all__ = ["BACKEND", "AnyBatch"]
 class _Inductor:
     name = "inductor"
     batch_invariant = False
+    invariant_logits = False
     buckets = (1, 8)  # a program takes several seconds to make
 
     def any_batch(self, device: torch.device) -> bool:

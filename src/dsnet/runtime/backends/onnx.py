@@ -22,6 +22,7 @@ NEEDS = ("onnx", "onnxscript", "onnxruntime")
 class _OnnxRuntime:
     name = "onnxruntime"
     batch_invariant = True
+    invariant_logits = True
     buckets = (1, 2, 4, 8, 16)
 
     def any_batch(self, device: torch.device) -> bool:

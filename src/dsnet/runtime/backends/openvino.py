@@ -28,6 +28,7 @@ COPIED = 2**20  # bytes up to which inputs and outputs are copied
 class _OpenVino:
     name = "openvino"
     batch_invariant = True
+    invariant_logits = False
     buckets = (1, 2, 4, 8, 16)
     weights = torch.float32
 

@@ -20,6 +20,7 @@ __all__ = ["BACKEND"]
 class _Triton:
     name = "triton"
     batch_invariant = True
+    invariant_logits = False
     buckets = (1, 8, 64)
 
     def any_batch(self, device: torch.device) -> bool:
