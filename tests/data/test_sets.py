@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,12 @@ def test_damaged_archives_and_bombs_are_named_and_bounded(
     monkeypatch.setattr(gzip.GzipFile, "read", counted)
     assert "it has more" in error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
     assert max(most) == 1569
+    most.clear()
+    path.write_bytes(gzip.compress(idx(100_000, 28, 28, body=bytes(10**6))))  # 78 MB in some 1,000 bytes
+    assert "declares 78,400,000 bytes in a file of" in error_of(
+        lambda: load("fashion_mnist", "test", root=tmp_path)
+    )
+    assert max(most) < 20
 
 
 @pytest.mark.parametrize(
@@ -164,6 +171,35 @@ def test_a_cifar_file_with_other_contents_is_named(content: object, tmp_path: Pa
     path.parent.mkdir()
     path.write_bytes(pickle.dumps(content))
     assert str(path) in error_of(lambda: load("cifar10", "test", root=tmp_path))
+
+
+def bomb(codes: bytes) -> bytes:
+    """A pickle of the protocol that has all codes."""
+    return b"\x80\x05" + codes + b"."
+
+
+HEX = b"c_codecs\nencode\n", b"X\x03\0\0\0hex\x86R"  # what comes between the two becomes twice as long
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bomb(b"Nr" + struct.pack("<I", 2**26)),  # remembered under a number: a table of so many
+        bomb(b"\x96" + struct.pack("<Q", 2**30)),  # bytes that can be changed, none of them there
+        bomb(b"cnumpy\nndarray\nJ" + struct.pack("<i", 2**27) + b"\x85cnumpy\ndtype\nX\1\0\0\0O\x85R\x86R"),
+        bomb(HEX[0] * 24 + b"C\x40" + bytes(64) + HEX[1] * 24),
+    ],
+)
+def test_a_cifar_file_takes_no_memory_that_it_does_not_fill(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cifar-10-batches-py" / "test_batch"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        assert str(path) in error_of(lambda: load("cifar10", "test", root=tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_every_damage_to_a_cifar_file_is_an_error_that_names_it(tmp_path: Path) -> None:
