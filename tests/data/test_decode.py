@@ -75,10 +75,18 @@ def test_elongated_images_come_out_the_same_but_for_rounding(sides: tuple[int, i
     assert abs(decoded - resized_then_cropped(data, 24, round(24 / 0.875))).max() <= 2
 
 
-@pytest.mark.parametrize("sides", [(1, 65_500), (65_500, 1)])
-@pytest.mark.parametrize("crops", [None, Crops(views=2)])
-def test_a_line_of_pixels_takes_no_memory_to_speak_of(
-    sides: tuple[int, int], crops: Crops | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sides", "ratio", "crops"),
+    [
+        ((1, 65_500), 1.0, None),
+        ((65_500, 1), 1.0, None),
+        ((1, 65_500), 1.0, Crops(views=2)),
+        ((65_500, 1), 1.0, Crops(views=2)),
+        ((64, 48), 0.001, None),  # a ratio that a checkpoint may have
+    ],
+)
+def test_what_is_cut_off_takes_no_memory_to_speak_of(
+    sides: tuple[int, int], ratio: float, crops: Crops | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resize = Image.Image.resize
 
@@ -87,7 +95,7 @@ def test_a_line_of_pixels_takes_no_memory_to_speak_of(
         return resize(image, size, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Image.Image, "resize", small)
-    assert decode(encoded(*sides), 224, crops=crops).shape == (2 if crops else 1, 3, 224, 224)
+    assert decode(encoded(*sides), 224, ratio=ratio, crops=crops).shape == (2 if crops else 1, 3, 224, 224)
 
 
 def test_too_many_pixels_are_refused_by_the_header(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,12 +210,12 @@ def _centre(image: Any, size: int, ratio: float) -> Any:  # noqa: ANN401
     sides = (max(shorter, round(width * scale)), max(shorter, round(height * scale)))
     cuts = [(side - size) // 2 for side in sides]  # left and top
     cubic = pillow().Resampling.BICUBIC
-    if max(sides) <= ELONGATED * min(sides):
+    if max(sides) <= ELONGATED * min(sides) and math.prod(sides) <= MAX_PIXELS:
         if scale != 1:
             image = image.resize(sides, cubic)
         return _cut(image, cuts[0], cuts[1], size)
-    # 1 × 65,500 pixels would become 224 × 14,672,000: only what is kept is made. The filter still sees the
-    # pixels around the box.
+    # 1 × 65,500 pixels would become 224 × 14,672,000, and any image as many by a small ratio: only what is
+    # kept is made. The filter still sees the pixels around the box.
     (left, right), (top, bottom) = (
         (cut * own / side, (cut + size) * own / side)
         for cut, own, side in zip(cuts, image.size, sides, strict=True)
