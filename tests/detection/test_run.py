@@ -35,7 +35,7 @@ from dsnet.training.loop import Watch
 from dsnet.training.settings import to_plain
 from tests.detection.conftest import SIDE
 from tests.detection.test_learning import SIZE, TABLE
-from tests.support import assert_close, error_of
+from tests.support import assert_close, error_of, rewrite
 
 
 def config(root: Path, **optim: Any) -> DetectConfig:  # noqa: ANN401
@@ -86,10 +86,14 @@ def _classifier(folder: Path) -> Path:
 
 
 class _StopAt(Watch):
-    """Asks to stop in the middle of an epoch."""
+    """Asks to stop after a step; 0: before the first."""
 
     def __init__(self, step: int) -> None:
         self.step = step
+
+    def started(self, step: int, steps: int) -> None:
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def stepped(self, step: int, epoch: int, images: int) -> None:
         if step == self.step:
@@ -109,6 +113,21 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Pa
     other = config(voc, lr=0.01)
     message = error_of(lambda: train_detector(other, tmp_path / "run", resume=True))
     assert "started with other settings of optim" in message
+
+
+def test_a_run_that_was_stopped_before_its_first_step_goes_on(voc: Path, tmp_path: Path) -> None:
+    stopped = train_detector(config(voc), tmp_path / "run", watch=_StopAt(0))
+    assert (stopped.ending.step, stopped.ending.signal) == (0, signal.SIGTERM)
+    assert train_detector(config(voc), tmp_path / "run", resume=True).ending.done
+
+
+def test_a_checkpoint_without_the_optimizers_state_is_refused(voc: Path, tmp_path: Path) -> None:
+    train_detector(config(voc), tmp_path / "run", watch=_StopAt(4))
+    path = tmp_path / "run" / "last-00000004" / "checkpoint.json"
+    data = json.loads(path.read_text())
+    data["groups"].remove("optimizer")
+    rewrite(path, json.dumps(data))
+    assert "lacks optimizer" in error_of(lambda: train_detector(config(voc), tmp_path / "run", resume=True))
 
 
 def test_a_stop_after_training_says_what_is_saved(

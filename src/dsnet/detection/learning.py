@@ -91,11 +91,14 @@ class DetectorTraining:
         check_step(self.folder, saved, self.steps)
         tell_other_threads(saved, self.threads, self.watch)
         self.step = saved.data["step"]
-        if "optimizer" in saved.tensors:
-            try:
-                restore_optimizer(self.optimizer, saved.tensors["optimizer"], self._unused())
-            except DsnetError as error:
-                raise DsnetError(f"{self.folder} cannot go on: {error}") from error
+        if not self.step:  # stopped before the first step, when the optimiser has no state yet
+            return
+        if "optimizer" not in saved.tensors:
+            raise DsnetError(f"{self.folder}: the checkpoint lacks optimizer; it cannot go on")
+        try:
+            restore_optimizer(self.optimizer, saved.tensors["optimizer"], self._unused())
+        except DsnetError as error:
+            raise DsnetError(f"{self.folder} cannot go on: {error}") from error
 
     def _unused(self) -> Iterator[torch.nn.Parameter]:
         """Parameters that take no part in a step, so that the optimiser keeps nothing for them."""
