@@ -20,10 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import dsnet
+from dsnet.cli.threads import kept_threads
 from dsnet.errors import DsnetWarning
 from dsnet.files import write_text
 from dsnet.report.training import training_page
 from dsnet.training import checkpoint, load_checkpoint, save_checkpoint, train
+from dsnet.training.folder import going_on
 from dsnet.training.records import MetricsFile, read_metrics
 from dsnet.training.results import read_outcome
 from tests.support import error_of, rewrite
@@ -295,6 +297,18 @@ def test_links_to_files_are_read_and_pipes_are_not(model: dsnet.Supernet, tmp_pa
         (folder / name).unlink()
         os.mkfifo(folder / name)  # nobody writes to it: it would block
         assert name in error_of(lambda: load_checkpoint(tmp_path / "run"))
+
+
+def test_a_pipe_names_no_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "last", model, step=1, data={"threads": 3})
+    assert kept_threads(tmp_path) == 3
+    assert "last-00000001 is the checkpoint to go on from" in going_on(tmp_path)
+    (tmp_path / "last").unlink()
+    os.mkfifo(tmp_path / "last")
+    with pytest.warns(DsnetWarning, match="the newest checkpoint of that name is taken"):
+        assert load_checkpoint(tmp_path).data["step"] == 1
+    assert kept_threads(tmp_path) is None
+    assert "nothing is saved" in going_on(tmp_path)
 
 
 # --- reading while another process writes ----------------------------------------------------------------

@@ -7,7 +7,6 @@ all CPUs than with one. The library leaves the number to whoever uses it; the co
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -21,7 +20,9 @@ import torch
 from dsnet.cpus import available_cpus
 from dsnet.errors import DsnetError, DsnetWarning
 from dsnet.models import Supernet
+from dsnet.schema import read_json
 from dsnet.training.launch import launched
+from dsnet.training.stored import named_by
 
 __all__ = ["Work", "fastest", "forward_work", "kept_threads", "settle", "settle_for"]
 
@@ -135,17 +136,12 @@ def _median(work: Work, count: int) -> float:
 
 def kept_threads(folder: Path) -> int | None:
     """The number of threads that a run's last checkpoint was computed with; none where it does not say."""
+    found = named_by(folder, "last")
     try:
-        last = (folder / "last").read_text(encoding="utf-8").strip()
-        data = json.loads((folder / last / "checkpoint.json").read_text(encoding="utf-8"))
-        threads = data.get("threads")
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # loading says what is wrong
+        data = None if found is None else read_json(found / "checkpoint.json")
+    except DsnetError:  # loading says what is wrong
         return None
+    threads = data.get("threads") if isinstance(data, dict) else None
     return threads if type(threads) is int and 1 <= threads <= 4096 else None
 
 

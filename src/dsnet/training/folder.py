@@ -14,7 +14,7 @@ from dsnet.training.checkpoint import Checkpoint, load_checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.lock import locked
 from dsnet.training.settings import from_plain, to_plain
-from dsnet.training.stored import has_last
+from dsnet.training.stored import has_last, named_by
 
 __all__ = ["begin", "going_on", "locked", "read_config", "read_plain", "settings_of", "write_config"]
 
@@ -91,11 +91,10 @@ def begin(
 
 def going_on(folder: Path) -> str:
     """From where a run that breaks off can go on, for a message."""
-    try:
-        last = (folder / "last").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+    last = named_by(folder, "last")
+    if last is None:
         return f"nothing is saved in {folder} yet: start all processes again"
-    return f"{folder / last} is the checkpoint to go on from: start all processes again with --resume"
+    return f"{last} is the checkpoint to go on from: start all processes again with --resume"
 
 
 def _same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+from dsnet.data.regular import open_regular
 from dsnet.errors import DsnetError, DsnetWarning, shorten
 from dsnet.files import sha256_of
 from dsnet.formats import GROUP
@@ -82,8 +83,8 @@ def has_last(run: Path) -> bool:
 
 def _pointer(run: Path, name: str) -> str | None:
     try:
-        with (run / name).open(encoding="utf-8", errors="replace") as file:
-            return file.read(1000).strip()
+        with open_regular(run / name) as file:
+            return file.read(1000).decode("utf-8", errors="replace").strip()
     except OSError:
         return None
 
