@@ -8,19 +8,26 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dsnet.data import load
 from dsnet.errors import DsnetError
+from dsnet.models import create_model
+from dsnet.routing import GateConfig, profile, train_gate
+from dsnet.training import save_checkpoint
 from dsnet.training.agreement import code_digest, settings_facts, state_facts
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.launch import Launch, launched
 from dsnet.training.loop import Loop
-from dsnet.training.ranks import joined
+from dsnet.training.ranks import Ranks, joined
 from dsnet.training.run import pick_device, train
+from dsnet.training.settings import to_plain
 from tests.support import error_of
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -194,10 +201,62 @@ def test_ranks_refuse_other_settings_and_name_the_one_that_is_lost(tmp_path: Pat
     assert [process.returncode for process in processes] == [75, -signal.SIGKILL]
 
 
-def test_weights_and_images_are_part_of_the_state() -> None:
-    from dsnet.data import load
-    from dsnet.models import create_model
+def told_before_training(monkeypatch: pytest.MonkeyPatch, begin: Callable[[], object]) -> dict[str, Any]:
+    """All that is compared across ranks before the first step."""
+    facts: dict[str, Any] = {}
 
+    class BegunError(Exception):
+        pass
+
+    def begun(*args: object, **settings: object) -> None:
+        raise BegunError
+
+    monkeypatch.setattr(Ranks, "agree", lambda self, told, what: facts.update({what: told()}))
+    monkeypatch.setattr(Loop, "run", begun)
+    with pytest.raises(BegunError):
+        begin()
+    return facts
+
+
+def test_the_weights_of_teachers_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their name may differ between machines, so that it says nothing."""
+    facts = []
+    for seed in (0, 1):
+        teacher = create_model("ds_mbnet_tiny", generator=torch.Generator().manual_seed(seed))
+        data = {"input": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+        save_checkpoint(tmp_path / f"teacher{seed}", "last", teacher, step=1, data=data)
+        taught = replace(CONFIG, scheme=SchemeConfig(name="ed", teacher=str(tmp_path / f"teacher{seed}")))
+        run = tmp_path / f"run{seed}"
+        facts.append(told_before_training(monkeypatch, lambda taught=taught, run=run: train(taught, run)))
+    assert facts[0].pop("weights of the teacher") != facts[1].pop("weights of the teacher")
+    assert facts[0] == facts[1]
+
+
+def test_routing_heads_and_costs_of_gates_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes from the files of ``start`` and ``latency``, whose names may differ between machines."""
+    data = {"recipe": to_plain(CONFIG), "input": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    for seed in (0, 1, 2):
+        model = create_model("ds_mbnet_tiny", generator=torch.Generator().manual_seed(seed))
+        save_checkpoint(tmp_path / f"run{seed}", "final", model, step=0, data=data)
+        profile(model.eval(), batches=(1,), repeats=1).save(tmp_path / f"times{seed}.json")
+    facts = [
+        told_before_training(
+            monkeypatch,
+            lambda start=start, times=times: train_gate(
+                tmp_path / "run0",
+                GateConfig(passes=0, start=str(tmp_path / start), latency=str(tmp_path / times)),
+                device="cpu",
+            ),
+        )["images, weights or costs"]
+        for start, times in (("run1", "times1.json"), ("run2", "times1.json"), ("run1", "times2.json"))
+    ]
+    different = [{key for key in told if told[key] != facts[0][key]} for told in facts]
+    assert different == [set(), {"weights"}, {"costs"}]
+
+
+def test_weights_and_images_are_part_of_the_state() -> None:
     images = load("digits", "train")
     first, second = (
         create_model("ds_mbnet_tiny", generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -181,7 +182,6 @@ def train_gate(
         run = open_trained(folder, name, device=device, watch=watch)
         more = {"name": name, "save_as": save_as, "resume": resume}
         ranks.agree(lambda: settings_facts(config, run.config.model, place, **more), "settings")
-        ranks.agree(lambda: state_facts(run.model, run.train, run.saved.data["step"]), "images or weights")
         model, generator = run.model, seeded(config.seed, "routing heads")
         chosen, config = config.chosen(model), config.resolved(model)
         if ranks.first:
@@ -192,6 +192,7 @@ def train_gate(
         model.to(place)
         source, judged = _images(run, config)
         task = _task(run, config, ranks.rank)
+        ranks.agree(lambda: _state_facts(run, task), "images, weights or costs")
         passes, optim = _passes(config, task, len(source), ranks.world), _optim(config, len(source))
         if resume and passes:
             watch.told("signals are kept in memory, so training is quick and starts anew")
@@ -316,6 +317,11 @@ def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateTask:
     views = Views(augment, MixConfig(), run.channels, seed=config.seed, rank=rank, device=device)
     precision = torch.bfloat16 if run.config.run.precision == "bfloat16" else None
     return GateTask(config, model, views, costs=costs, rank=rank, precision=precision, crops=crops)
+
+
+def _state_facts(run: TrainedRun, task: GateTask) -> dict[str, Any]:
+    costs = hashlib.sha256(repr(task.costs).encode()).hexdigest()[:16]
+    return {**state_facts(run.model, run.train, run.saved.data["step"]), "costs": costs}
 
 
 def _passes(config: GateConfig, task: GateTask, images: int, world: int) -> int:

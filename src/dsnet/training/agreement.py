@@ -18,9 +18,9 @@ from dsnet.errors import DsnetError
 from dsnet.models.registry import model_entry
 from dsnet.training.settings import to_plain
 
-__all__ = ["PLACES", "code_digest", "settings_facts", "state_facts"]
+__all__ = ["PLACES", "code_digest", "settings_facts", "state_facts", "weights_digest"]
 
-# Settings that say where and how, and may differ between machines.
+# Settings that say where and how, and may differ between machines; what is read there is compared.
 PLACES = (
     "run.device",
     "run.timeout_minutes",
@@ -75,16 +75,21 @@ def _model_digest(name: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
+def weights_digest(model: nn.Module) -> str:
+    """A digest of all tensors of a module."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
 def state_facts(model: nn.Module, train: Source, step: int) -> dict[str, Any]:
     """Where training begins, with which weights and which images."""
-    weights = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        weights.update(name.encode())
-        weights.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     labels = train.labels.cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return {
         "step": step,
-        "weights": weights.hexdigest()[:16],
+        "weights": weights_digest(model),
         "number of training images": len(train),
         "classes": list(train.classes)[:1000],
         "labels": hashlib.sha256(labels).hexdigest()[:16],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from dsnet.interrupt import stop_on_signals
 from dsnet.models import Supernet, create_model
 from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
-from dsnet.training.agreement import settings_facts, state_facts
+from dsnet.training.agreement import settings_facts, state_facts, weights_digest
 from dsnet.training.checkpoint import Checkpoint, save_checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import Confusion, RouteResult, evaluate_gated
@@ -141,6 +142,7 @@ def _prepare(
     if config.scheme.teacher is not None:
         classes = len(everything.classes)
         teacher = load_teacher(config.scheme.teacher, classes=classes, seen=channels, device=device)
+        ranks.agree(functools.partial(_teacher_facts, teacher), "weights of the teacher")
     steps = len(train) // config.optim.batch * config.optim.epochs
     task = make_task(config, model, views, steps=steps, size=test.size, ranks=ranks, teacher=teacher)
     data = {
@@ -157,6 +159,10 @@ def _prepare(
     placed = train.to(device), None if held_out is None else held_out.to(device)
     loop = Loop(config, task, *placed, channels=channels, folder=folder, ranks=ranks, watch=watch, data=data)
     return loop, test
+
+
+def _teacher_facts(teacher: Teacher) -> dict[str, str]:
+    return {"their digest": weights_digest(teacher.network)}
 
 
 def make_task(
