@@ -130,6 +130,21 @@ def test_a_network_that_has_changed_gives_no_further_routes() -> None:
     assert "has changed since" in error_of(lambda: plan.at(dear))
 
 
+def test_old_and_new_weights_are_not_mixed() -> None:
+    """A gate's plan holds old weights for some routes and takes the network's for the others."""
+    model = copy.deepcopy(network(NAME))
+    x, router = pictures(model, 60), gate(model)
+    x = x[sure_rows(model, x)]
+    plan = runtime.compile(Routed(model, router, router.curve[0].cost), backend="eager", batch_buckets=(1,))
+    before = plan.run(x)
+    held = before.routes <= 1
+    with torch.no_grad():
+        model.head.classifier.weight.mul_(2)
+    for own in (plan, plan.at(router.curve[0].cost)):
+        assert torch.equal(own.run(x[held]).logits, before.logits[held])
+        assert "has changed since" in error_of(lambda own=own: own.run(x[~held]))
+
+
 @pytest.mark.parametrize("bn_key", ["prefix", "stage"])
 def test_several_gates(bn_key: str) -> None:
     """Where parts depend on which others there are, all are made again."""

@@ -14,16 +14,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.router import Router
 from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.engine import Engine, Runner
 from dsnet.runtime.parts import History, share
 from dsnet.runtime.timing import Progress
 
-__all__ = ["Maker", "Needed", "can_spare", "needed_for", "spare_parts"]
+__all__ = ["Maker", "Needed", "Origin", "can_spare", "needed_for", "spare_parts"]
 
 Options = Sequence[tuple[int, ...]]  # choices by gate
 SPARE = 64  # images of a part that runs the network's own weights, at most
@@ -64,19 +66,46 @@ def can_spare(network: Supernet, device: torch.device, precision: torch.dtype, *
     return same and precision in (torch.float32, torch.float64) and not recorded and len(network.gates) == 1
 
 
+class Origin:
+    """The network that a plan was made from, and what its weights were then."""
+
+    def __init__(self, network: Supernet) -> None:
+        self.network = network
+        self.versions = _versions(network)
+
+    def check(self) -> None:
+        """Raises where it is not as it was: the plan has old weights, and would get new ones beside them."""
+        if self.network.training or _versions(self.network) != self.versions:
+            raise DsnetError(
+                "this needs routes that the plan does not hold, and the network that it was made from has "
+                "changed since; compile again, or with budgets='all' before the network changes"
+            )
+
+
+class _Spare:
+    """An executable of the network's weights, as long as they are those that the plan was made from."""
+
+    def __init__(self, call: Executable, origin: Origin) -> None:
+        self.call, self.origin = call, origin
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        self.origin.check()
+        return self.call(*inputs)
+
+
 def spare_parts(
-    network: Supernet, options: Options, held: Options, image_size: int | tuple[int, int] | None
+    origin: Origin, options: Options, held: Options, image_size: int | tuple[int, int] | None
 ) -> dict[History, Runner]:
     """Parts of the choices that are not held, as slices of the network's weights; they take no memory."""
     missing = [tuple(c for c in own if c not in has) for own, has in zip(options, held, strict=True)]
     if not any(missing):
         return {}
     found = {}
-    for history, part in share(network, missing, image_size=image_size).items():
+    for history, part in share(origin.network, missing, image_size=image_size).items():
         if history:
             x = part.example(1)
             call = get_backend("eager").convert(part.module, *x)(*x)
-            found[history] = Runner({SPARE: call}, {SPARE: 1e3}, any_batch=True)
+            found[history] = Runner({SPARE: _Spare(call, origin)}, {SPARE: 1e3}, any_batch=True)
     return found
 
 
@@ -85,13 +114,12 @@ class Maker:
 
     def __init__(
         self,
-        network: Supernet,
+        origin: Origin,
         make: Callable[[Options, Engine, Progress], Engine],
         spare: Callable[[Options, Options], dict[History, Runner]] | None,
         progress: Progress,
     ) -> None:
-        self.network, self.make, self.spare, self.progress = network, make, spare, progress
-        self.versions = _versions(network)
+        self.origin, self.make, self.spare, self.progress = origin, make, spare, progress
         self.lock = threading.Lock()
         self.latest: Engine | None = None  # which holds all that was ever asked for
 
@@ -99,13 +127,13 @@ class Maker:
         self, engine: Engine, router: Router | None, budget: float | None, progress: Progress | None
     ) -> Engine:
         """The engine with all parts that the budget needs; itself, if it has them."""
-        needed = needed_for(self.network, router, budget, every=False)
+        needed = needed_for(self.origin.network, router, budget, every=False)
         wanted = needed.possible if self.spare is None else needed.taken
         with self.lock:
             latest = self.latest or engine
             missing = [set(own) - set(has) for own, has in zip(wanted, latest.options, strict=True)]
             if any(missing):
-                self._check()
+                self.origin.check()
                 union = tuple(
                     tuple(sorted({*own, *has})) for own, has in zip(wanted, latest.options, strict=True)
                 )
@@ -114,13 +142,6 @@ class Maker:
                 latest = replace(latest, spare=self.spare(needed.possible, latest.options))
             self.latest = latest
         return latest
-
-    def _check(self) -> None:
-        if self.network.training or _versions(self.network) != self.versions:
-            raise DsnetError(
-                "this budget needs routes that the plan does not hold yet, and the network that it was made "
-                "from has changed since; compile again, or with budgets='all' before the network changes"
-            )
 
 
 def _versions(network: Supernet) -> tuple[tuple[int, int], ...]:

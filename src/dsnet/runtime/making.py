@@ -22,7 +22,7 @@ from dsnet.runtime.detecting import DetectorPlan, answers_of
 from dsnet.runtime.detector_parts import pack_detector, split_detector
 from dsnet.runtime.engine import Engine, GateChoices, Memory, Recorded, Runner
 from dsnet.runtime.graphed import SIDE, Graphed
-from dsnet.runtime.holding import Maker, can_spare, needed_for, spare_parts
+from dsnet.runtime.holding import Maker, Origin, can_spare, needed_for, spare_parts
 from dsnet.runtime.invariance import chosen, make_invariant
 from dsnet.runtime.lanes import lanes_for
 from dsnet.runtime.parts import (
@@ -154,8 +154,9 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     engine = make(options, None, progress)
     maker = None
     if router is not None and routes is None:
-        spare = functools.partial(spare_parts, network, image_size=image_size) if spares else None
-        maker = Maker(network, make, spare, progress)
+        origin = Origin(network)
+        spare = functools.partial(spare_parts, origin, image_size=image_size) if spares else None
+        maker = Maker(origin, make, spare, progress)
         if spare is not None:
             engine = replace(engine, spare=spare(needed.possible, options))
     plan = Plan(
