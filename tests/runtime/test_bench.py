@@ -393,7 +393,7 @@ def test_the_table_says_what_was_measured_and_where() -> None:
     assert ["mobilenet_v1", "(onnxruntime)", "9.00", "8.00", "to", "10.00", "90%"] in lines
     assert "2 threads, 2450 MHz (CPU), load 1.50 before" in text
     assert "a test: 50% at 0, 25% at 1, 25% at 3" in text
-    assert "route 0 for all, then 1 for 50%, then 3 for 25%" in text
+    assert "route 0 for all images, then route 1 for 50%, then route 3 for 25%" in text
     many = dataclasses.replace(MIXED, shares=dict.fromkeys(range(20), 1 / 20))
     assert "20 from 0 to 19, at most 5%" in bench_text(dataclasses.replace(made_up(), mix=many))
 

@@ -161,7 +161,7 @@ def test_the_command_measures_such_a_mix(folder: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "as its cascade takes them at 510 MAdds, on 8 calibration images: 50% at 0 (" in shown
     assert re.search(r"50% at 0 \(\S+\), 38% at 2 \(\S+\), 12% at 3 \(\S+\)", shown)
-    assert "cascade plan: route 0 for all, then 2 for 50%, then 3 for 12%." in shown
+    assert "cascade plan: route 0 for all images, then route 2 for 50%, then route 3 for 12%" in shown
 
 
 @pytest.mark.parametrize(
