@@ -33,26 +33,25 @@ from torch import Tensor, nn
 import dsnet
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet import runtime
-from dsnet.cli.live import LiveWatch
-from dsnet.detection.calibrate import recalibrate_detector
-from dsnet.detection.config import DetectConfig
-from dsnet.detection.fssd import Detector
-from dsnet.detection.learning import DetectorTraining
-from dsnet.detection.recipes import get_detector_recipe
-from dsnet.detection.run import make_detector, open_pictures, train_detector
+from dsnet.cli.train_progress import LiveWatch
+from dsnet.core.device import pick_device
+from dsnet.core.settings import override, parse_assignments, to_plain
+from dsnet.detection.deploy.partition import pack_detector
+from dsnet.detection.deploy.plan import DetectorPlan
+from dsnet.detection.model.fssd import Detector
+from dsnet.detection.train.api import make_detector, open_pictures, train_detector
+from dsnet.detection.train.bn_calibration import recalibrate_detector
+from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.task import DetectorTraining
+from dsnet.recipes.detection import get_detector_recipe
 from dsnet.report.text import table
-from dsnet.routing import GateConfig
 from dsnet.runtime.backends import get_backend
-from dsnet.runtime.detecting import DetectorPlan
-from dsnet.runtime.detector_parts import pack_detector
-from dsnet.runtime.mix import decisions
-from dsnet.runtime.ways import mixed
+from dsnet.runtime.forced_routes import decisions, mixed
+from dsnet.training import GateConfig
 from dsnet.training.loop import Watch
-from dsnet.training.run import pick_device
-from dsnet.training.settings import override, parse_assignments, to_plain
 
 if TYPE_CHECKING:
-    from dsnet.runtime.ragged.mixed import Mixed  # needs Triton
+    from dsnet.runtime.executors.ragged.executor import Mixed  # needs Triton
 
 WARM_UP = 80  # steps, in which every route is drawn and its graph is made
 BCCD = ("bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus")

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from benchmarks.timing import environment, write_json
+from dsnet.benchmark.api import bench
+from dsnet.benchmark.workloads import Cascade, Mix
 from dsnet.cli.progress import progress
+from dsnet.core.device import pick_device
 from dsnet.models import create_model
 from dsnet.report.text import table
-from dsnet.routing.costs import CostTable
-from dsnet.runtime.bench import bench
-from dsnet.runtime.mix import Cascade, Mix
-from dsnet.training.run import pick_device
+from dsnet.routing.cost_table import CostTable
 
 MEASURED = Path(__file__).parent / "results" / "routing-cifar10-h200.json"
 NETWORK = "ds_mbnet_cifar"

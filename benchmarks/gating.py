@@ -25,13 +25,14 @@ from torch import Tensor
 import dsnet
 from benchmarks.slicing import captured
 from benchmarks.timing import environment, interleaved, write_json
-from dsnet.data.augment import Augment
+from dsnet.data.transforms.augment import Augment
 from dsnet.models import State
 from dsnet.report.text import table
-from dsnet.routing import CostTable, GateConfig
-from dsnet.routing.stage2 import GateTask
+from dsnet.routing import CostTable
+from dsnet.training import GateConfig
 from dsnet.training.config import MixConfig
-from dsnet.training.views import Views
+from dsnet.training.stage1.views import Views
+from dsnet.training.stage2.task import GateTask
 
 
 @torch.no_grad()

@@ -25,16 +25,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.timing import environment, write_json
+from dsnet.core.settings import override
 from dsnet.data import load
-from dsnet.data.augment import Augment, normalise
-from dsnet.data.source import Source
-from dsnet.data.survey import survey
-from dsnet.recipes.own import recipe_for
+from dsnet.data.dataset import Source
+from dsnet.data.inspect import survey
+from dsnet.data.transforms.augment import Augment, normalise
+from dsnet.recipes.custom_data import recipe_for
 from dsnet.report.text import table
+from dsnet.training.api import train
 from dsnet.training.config import DataConfig
 from dsnet.training.loop import Watch
-from dsnet.training.run import train
-from dsnet.training.settings import override
 
 SIDE, EACH, CLASSES = 64, 100, 10
 BATCH = 64

@@ -20,24 +20,17 @@ from typing import Any
 import torch
 
 from benchmarks.timing import environment, write_json
-from dsnet.data.source import Source
+from dsnet.calibration import calibrate, collect, simulate
+from dsnet.calibration.compare import compare
+from dsnet.calibration.difficulty import gate_reports
+from dsnet.calibration.route_outputs import Outputs
+from dsnet.core.settings import override, to_plain
+from dsnet.data.dataset import Source
 from dsnet.report.text import table
-from dsnet.routing import (
-    CostTable,
-    GateConfig,
-    GateRule,
-    calibrate,
-    collect,
-    open_trained,
-    simulate,
-    train_gate,
-)
-from dsnet.routing.cached import SignalStore
-from dsnet.routing.compare import compare
-from dsnet.routing.monitor import gate_reports
-from dsnet.routing.outputs import Outputs
-from dsnet.routing.run import TrainedRun, calibration_images
-from dsnet.training.settings import override, to_plain
+from dsnet.routing import CostTable, GateRule
+from dsnet.training import GateConfig, open_trained, train_gate
+from dsnet.training.stage2.api import TrainedRun, calibration_images
+from dsnet.training.stage2.cache import SignalStore
 
 WIDE = {"first_layer": "separate", "width": 128, "lr": 0.2, "epochs": 30}
 GATES: dict[str, dict[str, Any]] = {

@@ -26,10 +26,10 @@ import torch
 
 from benchmarks.timing import environment, write_json
 from dsnet.cli.train import resolve_recipe
+from dsnet.core.settings import from_plain, override, parse_assignments, to_plain
 from dsnet.report.text import table
+from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
-from dsnet.training.run import train
-from dsnet.training.settings import from_plain, override, parse_assignments, to_plain
 
 Run = dict[str, Any]
 

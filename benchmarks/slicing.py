@@ -27,8 +27,8 @@ from torch import Tensor
 
 import dsnet
 from benchmarks.timing import environment, interleaved, write_json
+from dsnet.benchmark.baselines import indexing, masking
 from dsnet.report.text import table
-from dsnet.runtime.alternatives import indexing, masking
 
 CASES = {
     "ResNet-50 at 0.25": "ds_resnet",

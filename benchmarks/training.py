@@ -24,11 +24,11 @@ from torch import Tensor, nn
 import dsnet
 from benchmarks.slicing import captured
 from benchmarks.timing import environment, interleaved, write_json
-from dsnet.data.augment import Augment, normalise
+from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.report.text import table
 from dsnet.training import Average, Scheme, Stage1
-from dsnet.training.graphs import GraphedStep
 from dsnet.training.optim import make_optimizer, parameter_groups
+from dsnet.training.stage1.graphed_step import GraphedStep
 
 Calls = dict[str, Callable[[], object]]
 

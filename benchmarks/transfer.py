@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import environment, write_json
-from dsnet.cli.live import LiveWatch
+from dsnet.calibration import collect, simulate
 from dsnet.cli.train import resolve_recipe
+from dsnet.cli.train_progress import LiveWatch
 from dsnet.cli.transfer import gate_like
+from dsnet.core.device import pick_device
+from dsnet.core.settings import override, parse_assignments, to_plain
+from dsnet.models.loading import load_checkpoint
 from dsnet.report.text import human, table
-from dsnet.routing import CostTable, GateConfig, GateRule, collect, open_trained, simulate, train_gate
-from dsnet.training.checkpoint import load_checkpoint
-from dsnet.training.run import pick_device, train
-from dsnet.training.settings import override, parse_assignments, to_plain
+from dsnet.routing import CostTable, GateRule
+from dsnet.training import GateConfig, open_trained, train_gate
+from dsnet.training.api import train
 
 GATES = {"scratch": ("anew",), "transfer": ("anew", "transferred")}
 

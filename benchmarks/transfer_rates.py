@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.timing import environment
+from dsnet.core.settings import override, to_plain
 from dsnet.recipes import get_recipe
 from dsnet.report.text import table
+from dsnet.training.api import train
 from dsnet.training.config import DataConfig, TrainConfig
-from dsnet.training.run import train
-from dsnet.training.settings import override, to_plain
 
 
 class Case(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsnet.training.recording import Body, Recorded, Recorder
+from dsnet.core.cuda_graphs.passes import Body, Recorded, Recorder
 
 
 class _Stream:

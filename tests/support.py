@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import dsnet
 from dsnet.gate import RoutingHead
-from dsnet.models.gated import run_gated
+from dsnet.models.group_by_route import run_gated
 from dsnet.slicing import SplitBatchNorm2d
 
 SUPERNETS = dsnet.list_models("supernet")

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 import dsnet
-from dsnet.data.augment import Augment
-from dsnet.models.gated import run_gated
-from dsnet.routing import CostTable, GateConfig
-from dsnet.routing.stage2 import GateTask
+from dsnet.core.seeding import reseed
+from dsnet.data.transforms.augment import Augment
+from dsnet.models.group_by_route import run_gated
+from dsnet.routing import CostTable
 from dsnet.slicing import Mode
-from dsnet.training import Average, Scheme, Stage1
+from dsnet.training import Average, GateConfig, Scheme, Stage1
 from dsnet.training.config import MixConfig
-from dsnet.training.graphs import GraphedStep
-from dsnet.training.seeds import reseed
-from dsnet.training.views import Views
+from dsnet.training.stage1.graphed_step import GraphedStep
+from dsnet.training.stage1.views import Views
+from dsnet.training.stage2.task import GateTask
 from tests.support import FAMILIES, TINY, assert_close, images, randomise, relative_error, spread_gates
 from tests.training.test_step import SCHEMES, setting
 

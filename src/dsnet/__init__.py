@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from dsnet import routing as routing
     from dsnet import runtime as runtime
     from dsnet import training as training
+    from dsnet.calibration import load_routed
     from dsnet.models import Supernet, create_model, list_models, run_gated
     from dsnet.routes import Route, RouteSpace, Slice
-    from dsnet.routing import Routed, load_routed
+    from dsnet.routing import Routed
     from dsnet.slicing import Mode
-    from dsnet.training.recalibrate import recalibrate
+    from dsnet.training.bn_calibration import recalibrate
 
 __version__ = "0.1.0"
 
@@ -62,7 +63,7 @@ _LAZY = {
     "Mode": "dsnet.slicing",
     "recalibrate": "dsnet.training",
     "Routed": "dsnet.routing",
-    "load_routed": "dsnet.routing",
+    "load_routed": "dsnet.calibration",
     "Route": "dsnet.routes",
     "RouteSpace": "dsnet.routes",
     "Slice": "dsnet.routes",

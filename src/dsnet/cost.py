@@ -20,8 +20,8 @@ def cost(
 ) -> Cost:
     """Everything that is counted, for one image at a route of a supernet, or for a static twin."""
     from dsnet.models.counting import route_cost
+    from dsnet.models.static_network import Twin
     from dsnet.models.supernet import Supernet
-    from dsnet.models.twin import Twin
 
     if isinstance(model, Supernet):
         if route is None:

@@ -20,7 +20,7 @@ from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
-from dsnet.slicing.plain import traced
+from dsnet.slicing.static import traced
 
 __all__ = [
     "Code",

@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from dsnet.data.dataset import Crops
 from dsnet.data.decode import Damage, DamagedError, decode, decode_all, open_header
-from dsnet.data.items import Paths
-from dsnet.data.source import Crops
-from dsnet.detection.pictures import stretched
-from dsnet.detection.voc import shown_size
+from dsnet.data.readers.folder import Paths
+from dsnet.detection.data.dataset import stretched
+from dsnet.detection.data.voc import shown_size
 from dsnet.errors import DsnetWarning
 from tests.data.pictures import picture, resized_then_cropped
 from tests.support import error_of

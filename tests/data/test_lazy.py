@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from dsnet.data import ImageSet, load
+from dsnet.data.dataset import Crops
 from dsnet.data.decode import Damage, crop_box, decode, decode_all
-from dsnet.data.items import Paths
 from dsnet.data.lazy import LazySet
-from dsnet.data.source import Crops
+from dsnet.data.readers.folder import Paths
 from tests.data.pictures import SIZE, lazy, picture
 from tests.support import error_of
 
@@ -229,7 +229,7 @@ def test_bad_settings(root: Path) -> None:
 
 
 def test_what_is_lazy_by_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsnet.data.sets.LARGEST", 12 * 3 * SIZE * SIZE)
+    monkeypatch.setattr("dsnet.data.registry.LARGEST", 12 * 3 * SIZE * SIZE)
     assert isinstance(load("imagenet", "train", root=root, size=SIZE), ImageSet)
     assert isinstance(load("imagenet", "train", root=root, size=SIZE + 1), LazySet)
     assert isinstance(load("imagenet", "train", root=root, size=SIZE + 1, lazy=False), ImageSet)

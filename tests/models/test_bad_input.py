@@ -8,7 +8,7 @@ import torch
 
 import dsnet
 from dsnet.gate import Gate
-from dsnet.models.gated import Decide, run_gated
+from dsnet.models.group_by_route import Decide, run_gated
 from dsnet.routes import Route
 from tests.support import SUPERNETS, error_of, images, random_model
 

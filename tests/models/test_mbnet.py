@@ -6,7 +6,7 @@ import torch
 
 import dsnet
 from dsnet import runtime
-from dsnet.detection.fssd import Detector
+from dsnet.detection.model.fssd import Detector
 from tests.support import assert_close, error_of
 
 

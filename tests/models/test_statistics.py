@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dsnet
-from dsnet.models.gated import run_gated
+from dsnet.models.group_by_route import run_gated
 from dsnet.slicing import KeyState, Mode, batch_statistics
 from tests.support import error_of, images
 

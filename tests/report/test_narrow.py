@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnet.detection.evaluate import DetectionResult
+from dsnet.detection.eval.evaluate import DetectionResult
 from dsnet.report.bench import bench_page
 from dsnet.report.detection import detection_page
 from dsnet.report.page import bar_chart, html_table, page

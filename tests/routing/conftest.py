@@ -8,21 +8,15 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
+from dsnet.calibration import calibrate, collect
 from dsnet.cli import main
 from dsnet.data import load
-from dsnet.data.augment import Augment
-from dsnet.routing import (
-    CostTable,
-    GateConfig,
-    calibrate,
-    collect,
-    open_trained,
-    train_gate,
-)
-from dsnet.routing.predict import Prediction, Predictor
-from dsnet.training import save_checkpoint
+from dsnet.data.transforms.augment import Augment
+from dsnet.inference.classify import Prediction, Predictor
+from dsnet.routing import CostTable
+from dsnet.training import GateConfig, open_trained, save_checkpoint, train_gate
+from dsnet.training.api import train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.run import train
 
 COUNT = 24
 BASE = TrainConfig(

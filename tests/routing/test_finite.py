@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 import dsnet
+from dsnet.calibration import collect
+from dsnet.calibration.route_outputs import simulate
 from dsnet.cli import main
-from dsnet.data.augment import normalise
+from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetWarning
+from dsnet.inference.classify import Prediction, Unanswered, open_predictor
 from dsnet.models import State, Supernet
-from dsnet.models.gated import Routable
-from dsnet.routing import CascadeRule, GateRule, RoutedOutput, Router, collect
-from dsnet.routing.outputs import simulate
-from dsnet.routing.predict import Prediction, Unanswered, open_predictor
+from dsnet.models.group_by_route import Routable
+from dsnet.routing import CascadeRule, GateRule, RoutedOutput, Router
 from dsnet.routing.session import Session
 from dsnet.slicing import Mode
 from dsnet.training import load_model, save_checkpoint

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import dsnet
 from dsnet.routing import CascadeRule, CostTable, Point, Routed, Router
-from dsnet.routing.moves import cheaper_moves, within
-from dsnet.routing.rules import margin
+from dsnet.routing.budget import cheaper_moves, within
+from dsnet.routing.policies import margin
 from dsnet.routing.session import Drift, Session
 from tests.routing.test_rules import spread
 from tests.support import error_of

@@ -11,12 +11,12 @@ from torch import Tensor
 
 import dsnet
 from dsnet import runtime
-from dsnet.models.gated import run_gated
+from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadeRule, CostTable, GateRule
+from dsnet.routing.policies import margin
 from dsnet.routing.router import Point, Router
-from dsnet.routing.rules import margin
+from dsnet.runtime.executors.penalties import prices_of
 from dsnet.runtime.plan import Plan
-from dsnet.runtime.prices import prices_of
 from tests.runtime.conftest import network, pictures, sure_rows
 
 pytestmark = pytest.mark.gpu

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import dsnet
 from dsnet import runtime
-from dsnet.models.gated import run_gated
+from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadeRule, CostTable, GateRule, Routed
+from dsnet.routing.policies import margin
 from dsnet.routing.router import Point, Router
-from dsnet.routing.rules import margin
 from dsnet.routing.session import Session
 from tests.runtime.conftest import network, pictures, plan_of, sure_rows
 from tests.support import TINY, assert_close, error_of, relative_error

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dsnet import RouteSpace, Slice, Supernet
 from dsnet.data import load
-from dsnet.data.augment import normalise
+from dsnet.data.transforms.augment import normalise
 from dsnet.gate import Gate
 from dsnet.models import Factory, Geometry, Step, register_supernet, registry
 from dsnet.models.blocks import ConvNormAct, NormSpec, PoolHead, make_activation

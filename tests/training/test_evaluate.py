@@ -7,8 +7,9 @@ import torch
 
 import dsnet
 from dsnet.data import load
-from dsnet.data.augment import normalise
-from dsnet.training import Average, Scheme, Stage1, evaluate, recalibrate
+from dsnet.data.transforms.augment import normalise
+from dsnet.training import Average, Scheme, Stage1, recalibrate
+from dsnet.training.evaluate import evaluate
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 from tests.support import TINY, error_of, images, randomise
 

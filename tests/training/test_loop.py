@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsnet.data.augment import Augment
+from dsnet.core.metrics_log import DivergedError, LossBuffer, MetricsFile
+from dsnet.core.settings import to_plain
+from dsnet.data.transforms.augment import Augment
 from dsnet.training import load_checkpoint, load_model
+from dsnet.training.api import Outcome, read_config, train
 from dsnet.training.config import DataConfig, MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.evaluate import RouteResult
 from dsnet.training.loop import Watch
-from dsnet.training.records import DivergedError, LossBuffer, MetricsFile
-from dsnet.training.run import Outcome, read_config, train
-from dsnet.training.settings import to_plain
 from tests.support import error_of
 
 pytestmark = pytest.mark.xdist_group("loop")
@@ -128,9 +128,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 KILL = """
 import os, signal, sys
 from pathlib import Path
-import dsnet.training.checkpoint as checkpoint
+import dsnet.models.loading as checkpoint
 from dsnet.training.loop import Watch
-from dsnet.training.run import train
+from dsnet.training.api import train
 from tests.training.test_loop import CONFIGS
 from dataclasses import replace
 

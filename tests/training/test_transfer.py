@@ -16,14 +16,13 @@ from PIL import Image
 import dsnet
 from dsnet.cli import main
 from dsnet.data import load
-from dsnet.data.augment import normalise
+from dsnet.data.transforms.augment import normalise
+from dsnet.models.loading import load_checkpoint, load_model
 from dsnet.recipes import get_recipe, list_recipes
-from dsnet.routing import GateConfig
-from dsnet.routing.run import train_gate
 from dsnet.slicing import KeyState
-from dsnet.training import train
-from dsnet.training.checkpoint import load_checkpoint, load_model
+from dsnet.training import GateConfig, train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
+from dsnet.training.stage2.api import train_gate
 from dsnet.training.transfer import fine_tuning, routing_from, start_from, transfer_rate
 from tests.data.test_sets import write_cifar
 from tests.support import error_of

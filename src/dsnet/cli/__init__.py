@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dsnet.cli.last_resort import report_internal
+from dsnet.cli.crash_report import report_internal
 from dsnet.cli.parsers import build_parser
 from dsnet.cli.progress import CLEARED
 from dsnet.cli.user_modules import import_modules
+from dsnet.core.interrupt import stopped_status, terminable
 from dsnet.errors import DsnetError, DsnetWarning, printable
-from dsnet.interrupt import stopped_status, terminable
 
 __all__ = ["build_parser", "main"]
 

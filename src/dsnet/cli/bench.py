@@ -9,20 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dsnet.benchmark.api import BenchResult, bench
+from dsnet.benchmark.workloads import Mix, measured_mix, read_mix
+from dsnet.calibration.calibration import Calibration
 from dsnet.cli.options import check_out, locking, open_network
-from dsnet.cli.stages import StageLog
+from dsnet.cli.stage_progress import StageLog
 from dsnet.cli.threads import settle_for
+from dsnet.core.device import pick_device
+from dsnet.core.files import write_output
 from dsnet.errors import DsnetError, shorten
-from dsnet.files import write_output
 from dsnet.models import Supernet, list_models
+from dsnet.models.loading import load_checkpoint
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.report.provenance import provenance
-from dsnet.routing import GateConfig
-from dsnet.routing.calibration import Calibration
-from dsnet.runtime.bench import BenchResult, bench
-from dsnet.runtime.mix import Mix, measured_mix, read_mix
-from dsnet.training.checkpoint import load_checkpoint
-from dsnet.training.run import pick_device
+from dsnet.training import GateConfig
 
 __all__ = ["run"]
 

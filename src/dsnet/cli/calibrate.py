@@ -7,20 +7,20 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from dsnet.calibration.calibration import Calibration, RouterName, has_trained_gates
+from dsnet.calibration.compare import compare
+from dsnet.calibration.route_outputs import Outputs, simulate
+from dsnet.calibration.search import interpolate, static_points
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import forward_work, settle
 from dsnet.cli.train import write_page_again
+from dsnet.core.device import pick_device
 from dsnet.errors import DsnetError
+from dsnet.models.loading import load_classifier
 from dsnet.report.text import table
-from dsnet.routing.calibration import Calibration, RouterName, has_trained_gates
-from dsnet.routing.compare import compare
-from dsnet.routing.costs import CostTable
-from dsnet.routing.curves import interpolate, static_points
-from dsnet.routing.outputs import Outputs, simulate
+from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import parse_budget, written
-from dsnet.routing.run import calibrate_run
-from dsnet.training.checkpoint import load_classifier
-from dsnet.training.run import pick_device
+from dsnet.training.stage2.api import calibrate_run
 
 __all__ = ["run"]
 

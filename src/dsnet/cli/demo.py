@@ -16,32 +16,27 @@ from typing import Any
 
 import torch
 
-from dsnet.cli.live import LiveWatch
-from dsnet.data.augment import Augment
+from dsnet.calibration import collect
+from dsnet.calibration.compare import Comparison, compare
+from dsnet.cli.train_progress import LiveWatch
+from dsnet.core.files import write_text
+from dsnet.core.formats import RESULTS
+from dsnet.core.metrics_log import read_metrics
+from dsnet.core.schema import read_json
+from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError
-from dsnet.files import write_text
-from dsnet.formats import RESULTS
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe
 from dsnet.report.page import png_bytes
-from dsnet.report.story import Example, Story, story_page
+from dsnet.report.routing import Example, Story, story_page
 from dsnet.report.text import human, table
-from dsnet.routing import (
-    CostTable,
-    GateConfig,
-    Point,
-    Routed,
-    collect,
-    train_gate,
-)
-from dsnet.routing.compare import Comparison, compare
-from dsnet.routing.run import TrainedRun, calibrate_run
-from dsnet.schema import read_json
+from dsnet.routing import CostTable, Point, Routed
+from dsnet.training import GateConfig, train_gate
+from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
-from dsnet.training.folder import locked
 from dsnet.training.loop import Ending
-from dsnet.training.records import read_metrics
-from dsnet.training.run import train
+from dsnet.training.run_dir import locked
+from dsnet.training.stage2.api import TrainedRun, calibrate_run
 
 __all__ = ["run"]
 

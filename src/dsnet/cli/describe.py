@@ -10,7 +10,7 @@ from dsnet.cost import cost
 from dsnet.models import Supernet, create_model
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import human
-from dsnet.routing.config import LossWeights
+from dsnet.training.stage2.config import LossWeights
 
 __all__ = ["run"]
 

@@ -12,21 +12,21 @@ from pathlib import Path
 from dsnet.cli.options import check_out, locking
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
+from dsnet.core.device import pick_device
+from dsnet.core.files import write_output
 from dsnet.data.decode import DamagedError
-from dsnet.data.find import find_images
-from dsnet.detection.counts import plural
-from dsnet.detection.draw import draw_boxes, drawn_names
-from dsnet.detection.evaluate import evaluate_detector
-from dsnet.detection.pictures import load_pictures, read_splits
-from dsnet.detection.predict import Found, find_boxes
-from dsnet.detection.run import tell_problems
-from dsnet.detection.saved import SavedDetector, load_detector
+from dsnet.data.find_images import find_images
+from dsnet.detection.data.dataset import load_pictures, read_splits
+from dsnet.detection.data.summary import plural
+from dsnet.detection.eval.evaluate import evaluate_detector
+from dsnet.detection.io import SavedDetector, load_detector
+from dsnet.detection.train.api import tell_problems
+from dsnet.detection.visualize import draw_boxes, drawn_names
 from dsnet.errors import DsnetError, printable
-from dsnet.files import write_output
+from dsnet.inference.detect import Found, find_boxes
 from dsnet.report.detection import detection_table
 from dsnet.report.text import human, one_line, table
 from dsnet.slicing import KeyState
-from dsnet.training.run import pick_device
 
 __all__ = ["run_evaluate", "run_predict"]
 

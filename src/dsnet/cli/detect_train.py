@@ -9,14 +9,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dsnet.cli.detect_live import BoxWatch
+from dsnet.cli.detect_progress import BoxWatch
 from dsnet.cli.threads import forward_work, kept_threads, settle
-from dsnet.detection.config import DetectConfig
-from dsnet.detection.counts import ahead_text, count_boxes, plural
-from dsnet.detection.pictures import read_splits
-from dsnet.detection.predict import Found, find_boxes
-from dsnet.detection.recipes import get_detector_recipe
-from dsnet.detection.run import (
+from dsnet.core.device import pick_device
+from dsnet.core.files import write_text
+from dsnet.core.run_lock import LockedError
+from dsnet.core.settings import check_kind, keys_of, override, parse_assignments, to_plain
+from dsnet.detection.data.dataset import read_splits
+from dsnet.detection.data.summary import ahead_text, count_boxes, plural
+from dsnet.detection.io import load_detector
+from dsnet.detection.train.api import (
     PROBLEMS,
     RESULTS,
     DetectionOutcome,
@@ -24,16 +26,14 @@ from dsnet.detection.run import (
     tell_problems,
     train_detector,
 )
-from dsnet.detection.saved import load_detector
+from dsnet.detection.train.config import DetectConfig
 from dsnet.errors import DsnetError
-from dsnet.files import write_text
+from dsnet.inference.detect import Found, find_boxes
 from dsnet.models import create_model
+from dsnet.recipes.detection import get_detector_recipe
 from dsnet.report.detection import detection_page, detection_table
 from dsnet.training.config import TrainConfig
-from dsnet.training.folder import locked, read_plain, settings_of
-from dsnet.training.lock import LockedError
-from dsnet.training.run import pick_device
-from dsnet.training.settings import check_kind, keys_of, override, parse_assignments, to_plain
+from dsnet.training.run_dir import locked, read_plain, settings_of
 
 __all__ = ["run"]
 

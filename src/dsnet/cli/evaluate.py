@@ -7,13 +7,13 @@ import json
 import math
 from dataclasses import asdict
 
+from dsnet.cli.evaluate_routed import run_routed
 from dsnet.cli.options import locking, open_run
 from dsnet.cli.progress import progress
-from dsnet.cli.routed import run_routed
 from dsnet.cli.threads import settle_for
-from dsnet.data.augment import normalise
+from dsnet.core.files import write_output
+from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError, printable, shorten
-from dsnet.files import write_output
 from dsnet.report.page import page
 from dsnet.report.plot import Point, accuracy_plot, for_any_width
 from dsnet.report.text import bar, csv_text, human, table

@@ -7,17 +7,17 @@ import json
 import signal
 import sys
 
-from dsnet.cli.live import LiveWatch
 from dsnet.cli.parsers.common import plain as as_set
 from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.cli.train import write_page_again
-from dsnet.interrupt import stopped_status
+from dsnet.cli.train_progress import LiveWatch
+from dsnet.core.device import pick_device
+from dsnet.core.interrupt import stopped_status
+from dsnet.core.settings import override, parse_assignments, to_plain
+from dsnet.models.loading import load_classifier
 from dsnet.report.text import bar, table
-from dsnet.routing.config import GateConfig
-from dsnet.routing.run import GateOutcome, train_gate
-from dsnet.training.checkpoint import load_classifier
-from dsnet.training.run import pick_device
-from dsnet.training.settings import override, parse_assignments, to_plain
+from dsnet.training.stage2.api import GateOutcome, train_gate
+from dsnet.training.stage2.config import GateConfig
 
 __all__ = ["run", "tell"]
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dsnet.core.device import pick_device
+from dsnet.core.run_lock import locked_outputs
 from dsnet.data import ImageSet, LazySet, load
-from dsnet.data.classes import in_classes_of
-from dsnet.data.sets import Split
+from dsnet.data.class_mapping import in_classes_of
+from dsnet.data.registry import Split
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet, create_model, list_models
+from dsnet.models.loading import load_classifier
 from dsnet.models.registry import model_entry
 from dsnet.training import Checkpoint
-from dsnet.training.checkpoint import load_classifier
-from dsnet.training.lock import locked_outputs
-from dsnet.training.run import pick_device
 
 __all__ = [
     "OpenedRun",

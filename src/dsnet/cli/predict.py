@@ -12,11 +12,11 @@ from typing import TextIO
 from dsnet.cli.options import check_out, locking
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
-from dsnet.data.find import find_images
+from dsnet.data.find_images import find_images
 from dsnet.errors import DsnetError, printable
+from dsnet.inference.classify import Prediction, Unanswered, Unread, open_predictor
 from dsnet.report.text import human, table
-from dsnet.routing.costs import CostTable
-from dsnet.routing.predict import Prediction, Unanswered, Unread, open_predictor
+from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import written
 
 __all__ = ["run"]

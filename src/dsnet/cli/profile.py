@@ -10,13 +10,14 @@ import torch
 from dsnet.cli.options import check_out, locking, open_network
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
+from dsnet.core.device import pick_device
 from dsnet.cost import madds
 from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
 from dsnet.routes import evenly
-from dsnet.routing import LatencyTable, profile
+from dsnet.routing import LatencyTable
 from dsnet.runtime import profile_plan
-from dsnet.training.run import pick_device
+from dsnet.runtime.profile_network import profile
 
 __all__ = ["run"]
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from dsnet.cli.options import OpenedRun, open_run
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
-from dsnet.data.augment import Augment
+from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError, printable
-from dsnet.routing.run import kept_data
+from dsnet.models.loading import default_name
 from dsnet.training import TrainConfig, recalibrate, save_checkpoint
-from dsnet.training.checkpoint import default_name
 from dsnet.training.config import MixConfig
-from dsnet.training.folder import locked, settings_of
-from dsnet.training.views import Views
+from dsnet.training.run_dir import locked, settings_of
+from dsnet.training.stage1.views import Views
+from dsnet.training.stage2.api import kept_data
 
 __all__ = ["run"]
 

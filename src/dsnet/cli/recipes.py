@@ -6,10 +6,10 @@ import argparse
 import difflib
 import json
 
-from dsnet.detection.recipes import DETECTORS
+from dsnet.core.settings import to_plain
 from dsnet.errors import DsnetError, shorten
 from dsnet.recipes import get_recipe, list_recipes
-from dsnet.training.settings import to_plain
+from dsnet.recipes.detection import DETECTORS
 
 __all__ = ["run"]
 

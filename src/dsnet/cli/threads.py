@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from dsnet.cpus import available_cpus
+from dsnet.core.checkpoint_files import named_by
+from dsnet.core.cpus import available_cpus
+from dsnet.core.distributed.launch import launched
+from dsnet.core.schema import read_json
 from dsnet.errors import DsnetError, DsnetWarning
 from dsnet.models import Supernet
-from dsnet.schema import read_json
-from dsnet.training.launch import launched
-from dsnet.training.stored import named_by
 
 __all__ = ["Work", "fastest", "forward_work", "kept_threads", "settle", "settle_for"]
 

@@ -11,34 +11,35 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from dsnet.cli.live import LiveWatch
+from dsnet.calibration.difficulty import GateReport
 from dsnet.cli.threads import Work, forward_work, kept_threads, settle
-from dsnet.data.survey import Survey, survey
-from dsnet.detection.config import DetectConfig
-from dsnet.detection.recipes import DETECTORS
+from dsnet.cli.train_progress import LiveWatch
+from dsnet.core.checkpoint_files import has_last
+from dsnet.core.device import pick_device
+from dsnet.core.distributed.launch import launched
+from dsnet.core.files import write_text
+from dsnet.core.formats import GATE_REPORTS, ROUTING
+from dsnet.core.interrupt import stopped_status
+from dsnet.core.metrics_log import read_metrics
+from dsnet.core.run_lock import LockedError
+from dsnet.core.schema import check
+from dsnet.core.settings import check_kind, keys_of, override, parse_assignments, to_plain
+from dsnet.data.inspect import Survey, survey
+from dsnet.detection.train.config import DetectConfig
 from dsnet.errors import DsnetError, DsnetWarning, printable
-from dsnet.files import write_text
-from dsnet.formats import GATE_REPORTS, ROUTING
-from dsnet.interrupt import stopped_status
 from dsnet.models import Supernet, create_model
+from dsnet.models.loading import load_checkpoint
 from dsnet.recipes import get_recipe, list_recipes
-from dsnet.recipes.own import recipe_for
+from dsnet.recipes.custom_data import recipe_for
+from dsnet.recipes.detection import DETECTORS
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import bar, human, table
 from dsnet.report.training import before_text, low_accuracy, training_page
-from dsnet.routing.monitor import GateReport
-from dsnet.schema import check
-from dsnet.training.checkpoint import load_checkpoint
+from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import estimate, image_size, step_cost, timed_step
-from dsnet.training.folder import locked, read_config, read_plain, settings_of
-from dsnet.training.launch import launched
-from dsnet.training.lock import LockedError
-from dsnet.training.records import read_metrics
 from dsnet.training.results import Outcome, read_outcome
-from dsnet.training.run import pick_device, train
-from dsnet.training.settings import check_kind, keys_of, override, parse_assignments, to_plain
-from dsnet.training.stored import has_last
+from dsnet.training.run_dir import locked, read_config, read_plain, settings_of
 from dsnet.training.transfer import check_start
 
 __all__ = ["run", "resolve_recipe", "stopped_at_once", "tell", "write_page_again"]

@@ -9,19 +9,20 @@ from pathlib import Path
 
 from dsnet.cli import gate as gate_command
 from dsnet.cli import train as train_command
-from dsnet.cli.live import LiveWatch
 from dsnet.cli.threads import forward_work, kept_threads, settle
-from dsnet.data.survey import survey
+from dsnet.cli.train_progress import LiveWatch
+from dsnet.core.device import pick_device
+from dsnet.core.interrupt import stopped_status
+from dsnet.core.settings import override, parse_assignments
+from dsnet.data.inspect import survey
 from dsnet.errors import DsnetError, printable
-from dsnet.interrupt import stopped_status
 from dsnet.models import create_model
-from dsnet.routing.config import GateConfig, LossWeights
-from dsnet.routing.run import train_gate
-from dsnet.training.checkpoint import Checkpoint
+from dsnet.models.loading import Checkpoint
+from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
-from dsnet.training.folder import read_config
-from dsnet.training.run import pick_device, train
-from dsnet.training.settings import override, parse_assignments
+from dsnet.training.run_dir import read_config
+from dsnet.training.stage2.api import train_gate
+from dsnet.training.stage2.config import GateConfig, LossWeights
 from dsnet.training.transfer import checkpoint_of, fine_tuning, trained_on
 
 __all__ = ["run", "gate_like"]

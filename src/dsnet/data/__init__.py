@@ -1,8 +1,8 @@
 """Images to train and test with: sets by name, folders of classes, Parquet tables."""
 
-from dsnet.data.images import ImageSet
+from dsnet.data.dataset import Crops, Source
+from dsnet.data.in_memory import ImageSet
 from dsnet.data.lazy import LazySet
-from dsnet.data.sets import SETS, load
-from dsnet.data.source import Crops, Source
+from dsnet.data.registry import SETS, load
 
 __all__ = ["SETS", "Crops", "ImageSet", "LazySet", "Source", "load"]

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.cpus import available_cpus
-from dsnet.data.regular import open_regular
-from dsnet.data.source import Crops
+from dsnet.core.cpus import available_cpus
+from dsnet.core.open_file import open_regular
+from dsnet.data.dataset import Crops
 from dsnet.errors import DsnetError, DsnetWarning, install_hint, printable, shorten
 
 __all__ = [

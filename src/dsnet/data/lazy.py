@@ -9,8 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from dsnet.data.decode import Damage, Items, pillow, processors
-from dsnet.data.source import (
+from dsnet.data.dataset import (
     Crops,
     channel_statistics,
     check_labels,
@@ -19,7 +18,8 @@ from dsnet.data.source import (
     epoch_order,
     held_out,
 )
-from dsnet.data.workers import Work, run
+from dsnet.data.decode import Damage, Items, pillow, processors
+from dsnet.data.decode_workers import Work, run
 from dsnet.errors import DsnetError
 
 __all__ = ["LazySet"]

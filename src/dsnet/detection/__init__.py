@@ -1,11 +1,16 @@
-"""Detection: boxes, and how well they are found."""
+"""Detection: FSSD on a supernet, its data, training, evaluation and plans.
+
+Importing this package registers the detector's partitioner, so that `dsnet.runtime.compile` takes detectors.
+"""
 
 from __future__ import annotations
 
 from dsnet.detection.boxes import area, decode, encode, iou, match, nms
-from dsnet.detection.metrics import Detections, MeanPrecision, Truth, mean_precision
+from dsnet.detection.deploy.plan import DetectorPlan
+from dsnet.detection.eval.metrics import Detections, MeanPrecision, Truth, mean_precision
 
 __all__ = [
+    "DetectorPlan",
     "Detections",
     "MeanPrecision",
     "Truth",

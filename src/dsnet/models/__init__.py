@@ -1,14 +1,14 @@
 """The supernets of the paper, their static twins, and the registry that knows them by name."""
 
 from dsnet.models.blocks import Block, Factory, Step
-from dsnet.models.depth import DepthNet
-from dsnet.models.gated import Decide, GatedOutput, greedy, run_gated
-from dsnet.models.geometry import Geometry
+from dsnet.models.group_by_route import Decide, GatedOutput, greedy, run_gated
+from dsnet.models.input_spec import Geometry
+from dsnet.models.mbnet_depth import DepthNet
 from dsnet.models.mobilenet import MBNet
+from dsnet.models.reference_nets import DeiT, MobileNetV1, ResNet50
 from dsnet.models.registry import create_model, initialise, list_models, register_supernet, register_twin
 from dsnet.models.resnet import ResNet
 from dsnet.models.supernet import BoundRoute, ModelSpec, State, Supernet
-from dsnet.models.twins import DeiT, MobileNetV1, ResNet50
 from dsnet.models.vit import ViT
 
 __all__ = [

@@ -21,7 +21,7 @@ from dsnet.gate import Gate
 from dsnet.routes import Slice
 from dsnet.slicing import Mode, SlicedConv2d, SlicedGroupNorm, SlicedLinear, SplitBatchNorm2d
 from dsnet.slicing import functional as SF
-from dsnet.slicing.plain import fuse
+from dsnet.slicing.static import fuse
 
 __all__ = [
     "ACTIVATIONS",

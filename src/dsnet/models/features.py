@@ -17,7 +17,7 @@ from torch import Tensor
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import Code
-from dsnet.models.gated import Decide
+from dsnet.models.group_by_route import Decide
 from dsnet.routes import Route
 from dsnet.slicing import Mode
 

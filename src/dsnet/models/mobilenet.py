@@ -15,10 +15,10 @@ from torch import nn
 
 from dsnet.gate import Gate, OpenGate
 from dsnet.models.blocks import ConvNormAct, Factory, NormSpec, PoolHead, Step, make_activation
-from dsnet.models.geometry import Geometry
+from dsnet.models.input_spec import Geometry
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.separable import SeparableBlock
+from dsnet.models.separable_block import SeparableBlock
 from dsnet.models.supernet import Supernet, norm_keys
 from dsnet.routes import RouteSpace, Slice, thirds
 from dsnet.slicing import SlicedConv2d

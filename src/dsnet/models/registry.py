@@ -17,8 +17,8 @@ from torch import nn
 
 from dsnet.errors import DsnetError, printable, shorten
 from dsnet.models.blocks import Factory
+from dsnet.models.static_network import Twin
 from dsnet.models.supernet import ModelSpec, Supernet
-from dsnet.models.twin import Twin
 
 __all__ = [
     "ModelEntry",

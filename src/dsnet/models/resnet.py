@@ -32,13 +32,13 @@ from dsnet.models.blocks import (
     make_activation,
 )
 from dsnet.models.counting import prefix_cost, segment_cost
-from dsnet.models.geometry import Geometry
+from dsnet.models.input_spec import Geometry
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.supernet import SliceTable, Supernet, norm_keys
 from dsnet.routes import Route, RouteSpace, Slice, thirds
 from dsnet.slicing import Mode, SlicedConv2d
-from dsnet.slicing.plain import traced
+from dsnet.slicing.static import traced
 
 __all__ = ["Bottleneck", "ResNet", "ResNetTable"]
 

@@ -33,8 +33,8 @@ from dsnet.models.features import (
     features_behind,
     routed_features,
 )
-from dsnet.models.gated import Decide, finish_along, greedy, run_gated
-from dsnet.models.geometry import Geometry
+from dsnet.models.group_by_route import Decide, finish_along, greedy, run_gated
+from dsnet.models.input_spec import Geometry
 from dsnet.routes import Route, RouteSpace, Slice
 from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d
 

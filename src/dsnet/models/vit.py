@@ -26,10 +26,10 @@ from dsnet.models.blocks import (
     drop_features,
     make_activation,
 )
-from dsnet.models.geometry import Geometry
+from dsnet.models.input_spec import Geometry
 from dsnet.models.options import ViTOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.separable import SeparableBlock
+from dsnet.models.separable_block import SeparableBlock
 from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice
 from dsnet.slicing import (
@@ -41,7 +41,7 @@ from dsnet.slicing import (
     SlicedMLP,
     SlicedPatchEmbed,
 )
-from dsnet.slicing.plain import traced
+from dsnet.slicing.static import traced
 
 __all__ = ["TransformerBlock", "ViT", "ViTTable"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsnet.data.augment import Augment
+from dsnet.data.transforms.augment import Augment
 from dsnet.recipes.registry import Recipe, register_recipe
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 

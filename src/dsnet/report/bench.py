@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dsnet.benchmark.api import Baseline, BatchResult, BenchResult, Spread
 from dsnet.report.page import escape, page
 from dsnet.report.plot import WIDE, Bar, Size, bar_plot, for_any_width
 from dsnet.report.text import human, table
-from dsnet.runtime.bench import Baseline, BatchResult, BenchResult, Spread
 
 __all__ = ["bench_page", "bench_plot", "bench_text"]
 

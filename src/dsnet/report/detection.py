@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsnet.data.decode import DamagedError
-from dsnet.detection.counts import Counted, plural
-from dsnet.detection.draw import drawn
-from dsnet.detection.evaluate import DetectionResult
-from dsnet.detection.predict import Found
-from dsnet.detection.voc import Problem
+from dsnet.detection.data.summary import Counted, plural
+from dsnet.detection.data.voc import Problem
+from dsnet.detection.eval.evaluate import DetectionResult
+from dsnet.detection.visualize import drawn
+from dsnet.inference.detect import Found
 from dsnet.report.page import bar_chart, escape, page
 from dsnet.report.plot import Point, accuracy_plot, for_any_width
 from dsnet.report.text import bar, human, table

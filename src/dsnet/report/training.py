@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsnet.data.survey import Survey
+from dsnet.calibration.difficulty import GateReport
+from dsnet.data.inspect import Survey
 from dsnet.report.page import bar_chart, escape, page
 from dsnet.report.plot import Point, accuracy_plot, for_any_width, line_plot
 from dsnet.report.text import human, roughly
-from dsnet.routing.monitor import GateReport
 from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import Estimate
 from dsnet.training.results import Images, Outcome

@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from dsnet.core.files import write_output
+from dsnet.core.formats import LATENCY
+from dsnet.core.schema import check, read_json
 from dsnet.errors import DsnetError, shorten
-from dsnet.files import write_output
-from dsnet.formats import LATENCY
 from dsnet.models import Supernet
 from dsnet.models.supernet import ModelSpec
-from dsnet.routing.costs import CostTable
-from dsnet.schema import check, read_json
+from dsnet.routing.cost_table import CostTable
 
 __all__ = ["BatchTimes", "DeviceKind", "LatencyTable", "Time", "Weights", "device_name"]
 

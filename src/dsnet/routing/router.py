@@ -12,9 +12,9 @@ from torch import Tensor
 
 from dsnet.counts import human
 from dsnet.errors import DsnetError, shorten
-from dsnet.models.gated import Routable
-from dsnet.routing.costs import CostTable, Unit
-from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput
+from dsnet.models.group_by_route import Routable
+from dsnet.routing.cost_table import CostTable, Unit
+from dsnet.routing.policies import CascadeRule, GateRule, RoutedOutput
 
 __all__ = ["Point", "Routed", "Router", "RouterKind", "parse_budget", "written"]
 

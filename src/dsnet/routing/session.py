@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError, DsnetWarning
+from dsnet.routing.policies import RoutedOutput
 from dsnet.routing.router import Routed, parse_budget, written
-from dsnet.routing.rules import RoutedOutput
 
 __all__ = ["Drift", "Session"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dsnet.runtime import parts
+from dsnet.runtime.api import compile  # noqa: A004  (as torch.compile)
 from dsnet.runtime.backends import get_backend, list_backends
-from dsnet.runtime.engine import Engine, Memory
-from dsnet.runtime.making import compile  # noqa: A004  (as torch.compile)
+from dsnet.runtime.executors.host import Engine, Memory
+from dsnet.runtime.partition import segments as parts
 from dsnet.runtime.plan import Plan
-from dsnet.runtime.profiling import profile_plan
+from dsnet.runtime.profile_plan import profile_plan
 
 __all__ = [
     "Engine",

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from dsnet.core.process_bound import InProcess
+from dsnet.core.timer import Progress, silent
 from dsnet.counts import human
 from dsnet.errors import DsnetError, DsnetWarning
-from dsnet.models.gated import Decide, greedy
+from dsnet.models.group_by_route import Decide, greedy
 from dsnet.routes import Route
+from dsnet.routing.policies import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
 from dsnet.routing.router import Routed, Router, parse_budget
-from dsnet.routing.rules import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
 from dsnet.runtime.backends import get_backend
-from dsnet.runtime.engine import Engine
-from dsnet.runtime.holding import Maker
-from dsnet.runtime.in_process import InProcess
-from dsnet.runtime.paying import BreakEven, measure
-from dsnet.runtime.prices import Prices, prices_of
+from dsnet.runtime.break_even import BreakEven, measure
+from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.executors.penalties import Prices, prices_of
 from dsnet.runtime.promotion import promoting
+from dsnet.runtime.resident_routes import Maker
 from dsnet.runtime.stream import MAX_DELAY_MS, Answer, stream, together
-from dsnet.runtime.timing import Progress, silent
 
 __all__ = ["Plan"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsnet.models.gated import Decide
-from dsnet.runtime.batches import promotions
-from dsnet.runtime.engine import Engine, GateChoices
-from dsnet.runtime.parts import part_behind
+from dsnet.models.group_by_route import Decide
+from dsnet.runtime.executors.batching import promotions
+from dsnet.runtime.executors.host import Engine, GateChoices
+from dsnet.runtime.partition.segments import part_behind
 
 __all__ = ["promoting"]
 

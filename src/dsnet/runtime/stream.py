@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
-from dsnet.routing.rules import RoutedOutput
-from dsnet.runtime.engine import Engine
-from dsnet.runtime.source import Ready, Source
+from dsnet.routing.policies import RoutedOutput
+from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.stream_source import Ready, Source
 
 __all__ = ["MAX_DELAY_MS", "Answer", "stream", "together"]
 

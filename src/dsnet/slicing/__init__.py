@@ -2,7 +2,6 @@
 
 from dsnet.slicing.attention import SlicedAttention
 from dsnet.slicing.conv import SlicedConv2d
-from dsnet.slicing.embed import SlicedPatchEmbed
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.mlp import SlicedMLP
 from dsnet.slicing.norm import (
@@ -15,6 +14,7 @@ from dsnet.slicing.norm import (
     Statistics,
     batch_statistics,
 )
+from dsnet.slicing.patch_embed import SlicedPatchEmbed
 
 __all__ = [
     "ImageStatistics",

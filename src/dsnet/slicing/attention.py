@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dsnet.counts import Cost
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
-from dsnet.slicing.plain import plain_linear, traced
+from dsnet.slicing.static import plain_linear, traced
 
 __all__ = ["SlicedAttention"]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
 from dsnet.slicing import functional as SF
-from dsnet.slicing.plain import plain_conv2d
+from dsnet.slicing.static import plain_conv2d
 
 __all__ = ["SlicedConv2d"]
 

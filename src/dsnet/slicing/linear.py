@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost
 from dsnet.slicing import functional as SF
-from dsnet.slicing.plain import plain_linear
+from dsnet.slicing.static import plain_linear
 
 __all__ = ["SlicedLinear"]
 

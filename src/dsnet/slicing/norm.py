@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dsnet.counts import Cost
 from dsnet.errors import DsnetError
 from dsnet.slicing import functional as SF
-from dsnet.slicing.plain import copy_parameter, plain_batch_norm
+from dsnet.slicing.static import copy_parameter, plain_batch_norm
 
 __all__ = [
     "ImageStatistics",

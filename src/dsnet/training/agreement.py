@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dsnet.data.source import Source
+from dsnet.core.settings import to_plain
+from dsnet.data.dataset import Source
 from dsnet.errors import DsnetError
 from dsnet.models.registry import model_entry
-from dsnet.training.settings import to_plain
 
 __all__ = ["PLACES", "code_digest", "settings_facts", "state_facts", "weights_digest"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dsnet.data.augment import Augment
-from dsnet.data.source import check_ratio
+from dsnet.data.dataset import check_ratio
+from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError, shorten
-from dsnet.training.schemes import Scheme
+from dsnet.training.stage1.scheme import Scheme
 
 __all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig", "at_least"]
 
@@ -59,7 +59,7 @@ class MixConfig:
 class SchemeConfig:
     """Who learns from whom."""
 
-    name: str = "ib"  # parts joined by +, see dsnet.training.schemes
+    name: str = "ib"  # parts joined by +, see dsnet.training.stage1.scheme
     random: int = 2  # random networks a step, beside the largest and the smallest
     route: int | None = None  # train this route alone, as a stand-alone network of its size
     alpha: float = 0.997  # of the moving average, a step

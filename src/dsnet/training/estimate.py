@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dsnet.core.device import pick_device
+from dsnet.core.distributed.launch import launched
+from dsnet.core.distributed.ranks import ALONE
 from dsnet.cost import madds
 from dsnet.data.decode import THREADS, processors
+from dsnet.data.inspect import Survey
 from dsnet.data.lazy import default_workers
-from dsnet.data.sets import LARGEST
-from dsnet.data.survey import Survey
+from dsnet.data.registry import LARGEST
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly
+from dsnet.training.api import SHOWN, build_model, make_task
 from dsnet.training.config import TrainConfig
-from dsnet.training.launch import launched
 from dsnet.training.optim import make_optimizer
-from dsnet.training.ranks import ALONE
-from dsnet.training.run import SHOWN, build_model, make_task, pick_device
-from dsnet.training.views import Views
+from dsnet.training.stage1.views import Views
 
 __all__ = ["Estimate", "StepCost", "estimate", "image_size", "step_cost", "timed_step"]
 

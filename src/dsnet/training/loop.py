@@ -16,27 +16,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dsnet.data.augment import normalise
-from dsnet.data.source import Crops, Source
+from dsnet.core.distributed.ranks import Ranks
+from dsnet.core.interrupt import StopRequest
+from dsnet.core.metrics_log import DivergedError, LossBuffer, MetricsFile
+from dsnet.core.seeding import seeded
+from dsnet.data.dataset import Crops, Source
+from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
-from dsnet.interrupt import StopRequest
 from dsnet.models import Supernet
-from dsnet.routes import Route, RouteSpace
-from dsnet.training.checkpoint import (
+from dsnet.models.loading import (
     Checkpoint,
     check_tensors,
     optimizer_tensors,
     restore_optimizer,
     save_checkpoint,
 )
+from dsnet.routes import Route, RouteSpace
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import RouteResult, Seen, evaluate
 from dsnet.training.optim import learning_rate, make_optimizer, set_learning_rate
-from dsnet.training.ranks import Ranks
-from dsnet.training.records import DivergedError, LossBuffer, MetricsFile
-from dsnet.training.seeds import seeded
-from dsnet.training.teacher import Channels
-from dsnet.training.views import Views
+from dsnet.training.stage1.teacher import Channels
+from dsnet.training.stage1.views import Views
 
 __all__ = ["Ending", "Loop", "Task", "Watch", "check_step", "tell_other_threads"]
 

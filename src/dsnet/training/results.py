@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dsnet.core.formats import RESULTS
+from dsnet.core.schema import check, read_json
 from dsnet.errors import DsnetError
-from dsnet.formats import RESULTS
-from dsnet.schema import check, read_json
 from dsnet.training.evaluate import ClassResults, GatedResult, RouteResult
 from dsnet.training.loop import Ending
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dsnet.core.settings import override
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.training.checkpoint import Checkpoint, load_classifier
+from dsnet.models.loading import Checkpoint, load_classifier
 from dsnet.training.config import OptimConfig, SchemeConfig, TrainConfig
-from dsnet.training.settings import override
-from dsnet.training.teacher import Channels
+from dsnet.training.stage1.teacher import Channels
 
 __all__ = [
     "channels_of",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsnet.cli.parsers.common import BACKENDS, ROUTERS, Commands, add_parser, image_size, positive
-from dsnet.cli.stages import seconds_of
+from dsnet.cli.stage_progress import seconds_of
 
 __all__ = ["add_command"]
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from dsnet.cli.parsers.common import Commands, add_parser, plain
-from dsnet.routing.config import GateConfig
+from dsnet.training.stage2.config import GateConfig
 
 __all__ = ["add_command"]
 

@@ -34,10 +34,10 @@ def _registered(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def detector_summaries() -> dict[str, str]:
-    """What every recipe of `dsnet.detection.recipes.DETECTORS` is about, likewise."""
+    """What every recipe of `dsnet.recipes.detection.DETECTORS` is about, likewise."""
     path = PACKAGE / "detection" / "recipes.py"
-    if "dsnet.detection.recipes" in sys.modules or not path.is_file():
-        from dsnet.detection.recipes import DETECTORS
+    if "dsnet.recipes.detection" in sys.modules or not path.is_file():
+        from dsnet.recipes.detection import DETECTORS
 
         return {name: recipe.about for name, recipe in DETECTORS.items()}
     found: dict[str, str] = {}

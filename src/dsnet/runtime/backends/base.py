@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dsnet.errors import DsnetError
 
 if TYPE_CHECKING:
-    from dsnet.runtime.ragged.network import Ragged
+    from dsnet.runtime.executors.ragged.network import Ragged
 
 __all__ = [
     "Apart",
@@ -72,7 +72,7 @@ class Apart(Executable, Protocol):
 
 @runtime_checkable
 class Reading(Executable, Protocol):
-    """One whose first input may be features that lie in a table (`dsnet.runtime.reading.Rows`)."""
+    """One whose first input may be features that lie in a table (`dsnet.kernels.gather.Rows`)."""
 
     reads_rows: bool  # whether it may
 

@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 
+from dsnet.kernels.elementwise import weighted
 from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.backends.eager import Call
-from dsnet.runtime.fusing import ends_at_gate, fused, reads_rows
-from dsnet.runtime.scaling import weighted
+from dsnet.runtime.passes.fusion import ends_at_gate, fused, reads_rows
 
 __all__ = ["BACKEND"]
 

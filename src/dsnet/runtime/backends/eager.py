@@ -12,7 +12,7 @@ __all__ = ["BACKEND", "Call"]
 
 class _Eager:
     name = "eager"
-    batch_invariant = False  # unless its parts are changed, see `dsnet.runtime.invariance`
+    batch_invariant = False  # unless its parts are changed, see `dsnet.runtime.partition.batch_invariance`
     invariant_logits = False
     buckets = (1, 2, 4, 8, 16)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dsnet.errors import DsnetError
 
 if TYPE_CHECKING:
-    from dsnet.runtime.ragged.network import Ragged
+    from dsnet.runtime.executors.ragged.network import Ragged
 
 __all__ = ["BACKEND"]
 
@@ -43,7 +43,7 @@ class _Triton:
 
     def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Ragged]:
         """The module's layers as kernels."""
-        from dsnet.runtime.ragged.network import Ragged  # imports Triton
+        from dsnet.runtime.executors.ragged.network import Ragged  # imports Triton
 
         try:
             made = Ragged([module])
@@ -53,8 +53,8 @@ class _Triton:
 
     def join(self, modules: Sequence[nn.Module]) -> Ragged | None:
         """Modules as one, every image through its own; none: they differ in more than their sizes."""
-        from dsnet.runtime.ragged.network import Ragged  # imports Triton
-        from dsnet.runtime.ragged.structure import unsupported
+        from dsnet.runtime.executors.ragged.network import Ragged  # imports Triton
+        from dsnet.runtime.executors.ragged.support import unsupported
 
         return Ragged(modules) if unsupported(modules) is None else None
 

@@ -1,0 +1,1 @@
+"""The benchmark behind ``dsnet bench``: workloads, baselines and what they are compared by."""

@@ -1,0 +1,225 @@
+"""The ways of running a mixed batch that a benchmark compares, as calls of no argument."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsnet.benchmark.baselines import indexing, masking
+from dsnet.benchmark.static_network import Static
+from dsnet.benchmark.workloads import Cascade, Mix, decided_routes
+from dsnet.core.timer import Progress, silent
+from dsnet.extract import extract
+from dsnet.models import Supernet, run_gated
+from dsnet.routing.policies import margin
+from dsnet.runtime.backends import Executable, get_backend
+from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.forced_routes import Drawn, decisions, mixed, thresholds_for
+from dsnet.runtime.partition.segments import History
+from dsnet.runtime.stream import stream, together
+
+__all__ = ["Others", "Ways", "batches_for", "make_ways"]
+
+Convert = Callable[..., Executable]
+
+FEWEST = 20  # images of a mix: small batches run several in a row
+
+
+class Others:
+    """The network as others would run it, in the plan's precision and on its device."""
+
+    def __init__(self, model: Supernet, engine: Engine, mix: Mix) -> None:
+        weight = model.head.classifier.weight
+        if (weight.device, weight.dtype) != (engine.device, engine.precision):
+            model = copy.deepcopy(model).to(engine.device, engine.precision)
+        self.sliced, self.indexed = model, indexing(model)
+        self.places = {number: place for place, number in enumerate(mix.shares)}
+        self.masked = masking(model, [model.space.resolve(number) for number in mix.shares])
+
+
+class Ways(NamedTuple):
+    """Calls by name; several of them run more than one batch, so that the mix is met."""
+
+    calls: dict[str, Callable[[], object]]
+    batches: dict[str, int]  # how many a call runs, where that is more than one
+
+
+def make_ways(
+    model: Supernet,
+    engine: Engine,
+    mix: Mix,
+    batch: int,
+    static: Mapping[str, Static],
+    others: Others | None,
+    *,
+    alone: dict[int, Convert] | None = None,
+    progress: Progress = silent,
+) -> Ways:
+    """Everything that is timed at a batch size, on the same images.
+
+    ``static`` networks by way. Without ``others`` only the plan, its ideal, and these. ``alone`` keeps what
+    makes stand-alone networks ready, by route, for another batch size.
+    """
+    makers = {} if alone is None else alone
+    space, place = engine.space, engine.device
+    shape = (batch, engine.geometry.channels, *engine.image_size)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, engine.precision)
+    own = x.to(engine.takes)  # the same images as the plan takes them
+    several = batches_for(mix, batch)
+    drawn = _batches(decisions(mix.shares, several * batch), batch)
+    routes = [[space.resolve(number) for number in numbers] for numbers in drawn]
+    levels = [
+        _levels(numbers, len(mix.cascade.routes), place)
+        for numbers in _batches(decisions(mix.cascade.answered, several * batch), batch)
+    ]
+    calls: dict[str, Callable[[], object]] = {
+        "full": lambda: engine.run_route(own, space.largest),
+        "gated": _one_by_one([functools.partial(mixed(engine, taken), own) for taken in routes]),
+        "cascade": _cascades(engine, own, mix.cascade.routes, levels),
+    }
+    own_largest = space.resolve(decided_routes(model)[-1])
+    if own_largest != space.largest and engine.holds(own_largest):
+        calls["gate largest"] = lambda: engine.run_route(own, own_largest)
+    # On a GPU many of those that a stream joins: the answers of one are taken while the next runs, and only
+    # the last one's answers are waited for.
+    joined = 1 if engine.graphed is None else 16
+    streamed = max(2, joined, joined * together(engine) // batch)
+    calls["stream"] = _streamed(engine, own, mix, streamed)
+    backend = get_backend(engine.backend)
+    alone_at = sorted({*mix.shares, mix.cascade.routes[0]})
+    for number in progress(alone_at, len(alone_at), f"batch {batch}: stand-alone network"):
+        if number not in makers:
+            network = extract(model, number, image_size=engine.image_size)
+            network = network.to(x.device, x.dtype).eval().requires_grad_(False)
+            makers[number] = backend.convert(network, x)
+        calls[f"alone {number}"] = _recorded(engine, functools.partial(makers[number](x), own))
+    if batch == 1:  # what leaves the cache when another network runs is no matter of a plan
+        calls["in turn"] = _one_by_one([calls[f"alone {number}"] for (number,) in drawn])
+    for way, baseline in static.items():
+        calls[way] = _recorded(engine, functools.partial(baseline.run, own))
+    calls |= _suffixes(engine, own, mix.cascade)
+    runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing", "in turn"), several)
+    runs["stream"] = streamed
+    if others is None:
+        return Ways(calls, runs)
+    # Last: torch's threads wait busily for a while, on the cores that a backend's need.
+    at = torch.tensor([others.places[number] for number in drawn[0]], device=place)
+    for way, asked in (("slicing", others.sliced), ("indexing", others.indexed)):
+        drawn_for = [Drawn.of(asked, own, place) for own in routes]
+        calls[way] = _one_by_one([functools.partial(run_gated, own, x) for own in drawn_for])
+    calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
+    calls["largest"] = lambda: others.sliced(x, space.largest)
+    return Ways(calls, runs)
+
+
+def batches_for(mix: Mix, batch: int) -> int:
+    """How many batches a call runs: every route of the mix has its turn."""
+    return max(FEWEST // batch, -(-len(mix.shares) // batch), 1)
+
+
+def _batches(drawn: Sequence[int], batch: int) -> list[Sequence[int]]:
+    return [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
+
+
+def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[], object]:
+    """So many batches as a stream, which joins them; every image at its route."""
+    most, batch = together(engine), len(x)
+    joined = batch * max(1, -(-most // batch))
+    drawn = [engine.space.resolve(number) for number in decisions(mix.shares, batches * batch)]
+    pieces = [drawn[start : start + joined] for start in range(0, len(drawn), joined)]
+    ways = [mixed(engine, own) for own in pieces]
+
+    def run() -> None:
+        following = iter(ways)
+        answers = stream(
+            lambda images: next(following)(images),
+            engine.check_images,
+            [x] * batches,
+            images=most,
+            delay=2 * batches,
+            ahead=engine.graphed is not None,
+            blocks=False,
+        )
+        assert sum(answer.error is None for answer in answers) == len(drawn)
+
+    return run
+
+
+def _one_by_one(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    return lambda: [call() for call in calls]
+
+
+def _recorded(engine: Engine, call: Callable[[], object]) -> Callable[[], object]:
+    """As a graph, where the plan is made of graphs."""
+    if engine.graphed is None:
+        return call
+
+    def body() -> None:
+        call()
+
+    program = engine.graphed.lanes.record(body, 0)
+    return lambda: (program(), call)  # a graph works on memory that what was called holds
+
+
+def _levels(last: Sequence[int], routes: int, device: torch.device) -> list[Tensor]:
+    """Who goes on to each further route: their places among those that came that far."""
+    levels, there = [], list(last)
+    for level in range(1, routes):
+        going_on = [place for place, end in enumerate(there) if end >= level]
+        levels.append(torch.tensor(going_on, dtype=torch.long, device=device))
+        there = [there[place] for place in going_on]
+    return levels
+
+
+def _cascades(
+    engine: Engine, x: Tensor, routes: Sequence[int], batches: Sequence[Sequence[Tensor]]
+) -> Callable[[], object]:
+    """The plan as a cascade, in which so many images of every batch go on."""
+    graphed = engine.graphed
+    if graphed is None:
+        return lambda: [_cascade(engine, x, routes, levels) for levels in batches]
+    counts = [[len(level) for level in levels] for levels in batches]
+    thresholds = [thresholds_for(engine, x, routes, own) for own in counts]
+    return lambda: [graphed.cascade(x, routes, own) for own in thresholds]
+
+
+def _cascade(engine: Engine, x: Tensor, routes: Sequence[int], levels: Sequence[Tensor]) -> Tensor:
+    """The first route for all images, the next ones for some, as if their margins had said so."""
+    states: dict[History, Any] = {(): engine.enter(x)}
+    rows = torch.arange(len(x), device=x.device)
+    logits = engine.finish_from(states, engine.space.resolve(routes[0]).choices)
+    answers = logits
+    for number, going_on in zip(routes[1:], levels, strict=True):
+        unsure = (margin(answers) < -1).nonzero()[:, 0]  # asked as a cascade asks; nobody is that unsure
+        on = torch.cat([going_on, unsure])
+        if not len(on):
+            break
+        if len(on) < len(rows):
+            rows = rows[on]
+            states = {history: state.take(on) for history, state in states.items()}
+        answers = engine.finish_from(states, engine.space.resolve(number).choices)
+        logits = logits.index_copy(0, rows, answers)
+    return logits
+
+
+def _suffixes(engine: Engine, x: Tensor, cascade: Cascade) -> dict[str, Callable[[], object]]:
+    """What every further route of a cascade has to run behind those before it."""
+    calls: dict[str, Callable[[], object]] = {}
+    states: dict[History, Any] = {(): engine.enter(x)}
+    for level, number in enumerate(cascade.routes):
+        choices = engine.space.resolve(number).choices
+        if level:
+            behind = functools.partial(_finish, engine, dict(states), choices)
+            calls[f"suffix {number}"] = _recorded(engine, behind)
+        engine.finish_from(states, choices)
+    return calls
+
+
+def _finish(engine: Engine, states: Mapping[History, Any], choices: tuple[int, ...]) -> Tensor:
+    """Leaves ``states`` as they are: whatever is not there yet runs every time."""
+    return engine.finish_from(dict(states), choices)

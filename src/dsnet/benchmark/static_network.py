@@ -1,0 +1,134 @@
+"""The static network that a user would take instead of a routed one, on the backend that runs it best."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dsnet.core.time_limit import TimeUpError
+from dsnet.core.timer import Progress, silent, timed
+from dsnet.cost import madds
+from dsnet.counts import Shape
+from dsnet.errors import DsnetError
+from dsnet.models import Supernet, create_model
+from dsnet.models.static_network import Twin
+from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.executors.host import Engine, Runner
+from dsnet.runtime.partition.builders import make_runners
+from dsnet.runtime.partition.segments import Part
+
+__all__ = ["Baseline", "Static", "baselines", "static_network", "twin_name"]
+
+HALVES = {"ds_mbnet": ("mobilenet_v1", {"width": 0.5})}  # the paper's own reference, of 149.5M MAdds
+TWINS = {"ds_mbnet": "mobilenet_v1", "ds_resnet": "resnet50", "ds_vit": "deit"}
+CALLS = 3  # timed by backend and batch size
+
+
+class Static(NamedTuple):
+    """A static network made ready, and by which backend."""
+
+    name: str
+    backend: str
+    run: Runner
+    madds: int
+
+
+class Baseline(NamedTuple):
+    """A static network to compare with."""
+
+    model: str
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """With its width, if that is another than usual."""
+        return self.model + "".join(f" × {value:g}" for value in self.options.values())
+
+
+def twin_name(model: Supernet) -> str | None:
+    """The static network of the same family; none for small images."""
+    return next((b.name for b in baselines(model) if not b.options), None)
+
+
+def baselines(model: Supernet) -> list[Baseline]:
+    """The static network of the same family and, for MobileNets, the same at half width."""
+    if model.geometry.image_size != 224:  # they are made for larger images
+        return []
+    full = [Baseline(twin, {}) for family, twin in TWINS.items() if model.name.startswith(family)]
+    return full + [Baseline(*half) for family, half in HALVES.items() if model.name.startswith(family)]
+
+
+def static_network(
+    name: str,
+    engine: Engine,
+    batches: Sequence[int],
+    *,
+    any_backend: bool,
+    buckets: Sequence[int] | None = None,
+    progress: Progress = silent,
+    options: Mapping[str, Any] | None = None,
+) -> Static:
+    """A static network for the device of ``engine``, in the batches that it runs best.
+
+    On the same backend or, with ``any_backend`` and where that has no kernels for it, on the one that takes
+    the least time an image at these batch sizes.
+    """
+    module = create_model(name, **(options or {})).eval().requires_grad_(False)
+    cost = madds(module, image_size=engine.image_size) if isinstance(module, Twin) else 0
+    module = module.to(engine.device, engine.precision)
+    part = Part(module, Shape(engine.geometry.channels, *engine.image_size))
+    others = [n for n in list_backends() if get_backend(n).missing(engine.device, engine.precision) is None]
+    found = _timed(part, others if any_backend else [engine.backend], batches, engine, buckets, progress)
+    if not found:
+        found = _timed(part, others, batches, engine, buckets, progress)
+    best = min(found, key=lambda candidate: found[candidate][0])
+    return Static(Baseline(name, options or {}).name, best, found[best][1], cost)
+
+
+def _timed(
+    part: Part,
+    candidates: Sequence[str],
+    batches: Sequence[int],
+    engine: Engine,
+    buckets: Sequence[int] | None,
+    progress: Progress,
+) -> dict[str, tuple[float, Runner]]:
+    """By backend: milliseconds an image, and the network; without those that it has no kernels for."""
+    found: dict[str, tuple[float, Runner]] = {}
+    for candidate in progress(candidates, len(candidates), "static network on backend"):
+        backend = get_backend(candidate)
+        sizes = sorted({1, *(buckets or backend.buckets)})
+        try:
+            made = make_runners(
+                {(): part},
+                backend,
+                sizes,
+                device=engine.device,
+                precision=engine.precision,
+                progress=progress,
+            )
+        except TimeUpError:
+            raise
+        except DsnetError:
+            continue
+        except Exception:
+            if candidate == engine.backend:
+                raise
+            continue  # one that does not work here is not the best
+        found[candidate] = (_an_image(made[()], part, batches, engine), made[()])
+    return found
+
+
+@torch.no_grad()
+def _an_image(run: Runner, part: Part, batches: Sequence[int], engine: Engine) -> float:
+    """Milliseconds an image, mean over the batch sizes."""
+    taken = []
+    for batch in batches:
+        x = torch.zeros(batch, *part.shape, device=engine.device, dtype=engine.precision)
+        _, *samples = [timed(functools.partial(run, x), engine.device) for _ in range(1 + CALLS)]
+        taken.append(statistics.median(samples) / batch)
+    return statistics.mean(taken)

@@ -1,0 +1,1 @@
+"""Infrastructure that knows no model: devices, files, checkpoints on disk, processes, timing."""

@@ -1,0 +1,138 @@
+"""Several processes that train one network: what each of them is, and what they add up.
+
+torchrun starts them and says through the environment who is who; here is only what a sandwich needs of
+`torch.distributed`. Gradients of all networks of a step add up on each rank and are reduced once.
+`DistributedDataParallel` is no help there: it reduces at the last backward pass, and leaves out parameters
+which that pass, the smallest network's, does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dsnet.core.distributed.launch import launched
+from dsnet.core.distributed.link import Link, LostContactError, all_reduce, barrier
+from dsnet.errors import DsnetError
+
+__all__ = ["ALONE", "Ranks", "joined"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among those of a run."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0  # among those of this machine
+    link: Link | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and reports."""
+        return self.rank == 0
+
+    def share(self, total: int, what: str) -> int:
+        """An equal share of ``total`` for every rank."""
+        if total % self.world:
+            raise DsnetError(f"{what}={total} does not divide by {self.world} ranks")
+        return total // self.world
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks; ``values`` are left as they are."""
+        if self.world == 1:
+            return values
+        total = values.clone()
+        all_reduce(total)
+        return total
+
+    def reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Every gradient becomes the mean over ranks, in one reduction per precision."""
+        if self.world == 1:
+            return
+        groups: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            groups.setdefault(parameter.dtype, []).append(parameter)
+        for members in groups.values():
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]
+            flat = torch.cat([g.reshape(-1) for g in gradients])
+            all_reduce(flat)
+            flat /= self.world
+            pieces = torch.split(flat, [g.numel() for g in gradients])
+            for parameter, piece, gradient in zip(members, pieces, gradients, strict=True):
+                gradient.copy_(piece.view_as(gradient))
+                parameter.grad = gradient
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank."""
+        if self.world == 1:
+            return flag
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        return bool(self.sum(torch.tensor(int(flag), device=device)))
+
+    def wait(self) -> None:
+        """Returns when all ranks have come here."""
+        if self.world > 1:
+            barrier()
+
+    def agree(self, facts: Callable[[], Mapping[str, Any]], what: str) -> None:
+        """Raises on every rank, naming one that differs, where these facts are not the same on all."""
+        if self.link is not None:
+            self.link.agree(facts(), what)
+
+
+ALONE = Ranks()
+
+
+TIMEOUT = 300.0  # seconds
+
+
+@contextmanager
+def joined(
+    device: torch.device,
+    *,
+    timeout: float = TIMEOUT,
+    kept: Callable[[], str] = lambda: "start all processes again",
+) -> Iterator[Ranks]:
+    """Joins the processes that torchrun started; alone where it started none.
+
+    Where one of them is lost for ``timeout`` seconds, or stops with an error, all others raise a
+    `LostRankError` that names it and says what is ``kept``.
+    """
+    launch = launched()
+    if not launch.several:
+        yield ALONE
+        return
+    cuda = device.type == "cuda"
+    link = Link(launch, timeout, kept)
+    sound = False
+    try:
+        link.join()
+        # NCCL ends the process where it waits too long: the link is to say why before that.
+        limit = timedelta(seconds=timeout + 60 if cuda else timeout)
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            store=link.group_store(),
+            rank=launch.rank,
+            world_size=launch.world,
+            timeout=limit,
+            device_id=device if cuda else None,
+        )
+        yield Ranks(rank=launch.rank, world=launch.world, local=launch.local, link=link)
+        sound = True
+    except LostContactError as error:
+        raise link.blame(error) from error
+    except BaseException as error:
+        link.failed(error)
+        raise
+    finally:
+        if dist.is_initialized() and (sound or not cuda):  # NCCL would wait for what never ends
+            dist.destroy_process_group()
+        link.leave()

@@ -1,0 +1,63 @@
+"""Image files by name, folder or pattern."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from dsnet.data.readers.folder import SUFFIXES
+from dsnet.errors import DsnetError, shorten
+
+__all__ = ["find_images"]
+
+
+def find_images(given: Iterable[str | Path]) -> list[str]:
+    """Files, and the images of folders (and those in them) and of patterns, in order, every path once.
+
+    A file that is named is taken whatever it is called. Of folders and patterns (``photos/**/*.jpg``) it is
+    what has an image's suffix and is not hidden, sorted.
+    """
+    found: dict[str, str] = {}
+    for name in (os.fspath(path) for path in given):
+        if os.path.isdir(name):
+            images, problem = _inside(name), f"{name} has no images in it"
+        elif os.path.exists(name):  # also where its name looks like a pattern
+            images, problem = [name], ""
+        elif glob.has_magic(name):
+            images, problem = _matches(name), f"no image matches {shorten(name, 500)}"
+        else:
+            raise DsnetError(f"there is no file or folder {shorten(name, 500)}")
+        if not images:
+            raise DsnetError(f"{problem} (by their suffix: {', '.join(sorted(SUFFIXES))})")
+        for path in images:
+            found.setdefault(os.path.abspath(path), path)
+    return list(found.values())
+
+
+def _inside(folder: str) -> list[str]:
+    def stop(error: OSError) -> None:
+        raise DsnetError(f"{error.filename} cannot be listed: {error.strerror}")
+
+    found = []
+    for inside, folders, files in os.walk(folder, onerror=stop):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(inside, file) for file in files if _is_image(file)]
+    return sorted(found, key=_parts)
+
+
+def _matches(pattern: str) -> list[str]:
+    found: set[str] = set()
+    for path in glob.glob(pattern, recursive=True):
+        found.update(_inside(path) if os.path.isdir(path) else [path] if _is_image(path) else [])
+    return sorted(found, key=_parts)
+
+
+def _is_image(path: str) -> bool:
+    name = os.path.basename(path)
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return Path(path).parts

@@ -1,0 +1,136 @@
+"""The binary layouts of the small public sets: CIFAR and IDX."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dsnet.core.open_file import open_regular
+from dsnet.errors import DsnetError, printable, shorten
+
+__all__ = ["read_cifar_batch", "read_idx"]
+
+MAX_BYTES = 2**30  # of one file, unpacked; the largest set in these layouts, EMNIST, has 640 million
+RATIO = 100  # bytes that a byte of a packed file may stand for; those of MNIST stand for five
+LEAST_BYTES = 64 * 2**20  # that any file may unpack to
+
+
+class _Array:
+    """What a pickled array was made from. One of numpy's would take the memory of any shape it declares."""
+
+    def __init__(self, *about: object) -> None:
+        self.about = about
+        self.state: object = None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def values(self) -> bytes:
+        """The bytes of an array of bytes, row by row."""
+        match self.state:
+            case (_, _, _Array(about=("u1" | b"u1", *_)), False, bytes(raw)):
+                return raw
+        raise ValueError("its data is not an array of bytes")
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """Bytes as pickles of Python 3 hold them for Python 2; other encodings could make them longer."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"the encoding {shorten(encoding)} has no place in a CIFAR file")
+    return text.encode(encoding)
+
+
+class _ArraysOnly(pickle._Unpickler):
+    """Reads what the CIFAR files hold and refuses to run anything else.
+
+    In Python: the one in C takes memory for as many objects as a file of ten bytes says it will remember.
+    """
+
+    # An array of bytes that can be changed would take memory before it is known to lie in the file.
+    dispatch: ClassVar = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code != ord(pickle.BYTEARRAY8)
+    }
+    allowed: Mapping[tuple[str, str], Callable[..., Any]] = {
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy._core.multiarray", "_reconstruct"): _Array,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Array,
+        ("_codecs", "encode"): _encoded,
+    }
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR file")
+        return self.allowed[module, name]
+
+
+def read_cifar_batch(path: Path, label_key: bytes) -> tuple[Tensor, Tensor]:
+    """Images [N, 3, 32, 32] and labels of one file of CIFAR-10 or CIFAR-100."""
+    with _named(path, "a CIFAR file"), open_regular(path) as file:
+        _check_size(os.fstat(file.fileno()).st_size)
+        data = _ArraysOnly(file, encoding="bytes").load()
+        images, labels = data[b"data"], data[label_key]
+        if not isinstance(images, _Array):
+            raise ValueError("its data is not an array")
+        pixels = images.values()
+        if not isinstance(labels, list) or any(type(label) is not int for label in labels):
+            raise ValueError("its labels are not a list of whole numbers")
+        if len(labels) * 3 * 32 * 32 != len(pixels):
+            raise ValueError(f"it has {len(pixels)} bytes of images but {len(labels)} labels")
+        return _bytes(pixels).reshape(-1, 3, 32, 32), torch.tensor(labels)
+
+
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """An array of bytes in the IDX layout of MNIST and its relatives, plain or gzipped.
+
+    No more is unpacked than the header declares, and it may not declare more than `MAX_BYTES`, nor more than
+    the size of the file makes likely.
+    """
+    with _named(path, "an IDX file of bytes"), open_regular(path) as packed:
+        size = os.fstat(packed.fileno()).st_size
+        with gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else nullcontext(packed) as file:
+            header = file.read(4)
+            if len(header) < 4 or header[:3] != b"\0\0\x08" or header[3] != dimensions:
+                raise ValueError(f"it does not begin as one with {dimensions} dimensions")
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            count = math.prod(shape)
+            _check_size(count)
+            if count > max(LEAST_BYTES, RATIO * size):
+                raise ValueError(f"it declares {count:,} bytes in a file of {size:,}")
+            body = file.read(count + 1)
+        if len(body) != count:
+            has = "it has more" if len(body) > count else f"it is cut short at {len(body)}"
+            raise ValueError(f"its header declares {' × '.join(map(str, shape))} bytes, but {has}")
+        return _bytes(body).reshape(shape)
+
+
+def _bytes(raw: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
+
+
+@contextmanager
+def _named(path: Path, expected: str) -> Iterator[None]:
+    """Turn whatever a reader raises about a damaged file into an error that names it."""
+    try:
+        yield
+    except Exception as error:  # gzip, zlib, struct, pickle and numpy each raise their own
+        told = "it takes more memory than there is" if isinstance(error, MemoryError) else str(error)
+        raise DsnetError(
+            f"{printable(str(path))} is damaged or not {expected}: {printable(told, 200) or shorten(error)}"
+        ) from error
+
+
+def _check_size(count: int) -> None:
+    if count > MAX_BYTES:
+        raise ValueError(f"it has {count:,} bytes, more than the {MAX_BYTES:,} that such a file may have")

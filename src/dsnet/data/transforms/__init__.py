@@ -1,0 +1,1 @@
+"""Transforms on the device, each image by its own draw."""

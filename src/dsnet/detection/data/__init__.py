@@ -1,0 +1,1 @@
+"""Images with boxes: Pascal VOC folders, augmentation, preparation."""

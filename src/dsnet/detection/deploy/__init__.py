@@ -1,0 +1,1 @@
+"""Detectors as plans of the runtime."""

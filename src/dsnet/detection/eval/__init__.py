@@ -1,0 +1,1 @@
+"""Mean average precision and evaluation by route."""

@@ -1,0 +1,1 @@
+"""The detector: FSSD on a supernet, and its prior boxes."""

@@ -1,0 +1,316 @@
+"""A detector from images with boxes: all routes together, their statistics, then the gate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dsnet.core.checkpoint_files import has_last
+from dsnet.core.device import pick_device
+from dsnet.core.files import write_text
+from dsnet.core.formats import DETECTION_RESULTS
+from dsnet.core.interrupt import stop_on_signals, stopped_status, terminable
+from dsnet.core.schema import read_json
+from dsnet.core.seeding import seeded
+from dsnet.core.settings import to_plain
+from dsnet.detection.data.dataset import Pictures, load_pictures, read_splits
+from dsnet.detection.data.summary import Counted, ahead_text, count_boxes, plural, unfilled
+from dsnet.detection.data.voc import Problem
+from dsnet.detection.eval.evaluate import DetectionResult
+from dsnet.detection.io import Prepared, SavedDetector, detector_of
+from dsnet.detection.model.fssd import Detector, unfit
+from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.gate import GateTraining
+from dsnet.detection.train.task import DetectorTraining
+from dsnet.errors import DsnetError, printable
+from dsnet.models import Supernet, create_model, list_models
+from dsnet.models.loading import Checkpoint, load_checkpoint
+from dsnet.routes import evenly
+from dsnet.training.loop import Ending, Watch
+from dsnet.training.run_dir import locked, read_plain, settings_of, write_config
+from dsnet.training.stage2.config import GateConfig
+from dsnet.training.transfer import checkpoint_of, start_from, trained_on
+
+__all__ = [
+    "PROBLEMS",
+    "RESULTS",
+    "DetectionOutcome",
+    "check_networks",
+    "make_detector",
+    "open_pictures",
+    "planned_network",
+    "tell_problems",
+    "train_detector",
+]
+
+SHOWN = 16  # routes that are evaluated at the end, at most
+TOLD = 5  # problems with files that are told one by one
+MEMORY = 0.4  # of a GPU's free memory that images may take
+PROBLEMS = "problems.txt"  # of a run: what is wrong with files
+RESULTS = "results.json"  # of a run that is finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionOutcome:
+    """What a run came to."""
+
+    folder: Path
+    ending: Ending
+    classes: tuple[str, ...]
+    results: tuple[DetectionResult, ...] = ()  # routes, then the gate; none where the run was stopped
+    problems: tuple[Problem, ...] = ()
+    tested: tuple[Path, ...] = ()  # the test images
+    train: Counted | None = None  # none: the run was finished before
+    test: Counted | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all has come to its end, the gate too."""
+        return self.ending.done and bool(self.results)
+
+
+def train_detector(
+    config: DetectConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
+    said: Callable[[str], None] = lambda message: None,
+) -> DetectionOutcome:
+    """Trains into a folder: ``last`` while it trains, ``final`` with statistics, ``gated`` with a gate.
+
+    ``said`` hears what is about to be trained, and when statistics, figures and the gate begin. A finished
+    run that is resumed is left as it is.
+    """
+    watch = watch or Watch()
+    if not config.data.root:
+        raise DsnetError("where are the images? Give data.root: a folder in VOC's layout")
+    device = pick_device(config.run.device)
+    with locked(folder):
+        saved = _begin(folder, config, resume=resume, watch=watch)
+        if saved is not None and (finished := _finished(folder, config, saved, watch)) is not None:
+            return finished
+        if saved is None:
+            check_networks(config)
+        train, test, problems = open_pictures(config, device, watch)
+        found = make_detector(config, train, saved, folder)
+        if config.gate.epochs:  # a wrong one would be told at the end else
+            GateConfig(space=config.gate.space).routes(found.detector.network)
+        training = DetectorTraining(config, found, train, folder, device, watch)
+        if saved is not None:
+            training.restore(saved)
+        (folder / RESULTS).unlink(missing_ok=True)  # what is there is not finished
+        write_config(folder, config)
+        if problems:
+            lines = (printable(f"{problem.file}: {problem.what}").replace("\n", " ") for problem in problems)
+            write_text(folder / PROBLEMS, "".join(f"{line}\n" for line in lines))
+        counts = count_boxes(train), count_boxes(test)
+        said(ahead_text(config, *counts, routes=len(found.detector.network.space)))
+        with stop_on_signals(watch.told) as request:  # later signals act at once: what was trained is saved
+            ending = training.run(request)
+        outcome = DetectionOutcome(
+            folder=folder,
+            ending=ending,
+            classes=train.classes,
+            problems=problems,
+            tested=test.paths,
+            train=counts[0],
+            test=counts[1],
+        )
+        if not ending.done or ending.signal is not None:
+            return outcome
+        try:
+            with terminable():
+                results = _finish(config, training, test, watch, said)
+        except KeyboardInterrupt as stopped:
+            return replace(outcome, ending=replace(ending, signal=stopped_status(stopped) - 128))
+        _write_results(folder, config, train.classes, results)
+        return replace(outcome, results=tuple(results))
+
+
+def _finish(
+    config: DetectConfig,
+    training: DetectorTraining,
+    test: Pictures,
+    watch: Watch,
+    said: Callable[[str], None],
+) -> list[DetectionResult]:
+    """What comes after training: statistics, figures of routes, the gate and its figures."""
+    space, images = training.detector.network.space, len(training.train)
+    routes = [space[at] for at in evenly(len(space), SHOWN)]
+    said(
+        f"Statistics of {plural(len(space), 'route')}, from "
+        f"{plural(min(config.data.calibration, images), 'training image')}"
+    )
+    training.calibrate()
+    training.save("final")
+    said(f"Figures of {plural(len(routes), 'route')}, on {plural(len(test), 'test image')}")
+    results = []
+    for result in training.evaluate(test, routes):
+        said(f"route {result.route}: mAP {100 * result.mean['voc2007']:.1f} (VOC 2007)")
+        results.append(result)
+    if config.gate.epochs and len(routes) > 1:
+        gate = GateTraining(config, training.found, training.precision)
+        said(f"The gate, between {plural(len(gate.routes), 'route')}: {plural(config.gate.epochs, 'epoch')}")
+        gate.train(training.epoch_for_gate, -(-images // config.gate.batch), watch, said)
+        training.save("gated", {"gate": to_plain(config.gate)})
+        results += training.evaluate(test, [None])
+        said(f"gate: mAP {100 * results[-1].mean['voc2007']:.1f} (VOC 2007)")
+    return results
+
+
+def _finished(folder: Path, config: DetectConfig, saved: Checkpoint, watch: Watch) -> DetectionOutcome | None:
+    """What a run came to that has nothing left to do; another gate would be."""
+    steps = saved.data.get("steps")
+    if saved.data["step"] != steps or not (folder / RESULTS).is_file():
+        return None
+    if to_plain(_read_config(folder))["gate"] != to_plain(config)["gate"]:
+        return None
+    try:
+        plain = read_json(folder / RESULTS, DETECTION_RESULTS)
+    except DsnetError as error:  # half a file: it is made again
+        watch.told(f"{error}: the figures are made again")
+        return None
+    results = tuple(DetectionResult.from_dict(result) for result in plain["results"])
+    classes = tuple(plain["classes"])
+    return DetectionOutcome(
+        folder=folder, ending=Ending(step=steps, steps=steps), classes=classes, results=results
+    )
+
+
+def open_pictures(
+    config: DetectConfig, device: torch.device, watch: Watch
+) -> tuple[Pictures, Pictures, tuple[Problem, ...]]:
+    """Training and test images, on the device if there is room; and what is wrong with files."""
+    data = config.data
+    first = read_splits(data.root, data.train, data.classes)
+    both = [first, read_splits(data.root, data.test, first.classes)]
+    problems = tuple(problem for part in both for problem in part.problems)
+    found = []
+    for part, side in zip(both, (data.side, data.size), strict=True):
+        pictures, damaged = load_pictures(
+            part, side, lambda items, total, what: watch.progress(what, iter(items), total)
+        )
+        problems += damaged
+        found.append(_placed(pictures, device))
+    tell_problems(problems, f"{PROBLEMS} of the run lists them", watch.told)
+    shared = set(found[0].paths) & set(found[1].paths)
+    if shared:
+        watch.told(f"{len(shared)} images are in both splits, as {sorted(shared)[0]}: figures mean little")
+    for pictures, split in zip(found, (data.train, data.test), strict=True):
+        if bool((pictures.boxes.classes < 0).all()):
+            raise DsnetError(f"{data.root}, {split}: there is no box that is not marked as difficult")
+    if len(found[0]) < config.optim.batch:
+        raise DsnetError(unfilled(len(found[0]), config.optim.batch))
+    return found[0], found[1], problems
+
+
+def tell_problems(problems: Sequence[Problem], rest: str, told: Callable[[str], None]) -> None:
+    """The first of them, and where the rest is."""
+    for problem in problems[:TOLD]:
+        told(f"{problem.file}: {problem.what}")
+    if len(problems) > TOLD:
+        told(f"and {len(problems) - TOLD} more problems with files: {rest}")
+
+
+def _placed(pictures: Pictures, device: torch.device) -> Pictures:
+    if device.type != "cuda":
+        return pictures
+    free, _ = torch.cuda.mem_get_info(device)
+    return pictures.to(device) if pictures.images.nbytes < MEMORY * free else pictures
+
+
+def _begin(folder: Path, config: DetectConfig, *, resume: bool, watch: Watch) -> Checkpoint | None:
+    kept = [name for name in ("last", "final", "gated") if (folder / name).is_file()]
+    if "last" not in kept and has_last(folder):  # the file that names it was lost
+        kept.insert(0, "last")
+    if not resume:
+        if kept:
+            raise DsnetError(
+                f"{folder} holds a run already: go on with it (--resume) or choose another folder"
+            )
+        return None
+    if "last" not in kept:
+        watch.told(f"there is no checkpoint in {folder} to go on from: starting anew")
+        return None
+    before, now = to_plain(_read_config(folder)), to_plain(config)
+    changed = [key for key in now if key not in ("run", "gate") and before[key] != now[key]]
+    changed += ["run.seed"] * (before["run"]["seed"] != now["run"]["seed"])
+    if changed:
+        raise DsnetError(f"{folder} was started with other settings of {', '.join(changed)}")
+    return load_checkpoint(folder, "last")
+
+
+def _read_config(folder: Path) -> DetectConfig:
+    path = folder / "recipe.json"
+    return settings_of(DetectConfig, read_plain(path), path)
+
+
+def planned_network(config: DetectConfig) -> Supernet:
+    """The network of a run, without weights."""
+    network = create_model(config.model, device="meta", **config.options)
+    if not isinstance(network, Supernet):
+        raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
+    return network
+
+
+def check_networks(config: DetectConfig) -> None:
+    """Raises where the network, or the one to start from, cannot carry the detector."""
+    network = planned_network(config)
+    if (why := unfit(network, config.table)) is not None:
+        raise DsnetError(f"{config.model} cannot carry this detector: {why}; {_fit(config)}")
+    if config.start is None:
+        return
+    theirs = checkpoint_of(config.start).model()
+    if (why := unfit(theirs, config.table)) is not None:
+        raise DsnetError(
+            f"start={config.start} holds {theirs.name}, which cannot carry this detector: {why}; "
+            f"{_fit(config)}. Train one of them with `dsnet train`, or begin with none: start=none"
+        )
+
+
+def _fit(config: DetectConfig) -> str:
+    """The networks that can carry the detector, in words."""
+    found = []
+    for name in list_models("supernet"):
+        network = create_model(name, device="meta")
+        if isinstance(network, Supernet) and unfit(network, config.table) is None:
+            found.append(name)
+    return f"these can: {', '.join(found) or 'none'}"
+
+
+def make_detector(
+    config: DetectConfig, train: Pictures, saved: Checkpoint | None, folder: Path
+) -> SavedDetector:
+    """A run's own, or one that begins: with the weights of a classifier, or with none."""
+    if saved is not None:
+        return detector_of(saved, folder)
+    draws = seeded(config.run.seed, "weights")
+    network = create_model(config.model, generator=draws, **config.options)
+    if not isinstance(network, Supernet):
+        raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
+    mean, std = train.statistics()
+    if config.start is not None:
+        begun = start_from(network, config.start)
+        known = trained_on(begun, config.start)
+        mean, std = tuple(known["mean"]), tuple(known["std"])
+    detector = Detector(network, len(train.classes), config.table, generator=draws)
+    return SavedDetector(
+        detector, train.classes, Prepared(config.data.size, mean, std), Checkpoint(tensors={}, data={})
+    )
+
+
+def _write_results(
+    folder: Path, config: DetectConfig, classes: Sequence[str], results: Sequence[DetectionResult]
+) -> None:
+    plain = {
+        "model": config.model,
+        "classes": list(classes),
+        "size": config.data.size,
+        "results": [result.to_dict() for result in results],
+    }
+    write_text(folder / RESULTS, json.dumps(plain, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Prediction from image files, for classifiers and detectors."""

@@ -1,0 +1,216 @@
+"""The paper's case study of dynamic depth (Guideline I): MobileNetV1 whose third stage runs 1 or 6 layers.
+
+With ``join="residual"`` the further five layers add to what the first one gives; with ``"naive"`` they follow
+it, so that the two routes share weights without an additive relation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.errors import DsnetError, shorten
+from dsnet.gate import Gate
+from dsnet.models.blocks import (
+    Block,
+    ConvNormAct,
+    Factory,
+    NormSpec,
+    PoolHead,
+    Step,
+    count_steps,
+    make_activation,
+    run_steps,
+)
+from dsnet.models.input_spec import Geometry
+from dsnet.models.mobilenet import StageRow
+from dsnet.models.options import ConvOptions
+from dsnet.models.registry import register_supernet
+from dsnet.models.separable_block import SeparableBlock
+from dsnet.models.supernet import Supernet
+from dsnet.routes import RouteSpace, Slice
+from dsnet.slicing import Mode, SlicedConv2d
+from dsnet.slicing.static import traced
+
+__all__ = ["DepthNet", "DepthOptions", "DepthTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthOptions(ConvOptions):
+    """Options of the case study."""
+
+    join: Literal["residual", "naive"] = "residual"
+
+    def __post_init__(self) -> None:
+        ConvOptions.__post_init__(self)
+        if self.join not in ("residual", "naive"):
+            raise DsnetError(f"join={shorten(self.join)} is not possible; choose from residual, naive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthTable:
+    """A network of the case study as data."""
+
+    geometry: Geometry
+    num_classes: int
+    stem: StageRow
+    early: tuple[StageRow, ...]
+    deep: StageRow  # the stage that runs its first layer, or all
+    late: StageRow
+
+
+class AddOn(Block):
+    """What a chain of blocks adds to its input."""
+
+    def __init__(self, blocks: Sequence[SeparableBlock]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def _steps(self, size: Slice, key: int) -> list[Step]:
+        return [step for block in self.blocks for step in cast(SeparableBlock, block).steps(size, key)]
+
+    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
+        """Runs at this size."""
+        return x + run_steps(self._steps(size, key), x, mode)
+
+    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
+        """Cost; the shape stays."""
+        return count_steps(self._steps(size, 0), shape)
+
+    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
+        """The stand-alone chain with its shortcut."""
+        parts = [step.block.extract(shape, size, key, fold_bn=fold_bn) for step in self._steps(size, key)]
+        return traced(_AddOn(nn.Sequential(*parts)))
+
+
+class _AddOn(nn.Module):
+    def __init__(self, chain: nn.Module) -> None:
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, x + self.chain(x))
+
+
+class DepthNet(Supernet):
+    """A MobileNetV1 with one stage of two depths."""
+
+    def __init__(self, name: str, table: DepthTable, options: DepthOptions, factory: Factory) -> None:
+
+        routes = tuple(
+            (
+                Slice(width=table.deep.width, depth=depth, kernel=3, padding=1),
+                Slice(width=table.late.width, depth=table.late.layers, kernel=3, padding=1),
+            )
+            for depth in (1, table.deep.layers)
+        )
+        space = RouteSpace.of_table(name, routes)
+        classes = table.num_classes if options.num_classes is None else options.num_classes
+        super().__init__(
+            name,
+            slices=(routes,),
+            geometry=replace(table.geometry, channels=options.in_channels),
+            gates=[
+                Gate(
+                    table.early[-1].width,
+                    choices=space.choices[0],
+                    form=options.head_form,
+                    **factory,
+                )
+            ],
+            head=PoolHead(table.late.width, classes, factory),
+            bn_key=options.bn_key,
+        )
+        self.table = table
+        norm, activation = NormSpec(kind=options.norm), options.activation or "relu"
+
+        def stage(width: int, row: StageRow, keys: int) -> list[SeparableBlock]:
+            return [
+                SeparableBlock(
+                    width if layer == 0 else row.width,
+                    row.width,
+                    kernel=3,
+                    stride=row.stride if layer == 0 else 1,
+                    keys=(keys, keys),
+                    attention=False,
+                    norm=norm,
+                    activation=activation,
+                    factory=factory,
+                )
+                for layer in range(row.layers)
+            ]
+
+        conv = SlicedConv2d(
+            options.in_channels, table.stem.width, kernel=3, stride=table.stem.stride, **factory
+        )
+        self.stem = ConvNormAct(conv, norm.make(table.stem.width, 1, factory), make_activation(activation))
+        self.early = nn.ModuleList()
+        width = table.stem.width
+        for row in table.early:
+            self.early.extend(stage(width, row, 1))
+            width = row.width
+        first, *others = stage(width, table.deep, 2)
+        self.first = first
+        self.others: nn.ModuleList | AddOn = (
+            AddOn(others) if options.join == "residual" else nn.ModuleList(others)
+        )
+        self.late = nn.ModuleList(stage(table.deep.width, table.late, 2))
+        self.seal(space)
+
+    def prefix_steps(self) -> list[Step]:
+        """Stem and early stages."""
+        size = Slice(width=self.table.stem.width, kernel=3, padding=1)
+        steps = [Step(self.stem, size)]
+        rows = (row for row in self.table.early for _ in range(row.layers))
+        for block, row in zip(self.early, rows, strict=True):
+            steps += cast(SeparableBlock, block).steps(replace(size, width=row.width), 0)
+        return steps
+
+    def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
+        """The stage of two depths, and the last one."""
+        deep, late = self.slices(choices)
+        key = self.key(choices)
+        steps = self.first.steps(deep, key)
+        if deep.depth > 1:
+            if isinstance(self.others, AddOn):
+                steps.append(Step(self.others, deep, key))
+            else:
+                for block in self.others:
+                    steps += cast(SeparableBlock, block).steps(deep, key)
+        for block in self.late:
+            steps += cast(SeparableBlock, block).steps(late, key)
+        return steps
+
+
+MBNET_DEPTH = DepthTable(
+    geometry=Geometry(image_size=224, stride=32),
+    num_classes=1000,
+    stem=StageRow(32, 1, 2),
+    early=(StageRow(64, 1, 1), StageRow(128, 2, 2), StageRow(256, 2, 2)),
+    deep=StageRow(512, 6, 2),
+    late=StageRow(1024, 2, 2),
+)
+
+MBNET_DEPTH_CIFAR = replace(
+    MBNET_DEPTH,
+    geometry=Geometry(image_size=32, stride=8),
+    num_classes=10,
+    stem=StageRow(32, 1, 1),
+    early=(StageRow(64, 1, 1), StageRow(128, 2, 1), StageRow(256, 2, 2)),
+)
+
+
+@register_supernet("MobileNetV1 whose third stage has 1 or 6 layers (paper, Guideline I)", DepthOptions)
+def mbnet_depth(options: DepthOptions, factory: Factory) -> DepthNet:
+    """The case study at 224 × 224."""
+    return DepthNet("mbnet_depth", MBNET_DEPTH, options, factory)
+
+
+@register_supernet("The same for 32 × 32 images", DepthOptions)
+def mbnet_depth_cifar(options: DepthOptions, factory: Factory) -> DepthNet:
+    """The case study at 32 × 32."""
+    return DepthNet("mbnet_depth_cifar", MBNET_DEPTH_CIFAR, options, factory)

@@ -1,0 +1,66 @@
+"""Plain static networks that a family is compared with: ordinary torch layers that can count themselves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.models.input_spec import Geometry
+from dsnet.slicing.functional import conv_output_size
+
+__all__ = ["Twin", "plain_cost"]
+
+
+class Twin(nn.Module, ABC):
+    """A static network. It has one size, so it takes no route."""
+
+    geometry: Geometry
+
+    @abstractmethod
+    def cost(self, image: Shape) -> Cost:
+        """Cost on an image of this shape."""
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """The supernets' initialisation: He by fan-out, classifier 0.01."""
+        if next(self.parameters()).is_meta:  # nothing to draw, and torch would import its compiler for it
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.kernel_size[0] ** 2 * module.out_channels / module.groups
+                nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5, generator=generator)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.01, generator=generator)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+                module.reset_parameters()
+
+
+def plain_cost(module: nn.Module, shape: Shape) -> tuple[Cost, Shape]:
+    """Cost and output shape of an ordinary layer or a sequence of them."""
+    params = sum(p.numel() for p in module.parameters())
+    if isinstance(module, nn.Sequential):
+        total = Cost()
+        for child in module:
+            cost, shape = plain_cost(child, shape)
+            total += cost
+        return total, shape
+    if isinstance(module, nn.Conv2d):
+        kernel, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
+        sides = (conv_output_size(side, kernel, stride, padding) for side in (shape.height, shape.width))
+        after = Shape(module.out_channels, *sides)
+        return Cost(params=params, layers=module.weight.numel() * after.area), after
+    if isinstance(module, nn.Linear):
+        cost = Cost(params=params, layers=module.weight.numel() * shape.area)
+        return cost, shape._replace(channels=module.out_features)
+    if isinstance(module, nn.AdaptiveAvgPool2d):
+        return Cost(pools=shape.channels * shape.area), Shape(shape.channels, 1, 1)
+    if isinstance(module, nn.MaxPool2d):
+        height, width = (conv_output_size(side, 3, 2, 1) for side in (shape.height, shape.width))
+        return Cost(), Shape(shape.channels, height, width)
+    return Cost(params=params), shape  # norms, activations, reshaping

@@ -1,0 +1,186 @@
+"""One page that tells what a run came to: curves, routes, pictures, time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from dsnet.calibration.compare import Comparison, Row
+from dsnet.report.page import bar_chart, escape, html_table, image_tag, page
+from dsnet.report.plot import Point, Size, accuracy_plot, for_any_width, line_plot
+from dsnet.routing.cost_table import CostTable
+from dsnet.routing.router import RouterKind, written
+
+__all__ = ["Example", "Story", "router_curves", "story_page"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Example:
+    """An image and what became of it."""
+
+    image: Tensor  # [3, H, W] in [0, 1]
+    route: int
+    ran: tuple[int, ...]  # all routes that ran
+    label: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Story:
+    """What the page tells."""
+
+    model: str
+    command: str
+    costs: CostTable
+    comparison: Comparison  # at some budgets
+    curve: Comparison  # at many
+    main: float  # the budget that is looked at closely
+    picked: RouterKind  # the one of gate and cascade that was better there on held-out images
+    examples: Sequence[Example]
+    stage1: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+    stage2: Sequence[Mapping[str, Any]]
+    times: Mapping[str, float]  # milliseconds an image
+
+
+def router_curves(found: Comparison) -> dict[str, list[Point]]:
+    """Single routes, stand-alone networks, routers and oracle, for a plot."""
+    curves = {"single routes": [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.singles]}
+    if found.alone:
+        curves["stand-alone"] = [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.alone]
+    for kind in dict.fromkeys(row.router for row in found.rows if row.router != "single"):
+        curves[kind] = [Point(row.cost, row.accuracy) for row in found.curve(kind)]
+    curves["oracle"] = [Point(found.oracle.cost, found.oracle.accuracy)]
+    return curves
+
+
+def story_page(story: Story) -> str:
+    """The whole page."""
+    best = _row(story, story.picked)
+    largest = max(story.comparison.singles, key=lambda point: point.cost)
+    share = best.cost / story.costs.largest
+    body = [
+        f"<p><strong>{escape(story.model)}</strong> on handwritten digits. One set of weights, several "
+        f"routes; the {story.picked} sends each image down one of them. At <strong>{share:.0%}</strong> of "
+        f"the largest route's cost it gets <strong>{best.accuracy:.1%}</strong> of "
+        f"{story.comparison.images} test images right; everyone at the largest route: "
+        f"{largest.accuracy:.1%}. Made by <code>{escape(story.command)}</code>.</p>",
+        f"<p><strong>{escape(str(story.comparison.verdict))}</strong></p>",
+        "<h2>Accuracy against cost</h2>",
+        for_any_width(
+            lambda size: accuracy_plot("", router_curves(story.curve), unit=story.costs.unit, size=size)
+        ),
+        "<p>Single routes: all images at the same route of the supernet. Stand-alone: a network of that size "
+        "trained by itself, for as long. Gate and cascade: one checkpoint, one knob. Oracle: the cheapest "
+        "route that is right, which nobody can know beforehand. With "
+        f"{story.comparison.images} test images the standard error of an accuracy is about "
+        f"{100 * best.error:.1f} points: small differences are chance.</p>",
+        _budgets(story),
+        f"<h2>Routes taken at {escape(written(story.main, story.costs.unit))}</h2>",
+        *(_histogram(story, kind) for kind in _kinds(story)),
+        f"<h2>Images by route ({story.picked})</h2>",
+        _gallery(story),
+        "<h2>Measured time</h2>",
+        "<p>Milliseconds an image, batch of 256, one CPU thread, medians; the routes took turns.</p>",
+        bar_chart(
+            list(story.times), list(story.times.values()), [f"{t:.3f} ms" for t in story.times.values()]
+        ),
+        "<h2>Training</h2>",
+        _training(story),
+    ]
+    return page("Easy images cost little", "\n".join(body))
+
+
+def _kinds(story: Story) -> list[RouterKind]:
+    """The routers that decide image by image."""
+    return list(dict.fromkeys(row.router for row in story.comparison.rows if row.router != "single"))
+
+
+def _row(story: Story, kind: RouterKind) -> Row:
+    return min(story.comparison.curve(kind), key=lambda row: abs(row.budget - story.main))
+
+
+def _budgets(story: Story) -> str:
+    header = ("router", "budget", "cost", "accuracy", "best single route", "difference", "stand-alone")
+    rows = [
+        (
+            row.router,
+            f"{row.budget / story.costs.largest:.0%}",
+            f"{row.cost / story.costs.largest:.0%}",
+            f"{row.accuracy:.1%}",
+            f"{row.single}: {row.single_accuracy:.1%}",
+            f"{100 * row.gain:+.1f} ± {100 * row.gain_error:.1f}",
+            "–" if row.alone is None else f"{row.alone:.1%}",
+        )
+        for row in story.comparison.rows
+        if row.router != "single"
+    ]
+    return html_table(header, rows) + (
+        "<p>Budget and cost as shares of the largest route's; the budget was kept on held-out images, the "
+        "cost is that of the test images. Best single route: the most accurate one within the budget on "
+        "held-out images, for all images; difference in points, ± standard error. Stand-alone networks mixed "
+        "to the same mean cost.</p>"
+    )
+
+
+def _histogram(story: Story, kind: RouterKind) -> str:
+    row = _row(story, kind)
+    total = sum(row.taken.values())
+    groups = ", ".join(
+        f"{name} {'–' if value is None else f'{value:.0%}'}" for name, value in row.by_difficulty.items()
+    )
+    return f"<p><strong>{kind}</strong>: {row.accuracy:.1%} right ({groups})</p>" + bar_chart(
+        [f"route {route}" for route in row.taken],
+        list(row.taken.values()),
+        [f"{count} images, {count / total:.0%}" for count in row.taken.values()],
+    )
+
+
+def _gallery(story: Story) -> str:
+    parts = []
+    for route in dict.fromkeys(example.route for example in story.examples):
+        own = [example for example in story.examples if example.route == route]
+        ran = " → ".join(map(str, own[0].ran))
+        figures = "".join(
+            f"<figure>{image_tag(e.image, e.label)}<figcaption>{_caption(e)}</figcaption></figure>"
+            for e in own
+        )
+        parts.append(f"<p>Answered by route <strong>{route}</strong> (ran: {ran})</p>")
+        parts.append(f'<div class="grid">{figures}</div>')
+    return "\n".join(parts)
+
+
+def _caption(example: Example) -> str:
+    if example.answer == example.label:
+        return escape(example.label)
+    return f"<strong>{escape(example.answer)}</strong>, but is {escape(example.label)}"
+
+
+def _training(story: Story) -> str:
+    steps = [line for line in story.stage1 if "loss" in line]
+    terms = [name for name in steps[0] if "/" in name]
+    losses = {name: [(line["step"], line[name]) for line in steps if name in line] for name in terms}
+    checks = [line for line in story.stage1 if "score" in line]
+    routes = [name for name in checks[0] if name.startswith("route_")]
+    reached = {
+        name.replace("_", " "): [(line["epoch"] + 1, 100 * line[name]) for line in checks] for name in routes
+    }
+    gate = {"loss": [(line["step"], line["loss"]) for line in story.stage2]}
+    return "\n".join(
+        [
+            for_any_width(partial(_losses, "Stage I: losses of the sandwich's networks", losses)),
+            for_any_width(
+                lambda size: line_plot(
+                    "Stage I: held-out accuracy", reached, axis="epoch", percent=True, size=size
+                )
+            ),
+            for_any_width(partial(_losses, "Stage II: the gate's loss", gate)),
+        ]
+    )
+
+
+def _losses(title: str, losses: Mapping[str, Sequence[tuple[float, float]]], size: Size) -> str:
+    return line_plot(title, losses, axis="step", size=size)

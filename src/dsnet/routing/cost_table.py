@@ -1,0 +1,108 @@
+"""What every part of a route costs, in multiply-adds or in milliseconds: one table for losses and decisions.
+
+A route's cost is that of the prefix plus that of each segment, which depends on the gate's choice and on the
+choice before it. A differentiable cost is probabilities times this table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from dsnet.cost import madds
+from dsnet.counts import Shape
+from dsnet.errors import DsnetError, shorten
+from dsnet.models import Supernet
+from dsnet.models.counting import prefix_cost, segment_cost
+from dsnet.models.group_by_route import Routable
+
+__all__ = ["CostTable", "Unit"]
+
+Unit = Literal["madds", "ms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """Cost of an image: ``segments[gate][previous choice][choice]``; at the first gate previous is 0."""
+
+    unit: Unit
+    prefix: float
+    segments: tuple[tuple[tuple[float, ...], ...], ...]
+    network: str = ""  # whose it is; empty: of any network with these choices
+
+    def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise DsnetError(
+                f"unknown unit of cost {shorten(self.unit)}; possible: {', '.join(get_args(Unit))}"
+            )
+        before = 1
+        for number, gate in enumerate(self.segments):
+            sizes = {len(row) for row in gate}
+            if len(gate) != before or len(sizes) != 1 or 0 in sizes:
+                raise DsnetError(
+                    f"a cost table needs a row of costs for each of {before} choices before gate {number}"
+                )
+            (before,) = sizes
+        values = [self.prefix, *(c for gate in self.segments for row in gate for c in row)]
+        if not self.segments or not all(isinstance(v, int | float) and 0 <= v < math.inf for v in values):
+            raise DsnetError("a cost table needs finite costs of at least 0 for every segment")
+        if self.largest == 0:
+            raise DsnetError("a cost table needs a largest route that costs something")
+
+    @classmethod
+    def of_model(cls, model: Supernet, image_size: int | tuple[int, int] | None = None) -> CostTable:
+        """Multiply-adds by arithmetic, gates included (the paper's convention)."""
+        image = model.geometry.shape(image_size)
+        prefix, first = prefix_cost(model, image)
+        shapes: dict[tuple[int, ...], Shape] = {(): first}
+        segments: list[list[list[float]]] = []
+        for gate, options in enumerate(model.slice_table):
+            previous = 1 if gate == 0 else len(model.slice_table[gate - 1])
+            rows = [[0.0] * len(options) for _ in range(previous)]
+            for history in itertools.product(*(range(len(row)) for row in model.slice_table[: gate + 1])):
+                cost, shapes[history] = segment_cost(model, history, shapes[history[:-1]])
+                rows[history[-2] if gate else 0][history[-1]] = float(cost.madds())
+            segments.append(rows)
+        table = cls(
+            unit="madds",
+            prefix=float(prefix.madds()),
+            segments=tuple(tuple(tuple(row) for row in rows) for rows in segments),
+            network=model.spec.name,
+        )
+        largest = model.space.largest
+        assert table.of(largest.choices) == madds(model, largest, image_size)
+        return table
+
+    def segment(self, gate: int, previous: int | None, choice: int) -> float:
+        """Cost of what runs behind a gate's choice, up to the next gate or the end."""
+        return self.segments[gate][previous or 0][choice]
+
+    def of(self, choices: tuple[int, ...]) -> float:
+        """Cost of a whole route."""
+        total, previous = self.prefix, 0
+        for gate, choice in enumerate(choices):
+            total += self.segments[gate][previous][choice]
+            previous = choice
+        return total
+
+    def of_several(self, routes: Iterable[tuple[int, ...]]) -> float:
+        """Cost of running several routes on one image, what they share counted once."""
+        ran = {choices[:gates] for choices in routes for gates in range(1, len(choices) + 1)}
+        parts = ((h, h[-2] if len(h) > 1 else None) for h in sorted(ran))
+        return self.prefix + sum(self.segment(len(h) - 1, previous, h[-1]) for h, previous in parts)
+
+    @property
+    def largest(self) -> float:
+        """Cost of the route that takes every gate's last choice."""
+        return self.of(tuple(len(gate[0]) - 1 for gate in self.segments))
+
+    def fits(self, model: Routable[Any]) -> bool:
+        """Whether it is this network's and has a cost for every choice."""
+        if self.network not in ("", model.name):
+            return False
+        sizes = model.choices
+        before = [1, *sizes[:-1]]
+        return [(len(gate), len(gate[0])) for gate in self.segments] == list(zip(before, sizes, strict=True))

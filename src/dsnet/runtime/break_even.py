@@ -1,0 +1,159 @@
+"""From which batch size on routing pays: a mixed batch beside everyone at one route, as measured here."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dsnet.core.timer import timed
+from dsnet.counts import human
+from dsnet.errors import DsnetError
+from dsnet.routes import Route
+from dsnet.routing.policies import CascadeRule
+from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.forced_routes import adding_up, decisions, mixed, thresholds_for
+
+__all__ = ["BreakEven", "Times", "measure"]
+
+ROUNDS, WARM_UP = 7, 2
+FEWEST = 16  # images of a mix: of small batches several run in a row
+
+
+class Times(NamedTuple):
+    """Milliseconds a batch."""
+
+    batch: int
+    routed: float
+    single: float  # everyone at the largest route within the budget
+    largest: float  # everyone at the largest route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """What routing takes at several batch sizes, beside single routes."""
+
+    network: str
+    where: str  # backend and device
+    shares: Mapping[int, float]  # of the images that routes answer
+    single: Route
+    times: tuple[Times, ...]
+
+    def pays(self, batch: int) -> bool:
+        """Whether routing is faster than everyone at the largest route, at the size measured next to this."""
+        near = min(self.times, key=lambda t: (abs(t.batch - batch), t.batch))
+        return near.routed < near.largest
+
+    @property
+    def least(self) -> int | None:
+        """The smallest measured batch from which on routing always pays; none: it does not."""
+        found = None
+        for t in sorted(self.times, reverse=True):
+            if t.routed >= t.largest:
+                break
+            found = t.batch
+        return found
+
+    def __str__(self) -> str:
+        mix = ", ".join(f"{100 * share:.0f} % route {number}" for number, share in self.shares.items())
+        said = (
+            f"from batches of {self.least} on"
+            if self.least is not None
+            else "at none of these batch sizes: everyone at the largest route is as fast"
+        )
+        single = f"route {self.single.number}, ms"
+        lines = [f"{'batch':>5}  {'routed, ms':>10}  {single:>12}  {'largest, ms':>11}  pays"]
+        for t in self.times:
+            pays = f"{t.largest / t.routed:.2f} ×" if t.routed < t.largest else "no"
+            lines.append(f"{t.batch:>5}  {t.routed:>10.3g}  {t.single:>12.3g}  {t.largest:>11.3g}  {pays}")
+        return "\n".join([f"{self.network}, {self.where}: {mix}", f"Routing pays {said}.", "", *lines])
+
+
+@torch.no_grad()
+def measure(
+    engine: Engine,
+    shares: Mapping[int, float],
+    single: Route,
+    batches: Iterable[int] | int,
+    *,
+    cascade: CascadeRule | None = None,
+    promote: bool = False,
+) -> BreakEven:
+    """Times mixed batches with these shares, or a cascade whose routes answer them."""
+    batches = tuple(batches) if isinstance(batches, Iterable) else (batches,)
+    if not batches or any(type(batch) is not int or batch < 1 for batch in batches):
+        raise DsnetError(f"batches are positive integers, not {batches!r}")
+    shares, found = adding_up(shares), []
+    for batch in sorted(set(batches)):
+        several = max(1, -(-FEWEST // batch))
+        calls = _calls(engine, shares, single, batch, several, cascade, promote=promote)
+        taken: dict[str, list[float]] = {way: [] for way in calls}
+        for number in range(WARM_UP + ROUNDS):
+            for way, call in calls.items():
+                took = timed(call, engine.device)
+                if number >= WARM_UP:
+                    taken[way].append(took)
+        middle = {way: statistics.median(samples) for way, samples in taken.items()}
+        found.append(Times(batch, middle["routed"] / several, middle["single"], middle["largest"]))
+    where = f"{engine.backend} on {engine.device.type}, {human(engine.resident)}B of weights"
+    return BreakEven(network=engine.name, where=where, shares=dict(shares), single=single, times=tuple(found))
+
+
+def _calls(
+    engine: Engine,
+    shares: Mapping[int, float],
+    single: Route,
+    batch: int,
+    several: int,
+    cascade: CascadeRule | None,
+    *,
+    promote: bool,
+) -> dict[str, Callable[[], object]]:
+    shape = (several * batch, engine.geometry.channels, *engine.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    pieces = torch.split(images.to(engine.device, engine.takes), batch)
+    space = engine.space
+    routed: list[Callable[[], object]]
+    if cascade is not None:
+        same = CascadeRule(
+            costs=cascade.costs,
+            routes=cascade.routes,
+            thresholds=_thresholds(engine, torch.cat(list(pieces)), cascade.routes, shares),
+        )
+        routed = [functools.partial(_run_cascade, engine, same, x) for x in pieces]
+    else:
+        drawn = decisions(shares, several * batch)
+        at = [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
+        routed = [
+            functools.partial(mixed(engine, [space.resolve(n) for n in own], promote=promote), x)
+            for x, own in zip(pieces, at, strict=True)
+        ]
+    return {
+        "routed": lambda: [call() for call in routed],
+        "single": lambda: engine.run_route(pieces[0], single),
+        "largest": lambda: engine.run_route(pieces[0], _largest(engine)),
+    }
+
+
+def _run_cascade(engine: Engine, rule: CascadeRule, x: Tensor) -> object:
+    if engine.graphed is not None:
+        return engine.graphed.cascade(x, rule.routes, rule.thresholds)
+    return rule(engine, x)
+
+
+def _thresholds(
+    engine: Engine, x: Tensor, routes: Sequence[int], shares: Mapping[int, float]
+) -> tuple[float, ...]:
+    """With which routes answer these shares of the images."""
+    beyond = [sum(shares.get(number, 0.0) for number in routes[place:]) for place in range(1, len(routes))]
+    return tuple(thresholds_for(engine, x, routes, [round(share * len(x)) for share in beyond]))
+
+
+def _largest(engine: Engine) -> Route:
+    """Of those that are held."""
+    return [route for route in engine.space if engine.holds(route)][-1]

@@ -1,0 +1,1 @@
+"""Executors: run the segments of a plan for batches of mixed routes."""

@@ -1,0 +1,362 @@
+"""A network made ready for a device: its parts as executables, asked as routing asks a supernet."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from dsnet.core.cuda_graphs.streams import Lanes
+from dsnet.core.process_bound import InProcess
+from dsnet.errors import DsnetError
+from dsnet.models.group_by_route import finish_along
+from dsnet.models.input_spec import Geometry
+from dsnet.models.supernet import ModelSpec
+from dsnet.routes import Route, RouteSpace
+from dsnet.routing.policies import RoutedOutput
+from dsnet.runtime.backends import Casting, Executable, Writing
+from dsnet.runtime.executors.batching import Division
+from dsnet.runtime.executors.penalties import Prices
+from dsnet.runtime.partition.segments import History, canonical
+from dsnet.slicing import Mode
+
+__all__ = ["Engine", "GateChoices", "Memory", "Recorded", "Runner", "Scored"]
+
+Memory = Literal["packed", "shared"]
+
+
+class Scored(NamedTuple):
+    """What stands at a gate: features that it has scaled, its scores, and what led there."""
+
+    x: Tensor
+    scores: Tensor
+    gate: int
+    earlier: Tensor | None = None  # [B]: choices before the last one, as one number; where norms depend on it
+
+    def take(self, at: Tensor) -> Scored:
+        """Some of the images, by their places [n]."""
+        earlier = None if self.earlier is None else _rows(self.earlier, at)
+        return Scored(_rows(self.x, at), _rows(self.scores, at), self.gate, earlier)
+
+    def narrow(self, start: int, stop: int) -> Scored:
+        """The images of a range, without a copy."""
+        earlier = None if self.earlier is None else self.earlier[start:stop]
+        return Scored(self.x[start:stop], self.scores[start:stop], self.gate, earlier)
+
+    @classmethod
+    def join(cls, states: Sequence[Scored]) -> Scored:
+        """The images of all, in order."""
+        x, scores = [state.x for state in states], [state.scores for state in states]
+        earlier = [state.earlier for state in states if state.earlier is not None]
+        return cls(torch.cat(x), torch.cat(scores), states[0].gate, torch.cat(earlier) if earlier else None)
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """Some rows; on the host by numpy, since torch's threads wait busily where a backend's are to work."""
+    if x.device.type != "cpu" or x.dtype == torch.bfloat16:
+        return x[at]
+    return torch.from_numpy(x.numpy()[at.numpy()])
+
+
+class Recorded(Protocol):
+    """A network as programs that a GPU replays."""
+
+    @property
+    def most(self) -> int:
+        """Images at a time."""
+
+    @property
+    def lanes(self) -> Lanes:
+        """Where programs run."""
+
+    @property
+    def held(self) -> Sequence[Sequence[int]]:
+        """Choices by gate."""
+
+    @property
+    def programs(self) -> Sized:
+        """All of them."""
+
+    def run(
+        self,
+        x: Tensor,
+        prices: Prices | None = None,
+        given: Tensor | None = None,
+        *,
+        own: bool = False,
+        promote: bool = False,
+    ) -> RoutedOutput:
+        """Images at the routes that gates take for these prices, or at given choices [B, gates].
+
+        ``own``: given choices are some that the gates can take.
+        """
+
+    def run_route(self, x: Tensor, route: Route) -> Tensor:
+        """All images at one route."""
+
+    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        """One route after the other for those whose answer is not sure."""
+
+
+class GateChoices(NamedTuple):
+    """What a gate decides between, by their numbers."""
+
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runner:
+    """A part for any number of images: in one go, or in batches of sizes that it runs well."""
+
+    executables: Mapping[int, Executable]  # by batch size
+    milliseconds: Mapping[int, float]  # of each, as measured here
+    any_batch: bool = False  # whether each of them takes every size
+    by_history: bool = False  # whether they also take the number of each image's history
+    division: Division = field(init=False)
+    splits: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)  # by number of images
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "division", Division(self.milliseconds))
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Features and scores, or logits."""
+        images = len(inputs[0])
+        if not images:  # nothing to run, but what it gives still has its shape
+            return tuple(y[:0] for y in self._run(1, *(x.new_zeros(1, *x.shape[1:]) for x in inputs)))
+        sizes = self.splits.get(images)
+        if sizes is None:
+            sizes = self.splits[images] = self.split(images)
+        if len(sizes) == 1:
+            return self._run(sizes[0], *inputs)
+        first = self.executables.get(sizes[0])
+        pieces = list(zip(*(_pieces(x, sizes) for x in inputs), strict=True))
+        if isinstance(first, Writing) and sum(sizes) == images:
+            kinds = zip(first.shapes, first.dtypes, strict=True)
+            whole = tuple(inputs[0].new_empty(images, *shape[1:], dtype=dtype) for shape, dtype in kinds)
+            found = zip(*(_pieces(output, sizes) for output in whole), strict=True)
+            for size, piece, output in zip(sizes, pieces, found, strict=True):
+                cast(Writing, self.executables[size]).into(piece, output)
+            return whole
+        ran = [self._run(size, *piece) for size, piece in zip(sizes, pieces, strict=True)]
+        return tuple(torch.cat(parts) for parts in zip(*ran, strict=True))
+
+    def split(self, images: int) -> tuple[int, ...]:
+        """Batches that hold so many images in the least time, by what was measured; largest first.
+
+        The last may hold fewer images than it has room for.
+        """
+        if self.any_batch:
+            full, rest = divmod(images, self.division.best)
+            return (self.division.best,) * full + ((rest,) if rest else ())
+        return self.division(images)
+
+    def time(self, images: int) -> float:
+        """Milliseconds for so many images; sizes that were not timed as a share of the next larger one."""
+        sizes = self.split(images)
+        return sum(self.milliseconds.get(size) or self._between(size) for size in sizes)
+
+    def _between(self, images: int) -> float:
+        known = sorted(self.milliseconds)
+        above = next((size for size in known if size >= images), known[-1])
+        below = max((size for size in known if size <= images), default=0)
+        if above == below:
+            return self.milliseconds[above]
+        low = self.milliseconds.get(below, 0.0)
+        return low + (self.milliseconds[above] - low) * (images - below) / (above - below)
+
+    def _run(self, size: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        executable = self.executables.get(size)
+        if executable is None:
+            assert self.any_batch
+            executable = next(iter(self.executables.values()))
+        images = len(inputs[0])
+        if images == size or self.any_batch:
+            return executable(*inputs)
+        return tuple(y[:images] for y in executable(*(_padded(x, size) for x in inputs)))
+
+
+def _pieces(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    starts = itertools.accumulate(sizes, initial=0)
+    return [x[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+def _padded(x: Tensor, size: int) -> Tensor:
+    """With images of zeros at the end; on the host by numpy, as `_rows`."""
+    room = torch.zeros(size, *x.shape[1:], dtype=x.dtype, device=x.device)
+    if x.device.type == "cpu" and x.dtype != torch.bfloat16:
+        room.numpy()[: len(x)] = x.numpy()
+    else:
+        room[: len(x)] = x
+    return room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Engine(InProcess):
+    """The executables of a network, with all that routing asks of it (`group_by_route.Routable`)."""
+
+    spec: ModelSpec
+    space: RouteSpace
+    gates: tuple[GateChoices, ...]
+    choices: tuple[int, ...]  # how many every gate of the whole space has
+    options: tuple[tuple[int, ...], ...]  # those that are held, gate by gate
+    geometry: Geometry
+    image_size: tuple[int, int]
+    classes: int
+    device: torch.device
+    precision: torch.dtype
+    backend: str
+    memory: Memory
+    runners: Mapping[History, Runner]
+    resident: int  # bytes of weights
+    graphed: Recorded | None = None  # the same parts for mixed batches on a GPU
+    batch_invariant: bool = False  # whether no image's scores depend on the others of its batch
+    spare: Mapping[History, Runner] = field(default_factory=dict)  # parts of choices that are not held
+    training: bool = field(default=False, init=False)
+    merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
+    keyed: bool = field(init=False)  # whether some parts take the number of each image's history
+    image_shape: tuple[int, int, int] = field(init=False)
+    takes: torch.dtype = field(init=False)  # the precision of images
+    process: int = field(default_factory=os.getpid, init=False)
+    threads: int = field(default_factory=torch.get_num_threads, init=False)  # when its programs were made
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keyed", any(runner.by_history for runner in self.runners.values()))
+        object.__setattr__(self, "image_shape", (self.geometry.channels, *self.image_size))
+        front = self.runners.get(())
+        first = None if front is None else next(iter(front.executables.values()), None)
+        object.__setattr__(self, "takes", first.takes if isinstance(first, Casting) else self.precision)
+
+    @property
+    def name(self) -> str:
+        """Which network."""
+        return self.spec.name
+
+    @property
+    def programs(self) -> int:
+        """How many executables were made, or recorded."""
+        if self.graphed is not None:
+            return len(self.graphed.programs)
+        made = (executable for runner in self.runners.values() for executable in runner.executables.values())
+        return len(set(map(id, made)))
+
+    def milliseconds(self, history: History, images: int) -> float:
+        """What so many images take in a part, in the batches that it runs best; as measured."""
+        if not images:
+            return 0.0
+        return self._runner(history).time(images)
+
+    def gate(self, stage: int) -> GateChoices:
+        """The gate in front of a stage."""
+        return self.gates[stage]
+
+    def check_images(self, x: Tensor) -> None:
+        """Raises an error that says what images this plan takes."""
+        if os.getpid() != self.process:
+            self._check_fork()
+        dense = isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested
+        right = dense and x.shape[1:] == self.image_shape and x.is_floating_point()
+        if right and x.device.type == self.device.type:
+            return
+        takes = f"this plan of {self.name} takes images [batch, {self.geometry.channels}, height, width]"
+        if not isinstance(x, Tensor):
+            raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
+        if not dense:
+            kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
+            raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
+        if x.ndim != 4 or x.shape[1] != self.geometry.channels or not x.is_floating_point():
+            raise DsnetError(f"{takes} of numbers, not a {x.dtype} tensor of shape {list(x.shape)}")
+        if tuple(x.shape[2:]) != self.image_size:
+            raise DsnetError(
+                f"this plan of {self.name} was made for images of {self.image_size[0]} × "
+                f"{self.image_size[1]} pixels, not {x.shape[2]} × {x.shape[3]}; compile(…, image_size=…)"
+            )
+        if x.device.type != self.device.type:
+            raise DsnetError(f"the images are on {x.device}, this plan is for {self.device}; move them there")
+
+    def _check_fork(self) -> None:
+        """Raises an error in a forked process: threads and GPU contexts do not survive a fork."""
+        if self.device.type == "cuda" or max(self.threads, torch.get_num_threads()) > 1:
+            raise DsnetError(
+                f"this plan of {self.name} was compiled before this process was forked "
+                f"(process {self.process}, now {os.getpid()}): its threads or its GPU are not there. "
+                "Start processes with 'spawn' (multiprocessing.get_context('spawn')) and compile in each, or "
+                "compile after the fork; on a CPU torch.set_num_threads(1) before compiling also lets forked "
+                "processes use it"
+            )
+
+    def shared_network(self) -> str | None:
+        """The network whose own weights it runs, if it does."""
+        return self.name if self.memory == "shared" else None
+
+    def holds(self, route: Route) -> bool:
+        """Whether all parts of a route are there."""
+        ways = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
+        return all(canonical(way) in self.runners for way in ways)
+
+    def enter(self, x: Tensor, mode: Mode | None = None) -> Scored:
+        """Prefix and first gate."""
+        self._check_mode(mode)
+        self.check_images(x)
+        features, scores = self._run((), x.to(self.takes))
+        earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if self.keyed else None
+        return Scored(features, scores, 0, earlier)
+
+    def score(self, state: Scored) -> Tensor:
+        """Scores [B, choices] of the gate for what stands at it."""
+        return state.scores
+
+    def advance(self, state: Scored, choices: History, mode: Mode | None = None) -> Scored:
+        """From the gate that made the last of ``choices`` to the next one."""
+        self._check_mode(mode)
+        features, scores = self._run(choices, state.x, state.earlier)
+        earlier = state.earlier
+        if earlier is not None and len(choices) > 1:
+            options = self.options[len(choices) - 2]
+            earlier = earlier * len(options) + options.index(choices[-2])
+        return Scored(features, scores, len(choices), earlier)
+
+    def finish(self, state: Scored, choices: History, mode: Mode | None = None) -> Tensor:
+        """From the last gate to the logits."""
+        self._check_mode(mode)
+        (logits,) = self._run(choices, state.x, state.earlier)
+        return logits
+
+    def finish_from(
+        self, states: dict[History, Scored], choices: History, mode: Mode | None = None
+    ) -> Tensor:
+        """A route's logits from what stands at the gates on its way; adds what is not there yet."""
+        return finish_along(self, states, choices, mode)
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """All images at one route."""
+        self.check_images(x)
+        if not len(x):
+            return x.new_empty(0, self.classes, dtype=self.precision)
+        if self.graphed is not None and mode is None:
+            return self.graphed.run_route(x, route)
+        return self.finish_from({(): self.enter(x, mode)}, route.choices, mode)
+
+    @torch.no_grad()
+    def _run(self, history: History, x: Tensor, earlier: Tensor | None = None) -> tuple[Tensor, ...]:
+        runner = self._runner(history)
+        inputs = (x, earlier) if runner.by_history and earlier is not None else (x,)
+        if torch.is_autocast_enabled(self.device.type):  # precisions were chosen when the plan was made
+            with torch.autocast(self.device.type, enabled=False):
+                return runner(*inputs)
+        return runner(*inputs)
+
+    def _runner(self, history: History) -> Runner:
+        runner = self.runners.get(canonical(history)) or self.spare.get(history)
+        if runner is None:
+            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
+        return runner
+
+    @staticmethod
+    def _check_mode(mode: Mode | None) -> None:
+        if mode is not None:
+            raise DsnetError("a plan is for inference: it runs in no other mode")

@@ -1,0 +1,273 @@
+"""Mixed batches as one program: front, decision, and the rest with every image at its own widths.
+
+There are no groups, so nothing is sorted, gathered or padded, and the host waits for nothing; only where a
+gate may take what a plan does not hold, it looks. Images are read where they lie. What is behind all routes
+of a detector runs in the same program, for all images at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dsnet.core.cuda_graphs.streams import Lanes
+from dsnet.core.timer import Progress, silent
+from dsnet.errors import DsnetError
+from dsnet.routes import Route, RouteSpace
+from dsnet.routing.policies import RoutedOutput, margin, unsure
+from dsnet.runtime.backends import Executable
+from dsnet.runtime.executors.buffers import GatePlaces
+from dsnet.runtime.executors.chunks import in_batches
+from dsnet.runtime.executors.penalties import Prices, set_prices
+from dsnet.runtime.executors.ragged.assignment import Which, decide
+from dsnet.runtime.executors.ragged.layers import Gated, State
+from dsnet.runtime.executors.ragged.network import Ragged
+
+__all__ = ["Mixed"]
+
+Program = Callable[[], None]
+
+
+class Mixed:
+    """A network with one gate; asked as `dsnet.runtime.executors.grouped.Graphed` is. Threads take turns."""
+
+    def __init__(
+        self,
+        front: Ragged,
+        rest: Ragged,
+        options: Sequence[int],  # the choices that ``rest`` has, in its order
+        *,
+        image: Tensor,  # [1, C, H, W], like those that will come
+        space: RouteSpace,
+        choices: Sequence[int],  # that the gate decides between
+        end: Executable | None = None,  # behind ``rest``: what it gives, and the place of the choice
+        sizes: Sequence[int],
+        lanes: Lanes,
+        progress: Progress = silent,
+    ) -> None:
+        self.front, self.space, self.lanes, self.lock = front, space, lanes, threading.Lock()
+        self.rest, self.end = rest, end
+        self.sizes = tuple(sorted(set(sizes)))
+        self.most, device = self.sizes[-1], image.device
+        held = sorted({*options, *choices})
+        self.held = [held]
+        places = {choice: place for place, choice in enumerate(options)}
+        self.options = frozenset(options)
+        self.route_of = torch.tensor(
+            [places.get(choice, -1) for choice in held], dtype=torch.int32, device=device
+        )
+        places_held = [held.index(choice) if choice in held else 0 for choice in range(held[-1] + 1)]
+        self.place_of = torch.tensor(places_held, device=device)  # by choice
+        self.whole = all(choice in places for choice in choices)  # else decisions are looked at
+        self.reach = max((places[choice] + 1 for choice in choices if choice in places), default=None)
+        self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
+        self.dtype, self.image_size = image.dtype, (image.shape[2], image.shape[3])
+        self.begin = torch.zeros(1, dtype=torch.long, device=device)  # the address of images
+        self.address = 0  # what ``begin`` holds
+        self.given: tuple[Tensor, int] | None = None  # choices that are taken now, and how often changed
+        self.unheard = torch.zeros(self.most, dtype=torch.long, device=device)  # decisions, if others hold
+        with torch.no_grad():
+            features, scores = front(image)
+            (logits,) = rest.at(0)(features)
+        taken = torch.zeros(self.most, dtype=torch.long, device=device)
+        self.gates = [GatePlaces(choices, held, 1, taken, scores, lanes.on_host(len(held)))]
+        self.logits = self.answers = logits.new_zeros(self.most, logits.shape[1])
+        if end is None:
+            _, channels, *self.map_size = features.shape
+            self.features = features.new_zeros(self.most, features[0, 0].numel(), channels)
+            self.scales = torch.ones(self.most, channels, device=device)
+        else:
+            with torch.no_grad():
+                (answers,) = end(logits, torch.zeros(1, dtype=torch.int32, device=device))
+            self.answers = answers.new_zeros(self.most, answers.shape[1])
+        self.valid = torch.zeros(1, dtype=torch.long, device=device)
+        self.images = 0  # what ``valid`` holds
+        self.asked = torch.zeros(self.most, dtype=torch.bool, device=device)  # by a cascade's last route
+        self.threshold = torch.zeros(1, dtype=torch.float64, device=device)
+        self.following = torch.zeros(1, dtype=torch.long, device=device)  # a cascade's next route, by place
+        self.prices: Prices | None = None
+        self.programs: dict[tuple[str, int], Program] = {}
+        steps: dict[str, Callable[[int], None]] = {
+            "gated": self._gated,
+            "own": functools.partial(self._given, self.reach),
+            "any": functools.partial(self._given, None),
+        }
+        if end is None:
+            steps |= {"first": self._first, "next": self._next}
+        if self.reach == rest.count:
+            del steps["own"]
+        jobs = [(name, size) for size in self.sizes for name in steps]
+        with lanes.here():
+            for name, size in progress(jobs, len(jobs), "program"):
+                self.programs[name, size] = lanes.record(functools.partial(steps[name], size), 0)
+
+    # --- what programs do ----------------------------------------------------------------------------
+    def _gate(self, images: int) -> Gated:
+        state = State(self.begin, (self.image_size,))
+        found = self.front.run(state, Which.admitted(images, self.valid))
+        assert isinstance(found, Gated)
+        return found
+
+    def _finish(
+        self,
+        state: State,
+        reach: int | None = None,
+        asked: Tensor | None = None,
+        noted: Sequence[State] = (),
+    ) -> None:
+        """What was taken, for all images or those that are asked for; some of the first routes alone."""
+        images = len(state.x)
+        which = Which.taken(
+            self.gates[0].taken[:images], self.valid, self.route_of, self.rest.count, asked, reach
+        )
+        self.rest.run(state, which, self.logits[:images], noted)
+        if self.end is not None:  # images left out as any others: nobody reads their answers
+            (answers,) = self.end(self.logits[:images], which.routes.clamp(min=0))
+            self.answers[:images].copy_(answers)
+
+    def _gated(self, images: int) -> None:
+        found, gate = self._gate(images), self.gates[0]
+        decide(found.scores, gate.prices, gate.places, gate.taken[:images])
+        self._finish(found.state, self.reach, noted=found.noted)
+
+    def _given(self, reach: int | None, images: int) -> None:
+        """The gate decides as always, and nobody listens."""
+        found, gate = self._gate(images), self.gates[0]
+        decide(found.scores, gate.prices, gate.places, self.unheard[:images])
+        self._finish(found.state, reach, noted=found.noted)
+
+    def _first(self, images: int) -> None:
+        """Of a cascade: its further routes find the features."""
+        state = self._gate(images).state
+        self.features[:images].copy_(state.x)
+        if state.scale is not None:
+            self.scales[:images].copy_(state.scale)
+        self.asked.fill_(True)
+        self._finish(state)
+
+    def _next(self, images: int) -> None:
+        """Those whose answer is not sure, of those that the last route was asked about."""
+        asked, taken = self.asked[:images], self.gates[0].taken[:images]
+        asked.logical_and_(unsure(margin(self.logits[:images]), self.threshold))
+        taken.copy_(torch.where(asked, self.following, taken))
+        height, width = self.map_size
+        state = State(self.features[:images], ((height, width),), self.scales[:images])
+        self._finish(state, asked=asked)
+
+    # --- running it ----------------------------------------------------------------------------------
+    def run(
+        self,
+        x: Tensor,
+        prices: Prices | None = None,
+        given: Tensor | None = None,
+        *,
+        own: bool = False,
+        promote: bool = False,
+    ) -> RoutedOutput:
+        """Images [B, C, H, W] at the routes that the gate takes for these prices, or at ``given`` [B, 1].
+
+        With ``own`` those are choices of the gate, and programs are as small as when it decides. Nothing is
+        ever promoted: there are no groups that would be faster together.
+        """
+
+        def some(at: slice | None) -> RoutedOutput:
+            read = self._readable(x, at)
+            images, size = self._point_at(read)
+            if given is None:
+                set_prices(self.gates, self.prices, prices)
+                self.prices, self.given = prices, None
+                self.programs["gated", size]()
+            else:
+                self._take(given, at)
+                self.programs["own" if own and ("own", size) in self.programs else "any", size]()
+            if not self.whole:
+                self._check(images)
+            return self._found(images)
+
+        return in_batches(self, x, some)
+
+    def run_route(self, x: Tensor, route: Route) -> Tensor:
+        """All images at one route."""
+        place = self._place(route)
+
+        def some(at: slice | None) -> RoutedOutput:
+            own = self._readable(x, at)
+            images, size = self._point_at(own)
+            self._take_place(place)
+            self.programs["any", size]()
+            return self._found(images)
+
+        return in_batches(self, x, some).logits
+
+    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        """One route after the other for those whose answer is not sure; not for detectors."""
+        if self.end is not None:
+            raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
+        places = [self._place(self.space.resolve(number)) for number in routes]
+
+        def some(at: slice | None) -> RoutedOutput:
+            own = self._readable(x, at)
+            images, size = self._point_at(own)
+            self._take_place(places[0])
+            self.programs["first", size]()
+            for place, threshold in zip(places[1:], thresholds, strict=True):
+                self.following.fill_(place)
+                self.threshold.fill_(threshold)
+                self.programs["next", size]()
+            return self._found(images)
+
+        return in_batches(self, x, some)
+
+    def _place(self, route: Route) -> int:
+        (choice,) = route.choices
+        if choice not in self.options:
+            raise DsnetError(f"this plan does not hold the choices {list(route.choices)}")
+        return self.held[0].index(choice)
+
+    def _check(self, images: int) -> None:
+        """What the gate took may not be there: then nothing was run."""
+        missing = self.route_of[self.gates[0].taken[:images]] < 0
+        if bool(missing.any()):
+            choice = self.held[0][int(self.gates[0].taken[:images][missing][0])]
+            raise DsnetError(f"this plan does not hold the choices [{choice}]")
+
+    def _take(self, given: Tensor, at: slice | None) -> None:
+        """Choices of images, unless they are what is taken already."""
+        keeps = at is None and not given.is_inference()  # such a tensor does not tell whether it was changed
+        if keeps and self.given is not None and self.given[0] is given and self.given[1] == given._version:
+            return
+        self.given, own = None, given if at is None else given[at]
+        torch.take(self.place_of, own.reshape(-1), out=self.gates[0].taken[: len(own)])
+        self.given = (given, given._version) if keeps else None
+
+    def _take_place(self, place: int) -> None:
+        """The same for all images."""
+        self.given = None
+        self.gates[0].taken.fill_(place)
+
+    def _readable(self, x: Tensor, at: slice | None) -> Tensor:
+        """Images as programs read them; held until they are started, since they are read where they lie."""
+        return (x if at is None else x[at]).to(self.begin.device, self.dtype).contiguous()
+
+    def _point_at(self, x: Tensor) -> tuple[int, int]:
+        """Tells programs where images are: how many, and the size of programs that hold them all."""
+        images = len(x)
+        size = next(size for size in self.sizes if size >= images)
+        self.lanes.enter()
+        address = x.data_ptr()
+        if address != self.address:
+            self.begin.fill_(address)
+            self.address = address
+        if images != self.images:
+            self.valid.fill_(images)
+            self.images = images
+        return images, size
+
+    def _found(self, images: int) -> RoutedOutput:
+        found = RoutedOutput(self.answers[:images].clone(), self.number[self.gates[0].taken[:images]])
+        self.lanes.leave()
+        return found

@@ -1,0 +1,1 @@
+"""Partitioning: split a model into a prefix and one segment per choice."""

@@ -1,0 +1,97 @@
+"""Parts as programs of a backend, one for every batch size, each timed on the device."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsnet.core.timer import Progress, silent, timed
+from dsnet.runtime.backends import Backend, Executable
+from dsnet.runtime.executors.host import Runner
+from dsnet.runtime.partition.segments import End, History, Part
+
+__all__ = ["make_calls", "make_end", "make_runners"]
+
+WARM_UP, ROUNDS = 2, 7  # of timing
+
+
+def make_runners(
+    parts: Mapping[History, Part],
+    backend: Backend,
+    buckets: Sequence[int],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    progress: Progress = silent,
+) -> dict[History, Runner]:
+    """Every part for any number of images, in batches of these sizes."""
+    jobs = [(history, bucket) for history in parts for bucket in buckets]
+    examples: dict[tuple[History, int], tuple[Tensor, ...]] = {}
+    made: dict[History, dict[int, Executable]] = {history: {} for history in parts}
+    generator = torch.Generator().manual_seed(0)
+    makers = {}
+    for history, bucket in progress(jobs, len(jobs), "program"):
+        part = parts[history]
+        example = _placed(part.example(bucket, generator), device, precision)
+        if history not in makers:
+            makers[history] = backend.convert(part.module, *example)
+        made[history][bucket] = makers[history](*example)
+        examples[history, bucket] = example
+    calls: dict[Any, Callable[[], object]]
+    calls = {job: functools.partial(made[job[0]][job[1]], *examples[job]) for job in jobs}
+    times = _milliseconds(calls, device, progress)
+    return {
+        history: Runner(
+            executables,
+            {bucket: times[history, bucket] for bucket in buckets},
+            any_batch=backend.any_batch(device),
+            by_history=parts[history].histories > 1,
+        )
+        for history, executables in made.items()
+    }
+
+
+def make_calls(
+    parts: Mapping[History, Part],
+    backend: Backend,
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    progress: Progress = silent,
+) -> dict[History, Executable]:
+    """Every part for any number of images, by a backend that makes such."""
+    calls = {}
+    for history in progress(list(parts), len(parts), "part"):
+        example = _placed(parts[history].example(2), device, precision)
+        calls[history] = backend.convert(parts[history].module, *example)(*example)
+    return calls
+
+
+def make_end(end: End, backend: Backend, *, device: torch.device, precision: torch.dtype) -> Executable:
+    """The same for what is behind all parts."""
+    row, which = torch.randn(2, end.numbers), torch.zeros(2, dtype=torch.long)
+    example = _placed((row, which), device, precision)
+    return backend.convert(end.module, *example)(*example)
+
+
+def _placed(example: tuple[Tensor, ...], device: torch.device, precision: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(x.to(device, precision if x.is_floating_point() else x.dtype) for x in example)
+
+
+@torch.no_grad()
+def _milliseconds(
+    calls: dict[Any, Callable[[], object]], device: torch.device, progress: Progress
+) -> dict[Any, float]:
+    """The median of each, all taking turns."""
+    taken: dict[Any, list[float]] = {job: [] for job in calls}
+    for number in progress(range(WARM_UP + ROUNDS), WARM_UP + ROUNDS, "timing of programs, round"):
+        for job, call in calls.items():
+            took = timed(call, device)
+            if number >= WARM_UP:
+                taken[job].append(took)
+    return {job: statistics.median(samples) for job, samples in taken.items()}

@@ -1,0 +1,1 @@
+"""Passes that rewrite a segment for a device."""

@@ -1,0 +1,92 @@
+"""Patch embedding with class token and learned positions, sliced in the embedding."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.errors import DsnetError
+from dsnet.slicing import functional as SF
+from dsnet.slicing.conv import SlicedConv2d
+from dsnet.slicing.static import copy_parameter, traced
+
+__all__ = ["SlicedPatchEmbed"]
+
+
+class SlicedPatchEmbed(nn.Module):
+    """Features [B, C, H, W] → tokens [B, 1 + patches, :width] (Eq. 15).
+
+    The positions belong to a square grid; another grid gets them resized (bicubic).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        *,
+        patch: int,
+        grid: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.patch, self.grid = patch, grid
+        self.proj = SlicedConv2d(
+            in_channels, width, kernel=patch, stride=patch, bias=True, device=device, dtype=dtype
+        )
+        self.class_token = nn.Parameter(torch.empty(width, device=device, dtype=dtype))
+        self.positions = nn.Parameter(torch.empty(1 + grid * grid, width, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Truncated normal of 0.02 for the projection, the class token and the positions."""
+        if self.positions.is_meta:  # nothing to draw, and torch would import its compiler for it
+            return
+        for weight in (self.proj.weight, self.class_token, self.positions):
+            nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+
+    def forward(self, x: Tensor, width: int) -> Tensor:
+        """Embeds into the first ``width`` features."""
+        if x.shape[2] % self.patch or x.shape[3] % self.patch:
+            raise DsnetError(
+                f"a map of {x.shape[2]} × {x.shape[3]} is no whole number of {self.patch}-patches"
+            )
+        patches = self.proj(x, width, padding=0)
+        offsets = self._offsets(width, *patches.shape[2:])
+        # An empty token in front becomes the class token by addition: no copy per image.
+        return F.pad(patches.flatten(2).transpose(1, 2), (0, 0, 1, 0)) + offsets
+
+    def _offsets(self, width: int, height: int, breadth: int) -> Tensor:
+        """What is added to the tokens: positions, and in front of them the class token at its own."""
+        first, rest = self.positions[:1, :width], self.positions[1:, :width]
+        if (height, breadth) != (self.grid, self.grid):
+            image = rest.t().reshape(1, width, self.grid, self.grid)
+            image = image.to(SF.at_least_float32(image.dtype))
+            resized = F.interpolate(image, (height, breadth), mode="bicubic", antialias=False)
+            rest = resized.flatten(2)[0].t().to(rest.dtype)
+        return torch.cat([first + self.class_token[:width], rest])
+
+    def cost(self, shape: Shape, width: int) -> tuple[Cost, Shape]:
+        """Cost on an input of this shape, and the shape of the tokens."""
+        project, grid = self.proj.cost(shape, width, padding=0)
+        tokens = Shape(width, 1 + grid.area, 1)
+        # Positions of the native grid, whatever grid runs; the class token and its own position are one sum.
+        return project + Cost(params=width * (1 + self.grid**2)), tokens
+
+    def extract(self, shape: Shape, width: int) -> nn.Module:
+        """The stand-alone embedding of this width, for inputs of this shape."""
+        _, grid = self.proj.cost(shape, width, padding=0)
+        offsets = self._offsets(width, grid.height, grid.width)
+        return traced(_PatchEmbed(self.proj.extract(shape.channels, width, padding=0), offsets))
+
+
+class _PatchEmbed(nn.Module):
+    def __init__(self, proj: nn.Conv2d, offsets: Tensor) -> None:
+        super().__init__()
+        self.proj, self.offsets = proj, copy_parameter(offsets)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.proj(x).flatten(2).transpose(1, 2)
+        return F.pad(patches, (0, 0, 1, 0)) + self.offsets

@@ -1,0 +1,1 @@
+"""Stage I: schemes, losses and steps that train a supernet's weights."""

@@ -1,0 +1,75 @@
+"""External teachers: the largest route of a dsnet run, or a pretrained network of timm by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.errors import DsnetError, install_hint, shorten
+from dsnet.models.loading import load_classifier
+
+__all__ = ["Channels", "Teacher", "load_teacher"]
+
+Channels = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of every channel."""
+
+
+class Teacher(nn.Module):
+    """Images as the student sees them → the teacher's logits; frozen."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, network: nn.Module, *, seen: Channels, expected: Channels) -> None:
+        super().__init__()
+        self.network = network.eval().requires_grad_(False)
+        (mean, std), (own_mean, own_std) = ((torch.tensor(v) for v in pair) for pair in (seen, expected))
+        self.register_buffer("scale", (std / own_std)[:, None, None])
+        self.register_buffer("shift", ((mean - own_mean) / own_std)[:, None, None])
+        self.eval()
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes] for images normalised for the student."""
+        logits: Tensor = self.network(x * self.scale + self.shift)
+        return logits
+
+
+def load_teacher(name: str, *, classes: int, seen: Channels, device: torch.device | str) -> Teacher:
+    """``timm:NAME`` or the folder of a run; ``seen`` is how the student's images are normalised."""
+    if name.startswith("timm:"):
+        network, expected, has = _from_timm(name.removeprefix("timm:"))
+    else:
+        network, expected, has = _from_run(Path(name))
+    if has != classes:
+        raise DsnetError(f"the teacher {name} knows {has} classes, the data has {classes}")
+    return Teacher(network, seen=seen, expected=expected).to(device)
+
+
+def _from_run(folder: Path) -> tuple[nn.Module, Channels, int]:
+    saved = load_classifier(folder)
+    known = saved.data.get("input")
+    if known is None:
+        raise DsnetError(
+            f"{folder} does not say how its images were normalised; `dsnet recalibrate` notes it"
+        )
+    model = saved.model()
+    route = (
+        model.space.largest if saved.data.get("route") is None else model.space.resolve(saved.data["route"])
+    )
+    return model.bind(route), (tuple(known["mean"]), tuple(known["std"])), model.head.classifier.out_features
+
+
+def _from_timm(name: str) -> tuple[nn.Module, Channels, int]:
+    try:
+        import timm
+    except ImportError:
+        raise DsnetError(f"a teacher by timm name needs timm: {install_hint('timm')}") from None
+    try:
+        network = timm.create_model(name, pretrained=True)
+    except Exception as error:  # timm, the hub and the network below it each raise their own
+        raise DsnetError(f"timm cannot give {shorten(name)}: {error}") from error
+    config = network.pretrained_cfg
+    return network, (tuple(config["mean"]), tuple(config["std"])), int(config["num_classes"])

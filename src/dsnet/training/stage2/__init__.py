@@ -1,0 +1,1 @@
+"""Stage II: gates learn to route while the weights stay frozen."""

@@ -1,0 +1,189 @@
+"""Mixes: shares that add up, routes as drawn, and what a calibrated router takes."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dsnet
+from dsnet.benchmark.workloads import CASCADE_SHARE, Cascade, measured_mix, mix_of, shares_of
+from dsnet.calibration.calibration import Calibration
+from dsnet.cli import main
+from dsnet.models import run_gated
+from dsnet.routing import CostTable
+from dsnet.routing.router import Point, Router
+from dsnet.runtime.forced_routes import Drawn, decisions
+from dsnet.training import save_checkpoint
+from tests.runtime.conftest import network, pictures, plan_of
+from tests.support import assert_close, error_of
+
+SHARES = st.dictionaries(st.integers(0, 13), st.floats(0.01, 1), min_size=1, max_size=6)
+
+
+@given(weights=SHARES, images=st.integers(1, 300), seed=st.integers(0, 9))
+@settings(max_examples=200, deadline=None)
+def test_decisions_are_as_near_to_the_shares_as_whole_images_come(
+    weights: dict[int, float], images: int, seed: int
+) -> None:
+    total = sum(weights.values())
+    shares = {number: weight / total for number, weight in weights.items()}
+    made = decisions(shares, images, seed)
+    assert len(made) == images
+    counts = Counter(made)
+    assert all(abs(counts[number] - share * images) < 1 for number, share in shares.items())
+    assert made == decisions(shares, images, seed)
+
+
+def test_shares() -> None:
+    model = network("ds_mbnet_tiny")
+    assert shares_of(model, "uniform") == {0: 0.25, 1: 0.25, 2: 0.25, 3: 0.25}
+    assert shares_of(model, {3: 1, 0: 3, 1: 0}) == {0: 0.75, 3: 0.25}
+    assert "possible: uniform" in error_of(lambda: shares_of(model, "even"))
+    assert "no route 9" in error_of(lambda: shares_of(model, {9: 1}))
+    assert "at least 0" in error_of(lambda: shares_of(model, {0: -1}))
+    assert "above 0" in error_of(lambda: shares_of(model, {0: 0}))
+    assert "finite sum" in error_of(lambda: shares_of(model, dict.fromkeys(range(4), 1e308)))
+    narrowed = copy.deepcopy(model)
+    narrowed.reset_routing(model.space.narrow([0, 3]))
+    assert shares_of(narrowed, "uniform") == {0: 0.5, 3: 0.5}
+    assert "does not decide for route 1" in error_of(lambda: shares_of(narrowed, {0: 0.5, 1: 0.5}))
+
+
+def test_an_even_mix_of_many_routes_is_drawn_and_says_so() -> None:
+    few, many = network("ds_resnet_tiny"), dsnet.create_model("ds_resnet_cifar", device="meta")
+    assert set(mix_of(few, "uniform").shares) == set(range(16))
+    assert mix_of(few, "uniform").source == "uniform"
+    mix = mix_of(many, "uniform")
+    assert len(mix.shares) == 32
+    assert set(mix.shares.values()) == {1 / 32}
+    assert max(mix.shares) > 128, "not only the small ones"
+    assert mix == mix_of(many, "uniform")
+    assert mix.source == "uniform over 32 of 256 routes, drawn"
+
+
+@pytest.mark.parametrize(("name", "bn_key"), [("ds_mbnet_tiny", None), ("ds_resnet_tiny", "stage")])
+@given(drawn=st.lists(st.integers(0, 3) | st.integers(0, 15), min_size=1, max_size=12))
+@settings(max_examples=20, deadline=None)
+def test_images_take_the_routes_that_were_drawn(name: str, bn_key: str | None, drawn: list[int]) -> None:
+    model = network(name, torch.float64, bn_key)
+    routes = [model.space[number % len(model.space)] for number in drawn]
+    x = pictures(model, len(routes))
+    found = run_gated(Drawn.of(model, routes, x.device), x)
+    assert [tuple(choices) for choices in found.choices.tolist()] == [route.choices for route in routes]
+    for image, route in enumerate(routes):
+        assert_close(found.logits[image : image + 1], model(x[image : image + 1], route), 1e-9)
+
+
+def test_a_plan_takes_them_too() -> None:
+    model, engine = network("ds_resnet_tiny"), plan_of("ds_resnet_tiny", "eager").engine
+    numbers = decisions(shares_of(model, "uniform"), 40)
+    x = pictures(model, 40)
+    drawn = Drawn.of(engine, [model.space[number] for number in numbers], x.device)
+    found = run_gated(drawn, x)
+    taken = Counter(model.space.of_choices(tuple(choices)).number for choices in found.choices.tolist())
+    assert taken == Counter(numbers)
+    assert set(taken.values()) == {2, 3}
+    assert_close(drawn.run_route(x, model.space.smallest), model(x, 0), 1e-4)
+    assert_close(drawn.finish_from({(): drawn.enter(x)}, model.space.largest.choices), model(x, 15), 1e-4)
+
+
+# --- measured ----------------------------------------------------------------------------------------
+COSTS = CostTable(unit="madds", prefix=100.0, segments=(((100.0, 200.0, 400.0, 900.0),),))
+GATE = Router(
+    kind="gate",
+    costs=COSTS,
+    curve=(
+        Point(cost=250.0, accuracy=0.6, numbers=(2.0,), taken=((0, 6), (1, 2))),
+        Point(cost=500.0, accuracy=0.8, numbers=(1.0,), taken=((0, 1), (2, 3), (3, 4))),
+    ),
+)
+CASCADE = Router(
+    kind="cascade",
+    costs=COSTS,
+    curve=(
+        Point(cost=200.0, accuracy=0.7, numbers=(), routes=(0,), taken=((0, 8),)),
+        Point(cost=510.0, accuracy=0.7, numbers=(0.5, 0.2), routes=(0, 2, 3), taken=((0, 4), (2, 3), (3, 1))),
+        Point(cost=990.0, accuracy=0.9, numbers=(0.9, 0.0), routes=(0, 1, 3), taken=((1, 8),)),
+    ),
+)
+CALIBRATION = Calibration(
+    images=8, digest="x", routers={"gate": GATE, "cascade": CASCADE}, singles={0: 0.5, 3: 0.9}
+)
+
+
+def test_a_measured_mix_is_what_the_router_takes_at_the_budget() -> None:
+    model = network("ds_mbnet_tiny")
+    gated = measured_mix(model, CALIBRATION, "50%")
+    assert gated.shares == {0: 1 / 8, 2: 3 / 8, 3: 4 / 8}
+    assert gated.cascade == Cascade((0, 3), (1.0, CASCADE_SHARE))
+    assert gated.source == "as its gate takes them at 500 MAdds, on 8 calibration images"
+    cascade = measured_mix(model, CALIBRATION, "51%", "cascade")
+    assert cascade.shares == {0: 4 / 8, 2: 3 / 8, 3: 1 / 8}
+    assert cascade.cascade == Cascade((0, 2, 3), (1.0, 4 / 8, 1 / 8))
+    assert cascade.cascade.answered == {0: 4 / 8, 1: 3 / 8, 2: 1 / 8}
+    alone = measured_mix(model, CALIBRATION, "20%")
+    assert (alone.shares, alone.cascade) == ({0: 1.0}, Cascade((0,), (1.0,)))
+    nobody_further = measured_mix(model, CALIBRATION, 990.0)
+    assert nobody_further.cascade == Cascade((0, 1), (1.0, 1.0))
+
+
+def test_a_measured_mix_needs_a_budget_that_can_be_kept_and_its_routes() -> None:
+    model = network("ds_mbnet_tiny")
+    assert "out of reach" in error_of(lambda: measured_mix(model, CALIBRATION, "5%"))
+    assert "another unit" in error_of(lambda: measured_mix(model, CALIBRATION, "5ms"))
+    bare = Router(kind="gate", costs=COSTS, curve=(Point(cost=250.0, accuracy=0.6, numbers=(2.0,)),))
+    told = Calibration(images=8, digest="x", routers={"gate": bare}, singles={})
+    assert "which routes are taken" in error_of(lambda: measured_mix(model, told, 250.0))
+    assert "no cascade here" in error_of(lambda: measured_mix(model, told, 250.0, "cascade"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a calibration in its final checkpoint, and none in another run beside it."""
+    at = tmp_path_factory.mktemp("runs")
+    for name, data in (("calibrated", {"routing": CALIBRATION.to_dict()}), ("bare", {})):
+        (at / name).mkdir()
+        save_checkpoint(at / name, "final", network("ds_mbnet_tiny"), step=1, data=data)
+    return at
+
+
+def test_the_command_measures_such_a_mix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--mix", "measured", "--budget", "51%", "--router", "cascade", "--batch", "4", "--repeats", "1"]
+    words += ["--backend", "eager", "--device", "cpu"]
+    assert main(["bench", str(folder / "calibrated"), *words]) == 0
+    shown = capsys.readouterr().out
+    assert "as its cascade takes them at 510 MAdds, on 8 calibration images: 50% at 0 (" in shown
+    assert re.search(r"50% at 0 \(\S+\), 38% at 2 \(\S+\), 12% at 3 \(\S+\)", shown)
+    assert "cascade plan: route 0 for all images, then route 2 for 50%, then route 3 for 12%" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bare", "--mix", "measured", "--budget", "50%"], "is not calibrated; run `dsnet calibrate"),
+        (["calibrated", "--mix", "measured"], "needs --budget"),
+        (["calibrated", "--mix", "measured", "--budget", "1%"], "out of reach"),
+        (
+            ["calibrated", "--mix", "measured", "--budget", "50%", "--routes", "0,1"],
+            "--routes is for other mixes",
+        ),
+        (["calibrated", "--budget", "50%"], "are for --mix measured"),
+    ],
+)
+def test_what_cannot_be_measured(
+    folder: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(folder / words[0]), "--backend", "eager", *words[1:]]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_model_by_name_has_no_measured_mix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ds_mbnet_tiny", "--mix", "measured", "--budget", "50%"]) == 2
+    assert "folder of a run that `dsnet calibrate` has calibrated" in capsys.readouterr().err

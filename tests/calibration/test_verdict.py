@@ -1,0 +1,190 @@
+"""Whether routing pays: beside the best single route, both chosen on held-out images, pair by pair."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dsnet
+from dsnet.calibration import Outputs, calibrate
+from dsnet.calibration.calibration import Calibration
+from dsnet.calibration.compare import compare
+from dsnet.calibration.verdict import Contest, Paired, verdict
+from dsnet.models.loading import Checkpoint
+from dsnet.routing import CascadeRule, CostTable, Point, Routed, Router
+from dsnet.routing.session import Session
+from tests.support import error_of, images, random_model
+
+NAME = "ds_mbnet_tiny"
+COSTS = CostTable(unit="madds", prefix=1e6, segments=(((1e6, 2e6, 3e6, 4e6),),), network=NAME)
+
+
+def outputs(right: list[list[int]], margins: list[list[float]]) -> Outputs:
+    """Images by whether each of the four routes is right, with its margins."""
+    model = random_model(NAME)
+    return Outputs(
+        routes=tuple(model.space),
+        labels=torch.zeros(len(right), dtype=torch.long),
+        predicted=1 - torch.tensor(right),
+        margins=torch.tensor(margins),
+        options=((0, 1, 2, 3),),
+        scores=(torch.zeros(1, len(right), 4),),
+        image_size=(16, 16),
+        digest="x",
+    )
+
+
+def paying(count: int) -> Outputs:
+    """The smallest route knows which images it gets wrong, and only the largest gets those right."""
+    hard = [i % 4 == 0 for i in range(count)]
+    return outputs(
+        [[0, 0, 0, 1] if h else [1, 1, 1, 1] for h in hard], [[0.1 if h else 0.9] + [0.5] * 3 for h in hard]
+    )
+
+
+def useless(count: int) -> Outputs:
+    """Route 1 is right wherever any is, and no margin says anything."""
+    draw = torch.Generator().manual_seed(0)
+    right = [[int(i % 3 > 0), int(i % 10 > 0), int(i % 9 > 1), int(i % 10 > 0)] for i in range(count)]
+    return outputs(right, torch.rand(count, 4, generator=draw).tolist())
+
+
+def test_paired_differences_and_their_errors() -> None:
+    draw = torch.Generator().manual_seed(1)
+    first, second = (torch.rand(200, generator=draw) < share for share in (0.8, 0.7))
+    paired = Paired.of(first, second)
+    each = first.double() - second.double()
+    assert paired.difference == pytest.approx(each.mean().item())
+    assert paired.error == pytest.approx(each.std().item() / 200**0.5)
+    stats = pytest.importorskip("scipy.stats")
+    for wins, losses in ((5, 0), (6, 0), (60, 38), (700, 640), (0, 0), (3, 9)):
+        paired = Paired(images=2000, wins=wins, losses=losses)
+        count = wins + losses
+        expected = stats.binomtest(wins, count, alternative="greater").pvalue if count else 1.0
+        assert paired.chance == pytest.approx(expected, abs=2e-3)
+        assert paired.clear == (expected < 0.025)
+
+
+def test_routing_that_pays_is_said_to_pay() -> None:
+    held_out, tested = paying(100), paying(400)
+    calibration = calibrate(held_out, COSTS, gate=False)
+    found = compare(tested, calibration, [3e6, 3.6e6])
+    said = found.verdict
+    assert said is not None
+    assert said.pays
+    row = next(row for row in found.rows if row.router == "cascade" and row.budget == said.at.budget)
+    assert (row.single, row.single_accuracy) == (0, 0.75)
+    assert row.gain == pytest.approx(row.accuracy - 0.75)
+    assert str(said).startswith("Routing pays here: within 3.00M MAdds the cascade gets ")
+    assert "route 0 for all images (75.00 % at 2.00M MAdds)" in str(said)
+    assert f"{100 * row.gain:+.2f} ± {100 * row.gain_error:.2f} points above" in str(said)
+    assert str(said).count(". ") == 0  # one sentence
+    assert json.loads(json.dumps(said.to_dict(), allow_nan=False))["pays"] is True
+    assert calibration.pick(3e6).kind == "cascade"
+    # One budget that a much better single route keeps: nothing to gain beside it.
+    assert not compare(tested, calibration, [5e6]).verdict.pays  # type: ignore[union-attr]
+
+
+def test_routing_that_does_not_pay_names_the_route_to_use() -> None:
+    """Chosen on held-out images, whatever the test images say."""
+    held_out, tested = useless(180), useless(360)
+    tested.predicted[:, 2] = 0  # route 2 is the best here, by luck
+    calibration = calibrate(held_out, COSTS, gate=False)
+    found = compare(tested, calibration, [3e6, 4e6, 5e6])
+    said = found.verdict
+    assert said is not None
+    assert not said.pays
+    assert said.route == 1  # as good as route 3, at less
+    assert str(said).startswith(
+        "Routing does not pay here: use route 1 for all images (--route 1), 90.00 % of"
+    )
+    assert "± " in str(said)
+    assert found.singles[2].accuracy == 1.0
+    pick = calibration.pick(5e6)
+    assert pick.kind == "single"
+    assert calibration.router("auto", 5e6).rule(5e6) == CascadeRule(costs=COSTS, routes=(1,), thresholds=())
+
+
+def test_chance_is_no_gain() -> None:
+    contest = Contest(
+        router="gate",
+        budget=3e6,
+        cost=3e6,
+        accuracy=0.91,
+        expected=0.02,
+        route=1,
+        route_cost=2.9e6,
+        route_accuracy=0.9,
+        paired=Paired(images=300, wins=10, losses=7),
+    )
+    said = verdict([contest], "madds", "test images")
+    assert said is not None
+    assert not said.pays
+    assert "+1.00 ± 1.38 points" in str(said)
+    better = replace(contest, budget=4e6, expected=0.0, route=2, paired=Paired(images=300, wins=30, losses=7))
+    said = verdict([contest, better], "madds", "test images")
+    assert said is not None
+    assert said.pays
+    assert said.at == better
+    assert verdict([], "madds", "test images") is None
+
+
+def test_one_route_for_all_is_a_router_and_wins_ties() -> None:
+    costs = CostTable.of_model(random_model(NAME))
+    points = tuple(
+        Point(cost=costs.of((n,)), accuracy=a, numbers=(), routes=(n,), taken=((n, 100),))
+        for n, a in enumerate((0.5, 0.8, 0.7, 0.8))
+    )
+    single = Router(kind="single", costs=costs, curve=points)
+    assert Router.from_dict(json.loads(json.dumps(single.to_dict()))) == single
+    largest = costs.largest
+    assert single.point(largest).routes == (1,)
+    assert single.point(costs.of((0,))).routes == (0,)
+    assert "give it a budget" in error_of(lambda: single.rule())
+    tie = Point(cost=largest, accuracy=0.8 + 1e-12, numbers=(0.5,), routes=(0, 3), taken=((0, 50), (3, 50)))
+    cascade = Router(kind="cascade", costs=costs, curve=(tie,))
+    singles = {point.routes[0]: point.accuracy for point in points}
+    made = Calibration(
+        images=100, digest="x", routers={"cascade": cascade, "single": single}, singles=singles
+    )
+    assert made.pick(largest).kind == "single"
+    assert made.pick(largest, ("gate", "cascade")).kind == "cascade"
+    better = replace(cascade, curve=(replace(tie, accuracy=0.81),))
+    assert replace(made, routers={"cascade": better, "single": single}).pick(largest).kind == "cascade"
+    assert Calibration.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+def test_it_runs_in_routed_networks_plans_and_sessions() -> None:
+    model = dsnet.create_model(NAME)
+    model.load_state_dict(random_model(NAME, torch.float32).state_dict())
+    costs, x = CostTable.of_model(model), images(model, 5)
+    points = tuple(
+        Point(cost=costs.of((n,)), accuracy=a, numbers=(), routes=(n,), taken=((n, 9),))
+        for n, a in enumerate((0.5, 0.8, 0.7, 0.75))
+    )
+    routed = Routed(model.eval(), Router(kind="single", costs=costs, curve=points), "100%")
+    expected = model(x, 1)
+    assert torch.equal(routed(x), expected)
+    assert (routed.path(1), routed.cost(1)) == ((1,), costs.of((1,)))
+    session = Session(routed, cap="90%")
+    assert session(x).routes.tolist() == [1] * 5
+    assert Session(routed).drift() is not None
+    plan = dsnet.runtime.compile(routed, backend="eager")
+    output = plan.run(x)
+    assert output.routes.tolist() == [1] * 5
+    assert torch.allclose(output.logits, expected, atol=1e-5)
+    assert plan.at(costs.of((0,))).run(x).routes.tolist() == [0] * 5
+    assert str(plan.break_even(2))
+
+
+def test_calibrations_of_earlier_versions_get_single_routes() -> None:
+    made = calibrate(useless(90), COSTS, gate=False)
+    plain = json.loads(json.dumps(made.to_dict()))
+    del plain["routers"]["single"]
+    space = random_model(NAME).space.to_dict()
+    saved = Checkpoint(tensors={}, data={"routing": plain, "network": {"space": space}})
+    again = Calibration.of(saved, "runs/mine")
+    assert dict(again.routers) == dict(made.routers)

@@ -1,0 +1,62 @@
+"""What long commands say of themselves where stderr is a log file."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsnet.cli import progress as progress_module
+from dsnet.cli import train_progress as live
+from dsnet.cli.progress import clock, progress
+from dsnet.cli.train_progress import LiveWatch
+
+
+class Time:
+    """A clock that the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(live.time, "monotonic", lambda: self.now)
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    time = Time(monkeypatch)
+    for _ in progress(range(40), 40, "batch"):
+        time.now += 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "batch 8/40, 1:04 left"
+    assert len(lines) == 4
+    for _ in progress(iter(range(5)), 0, "image"):
+        time.now += 20
+    assert capsys.readouterr().err.splitlines()[-1] == "image 5"
+    list(progress(range(3), 3, "quick"))
+    assert capsys.readouterr().err == ""
+    assert (clock(5), clock(3725)) == ("0:05", "1:02:05")
+    assert progress_module.LOG_SECONDS == 15
+
+
+def test_training_in_a_log_says_how_far_it_is_and_corrects_the_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    time = Time(monkeypatch)
+    watch = LiveWatch(expected=25_200)  # 7 hours
+    watch.started(0, 100)
+    for step in range(1, 101):
+        time.now += 3
+        watch.stepped(step, (step - 1) // 10, 64)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "epoch 1 step 5/100 4:45 left"
+    (corrected,) = [line for line in lines if "Corrected" in line]
+    assert "about 5 minutes left (not about 6 hours)" in corrected
+    assert lines.index(corrected) == 2
+    assert all("Corrected" not in line for line in said_by(LiveWatch(expected=300), time, capsys))
+    assert said_by(LiveWatch(quiet=True, expected=1), time, capsys) == []
+
+
+def said_by(watch: LiveWatch, time: Time, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    watch.started(0, 100)
+    for step in range(1, 101):
+        time.now += 3
+        watch.stepped(step, (step - 1) // 10, 64)
+    return capsys.readouterr().err.splitlines()

@@ -1,0 +1,352 @@
+"""Checkpoints whose files are damaged, lost, half written or being written; and links inside a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+import dsnet
+from dsnet.cli.threads import kept_threads
+from dsnet.core.files import write_text
+from dsnet.core.metrics_log import MetricsFile, read_metrics
+from dsnet.errors import DsnetWarning
+from dsnet.models import loading as checkpoint
+from dsnet.report.training import training_page
+from dsnet.training import load_checkpoint, save_checkpoint, train
+from dsnet.training.results import read_outcome
+from dsnet.training.run_dir import going_on
+from tests.support import error_of, rewrite
+from tests.training.test_folder import SHORT
+
+pytestmark = pytest.mark.xdist_group("folder")
+
+SAVED = replace(SHORT, run=replace(SHORT.run, save_steps=2))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(SAVED, folder)
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def model() -> dsnet.Supernet:
+    return dsnet.create_model("ds_mbnet_tiny", generator=torch.Generator().manual_seed(0))
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1 << bit
+    path.write_bytes(bytes(raw))
+
+
+# --- damage --------------------------------------------------------------------------------------------
+def test_no_flipped_bit_loads(model: dsnet.Supernet, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, "last", model, step=1)
+    draws, files = random.Random(0), sorted(folder.iterdir())
+    assert [path.name for path in files] == ["SHA256SUMS", "checkpoint.json", "model.safetensors"]
+    for _ in range(60):
+        path = draws.choice(files)
+        at, bit = draws.randrange(path.stat().st_size), draws.randrange(8)
+        flip(path, at, bit)
+        assert "no whole checkpoint" in error_of(lambda: load_checkpoint(tmp_path))
+        flip(path, at, bit)
+    assert load_checkpoint(tmp_path).data["step"] == 1
+    (folder / "SHA256SUMS").unlink()  # as earlier versions wrote it
+    assert load_checkpoint(tmp_path).data["step"] == 1
+
+
+def test_a_damaged_last_gives_way_to_the_one_before(copied: Path) -> None:
+    expected = load_checkpoint(copied, "final").tensors["model"]
+    assert sorted(p.name for p in copied.glob("last-*")) == ["last-00000004", "last-00000005"]
+    flip(copied / "last-00000005" / "optimizer.safetensors", 5000)
+    with pytest.warns(DsnetWarning, match=r"optimizer\.safetensors is damaged.*last-00000004 is loaded"):
+        assert load_checkpoint(copied, "last").data["step"] == 4
+    with pytest.warns(DsnetWarning, match="last-00000004 is loaded instead, of step 4"):
+        assert train(SAVED, copied, resume=True).ending.done
+    again = load_checkpoint(copied, "final").tensors["model"]
+    assert all(torch.equal(value, expected[name]) for name, value in again.items())
+    assert load_checkpoint(copied, "last").data["step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("group", "change", "said"),
+    [
+        (
+            "optimizer",
+            lambda t: t.pop("3.momentum_buffer"),
+            "'optimizer' lacks the tensor '3.momentum_buffer'",
+        ),
+        ("optimizer", lambda t: t.update({"999.x": torch.ones(1)}), "a tensor too many: '999.x'"),
+        (
+            "optimizer",
+            lambda t: t.update({"0.momentum_buffer": torch.ones(1)}),
+            "'0.momentum_buffer' of the checkpoint's group 'optimizer' has shape [1], expected [",
+        ),
+        ("model", lambda t: t.pop("head.classifier.bias"), "'model' lacks the tensor 'head.classifier.bias'"),
+    ],
+)
+def test_a_tensor_that_is_missing_or_too_many_is_refused(
+    copied: Path, group: str, change: object, said: str
+) -> None:
+    path = copied / "last-00000005" / f"{group}.safetensors"
+    tensors = load_file(path)
+    change(tensors)  # type: ignore[operator]
+    save_file(tensors, path)
+    rewrite(path, path.read_bytes())
+    assert said in error_of(lambda: train(SAVED, copied, resume=True))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b"last-../../etc", b"last-00000099\n"])
+def test_a_lost_last_is_found_again_and_nothing_is_removed(copied: Path, content: bytes | None) -> None:
+    if content is None:
+        (copied / "last").unlink()
+    else:
+        (copied / "last").write_bytes(content)
+    assert "holds a run already" in error_of(lambda: train(SAVED, copied))
+    with pytest.warns(DsnetWarning, match="the newest checkpoint of that name is taken, last-00000005"):
+        assert train(SAVED, copied, resume=True).ending.step == 5
+    assert sorted(p.name for p in copied.glob("last-*")) == ["last-00000004", "last-00000005"]
+
+
+def test_last_never_goes_back(model: dsnet.Supernet, tmp_path: Path) -> None:
+    for step in (10, 20):
+        save_checkpoint(tmp_path, "last", model, step=step)
+    assert "later checkpoint, last-00000020" in error_of(
+        lambda: save_checkpoint(tmp_path, "last", model, step=15)
+    )
+    assert load_checkpoint(tmp_path, "last").data["step"] == 20
+    flip(tmp_path / "last-00000020" / "model.safetensors", 5000)  # it does not count, and stays for a look
+    save_checkpoint(tmp_path, "last", model, step=15)
+    kept = ["last-00000010", "last-00000015", "last-00000020"]
+    assert sorted(p.name for p in tmp_path.glob("last-*")) == kept
+    save_checkpoint(tmp_path, "last", model, step=30)
+    assert sorted(p.name for p in tmp_path.glob("last-*")) == ["last-00000015", "last-00000030"]
+
+
+def test_data_that_could_not_be_loaded_is_not_saved(model: dsnet.Supernet, tmp_path: Path) -> None:
+    for data, said in (
+        ({"classes": [0, 1]}, "classes[0] is 0, expected text"),
+        ({"input": {"mean": [0.0], "std": [0.0]}}, "input.std[0] is 0.0"),
+        ({"mine": {1, 2}}, "cannot be written as JSON"),
+    ):
+        assert said in error_of(
+            lambda d=data: save_checkpoint(tmp_path / "run", "last", model, step=1, data=d)
+        )
+    assert not (tmp_path / "run").exists()
+
+
+# --- a full disk ---------------------------------------------------------------------------------------
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """Meanwhile no file can become larger, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def check_kept(run: Path, said: str) -> None:
+    assert str(run / "last-00000002") in said
+    assert "MB free in" in said
+    assert "last-00000001 is kept" in said
+    assert sorted(p.name for p in run.iterdir()) == ["last", "last-00000001"]
+    assert load_checkpoint(run).data["step"] == 1
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "last", model, step=1)
+    with small_files(100_000):
+        said = error_of(lambda: save_checkpoint(tmp_path, "last", model, step=2))
+    check_kept(tmp_path, said)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SafetensorError("I/O error: No space left on device")],
+)
+@pytest.mark.parametrize("writer", ["save_file", "flush"])
+def test_whatever_cannot_be_written_is_cleaned_up(
+    model: dsnet.Supernet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, writer: str
+) -> None:
+    save_checkpoint(tmp_path, "last", model, step=1)
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint, writer, fail)
+    said = error_of(lambda: save_checkpoint(tmp_path, "last", model, step=2))
+    assert "No space left on device" in said
+    check_kept(tmp_path, said)
+
+
+def test_a_name_that_cannot_be_written_leaves_the_old_one(
+    model: dsnet.Supernet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, "last", model, step=1)
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dsnet.core.files.os.replace", fail)
+    assert f"{tmp_path / 'last'} cannot be written" in error_of(
+        lambda: save_checkpoint(tmp_path, "last", model, step=2)
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last", "last-00000001"]
+
+
+def test_resuming_on_a_full_disk_keeps_the_metrics(copied: Path) -> None:
+    before = (copied / "metrics.jsonl").read_text()
+    assert before
+    with small_files(10):
+        assert "metrics.jsonl cannot be written" in error_of(lambda: train(SAVED, copied, resume=True))
+    assert (copied / "metrics.jsonl").read_text() == before
+    assert [p.name for p in copied.iterdir() if p.name.startswith(".metrics")] == []
+
+
+def test_metrics_that_are_no_numbers_are_not_drawn(copied: Path) -> None:
+    lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    example, name = lines[0], next(name for name in lines[0] if "/" in name)
+    wrong = ("x", [0, 0], None, True, 1e300, float("nan"))
+    lines += [{**example, name: value} for value in wrong]
+    del next(line for line in lines if "score" in line)["epoch"]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    kept = read_metrics(copied / "metrics.jsonl")
+    assert [name in line for line in kept[-len(wrong) :]] == [False] * len(wrong)
+    outcome = read_outcome(copied)
+    assert outcome is not None
+    assert "Losses, network by network" in training_page(outcome, SAVED, kept)
+
+
+def test_a_checkpoint_beyond_the_last_step_is_refused(copied: Path) -> None:
+    last = load_checkpoint(copied, "last")
+    data = {
+        key: value for key, value in last.data.items() if key not in ("format", "step", "network", "groups")
+    }
+    tensors = {group: values for group, values in last.tensors.items() if group != "model"}
+    save_checkpoint(copied, "last", last.model(), step=999, tensors=tensors, data=data)
+    assert "its checkpoint is of step 999, and its settings with these images make" in error_of(
+        lambda: train(SAVED, copied, resume=True)
+    )
+
+
+def test_lines_of_metrics_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path, after=0)
+    with small_files(10):
+        assert "metrics.jsonl cannot be written" in error_of(
+            lambda: metrics.write("train", 1, {"loss": [0.5] * 10_000})
+        )
+        metrics.close()
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1}\n{"kind": "tr')
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"kind": "train", "step": 1}]
+
+
+# --- links ---------------------------------------------------------------------------------------------
+def test_a_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / "link").symlink_to(mine)
+    write_text(tmp_path / "link", "new")
+    assert not (tmp_path / "link").is_symlink()
+    assert mine.read_text() == "precious"
+
+
+def test_a_run_among_links_leaves_what_they_point_to(tmp_path: Path) -> None:
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    run.mkdir()
+    mine.write_text("precious")
+    for name in ("metrics.jsonl", "recipe.json", "results.json"):
+        (run / name).symlink_to(mine)
+    assert train(SHORT, run).ending.done
+    assert mine.read_text() == "precious"
+    assert json.loads((run / "results.json").read_text())["steps"] == 5
+    (run / "tensorboard").exists()
+    shutil.rmtree(run / "tensorboard", ignore_errors=True)
+    (run / "tensorboard").symlink_to(tmp_path)
+    assert "symbolic link inside a run" in error_of(lambda: train(SHORT, run, resume=True))
+
+
+def test_links_to_files_are_read_and_pipes_are_not(model: dsnet.Supernet, tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path / "run", "last", model, step=1)
+    for path in list(folder.iterdir()):  # as in the cache of a model hub
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    assert load_checkpoint(tmp_path / "run").data["step"] == 1
+    for name in ("model.safetensors", "SHA256SUMS"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)  # nobody writes to it: it would block
+        assert name in error_of(lambda: load_checkpoint(tmp_path / "run"))
+
+
+def test_a_pipe_names_no_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "last", model, step=1, data={"threads": 3})
+    assert kept_threads(tmp_path) == 3
+    assert "last-00000001 is the checkpoint to go on from" in going_on(tmp_path)
+    (tmp_path / "last").unlink()
+    os.mkfifo(tmp_path / "last")
+    with pytest.warns(DsnetWarning, match="the newest checkpoint of that name is taken"):
+        assert load_checkpoint(tmp_path).data["step"] == 1
+    assert kept_threads(tmp_path) is None
+    assert "nothing is saved" in going_on(tmp_path)
+
+
+# --- reading while another process writes ----------------------------------------------------------------
+def test_loading_while_a_run_saves_gives_a_whole_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "best", model, step=1)
+    done = threading.Event()
+
+    def save() -> None:
+        step = 1
+        while not done.is_set():
+            step += 1
+            save_checkpoint(tmp_path, "best", model, step=step)
+
+    writer = threading.Thread(target=save)
+    writer.start()
+    try:
+        steps = [load_checkpoint(tmp_path, "best").data["step"] for _ in range(80)]
+    finally:
+        done.set()
+        writer.join()
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0]
+
+
+@pytest.mark.parametrize("reader", ["_load", "_read_plain", "load_file"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(
+    model: dsnet.Supernet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    save_checkpoint(tmp_path, "best", model, step=1)
+    read, step = getattr(checkpoint, reader), 1
+
+    def slow(path: Path) -> object:
+        nonlocal step
+        if step < 6:
+            step += 1
+            save_checkpoint(tmp_path, "best", model, step=step)  # the folder is gone now
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, reader, slow)
+    assert load_checkpoint(tmp_path, "best").data["step"] == 6

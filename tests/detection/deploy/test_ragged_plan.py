@@ -1,0 +1,147 @@
+"""Detectors in which every image has its own widths, run by Triton's interpreter, against the detectors."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dsnet
+from dsnet import runtime
+from dsnet.detection.deploy.partition import split_detector
+from dsnet.detection.deploy.plan import DetectorPlan
+from dsnet.detection.model.fssd import Detector, FssdTable
+from dsnet.runtime.backends.triton import BACKEND
+from dsnet.runtime.partition.feature_maps import Front
+from tests.detection.test_fssd import NAMES, TABLE
+from tests.detection.test_fssd import detector as detector_of
+from tests.support import assert_close, error_of, images, randomise
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("on a GPU kernels are compiled: see test_detecting.py", allow_module_level=True)
+from dsnet.runtime.executors.ragged.executor import Mixed
+from dsnet.runtime.executors.ragged.network import Ragged
+from dsnet.runtime.executors.ragged.support import unsupported
+
+SIZE = 16
+EXACT = 1e-5
+
+
+@functools.cache
+def detector(name: str) -> Detector:
+    return copy.deepcopy(detector_of(name)).float()
+
+
+def compiled(made: Detector, routes: list[int] | None = None) -> DetectorPlan:
+    with mock.patch.object(type(BACKEND), "missing", return_value=None):  # a GPU
+        return runtime.compile(made, backend="triton", image_size=SIZE, batch_buckets=(1, 2), routes=routes)
+
+
+@functools.cache
+def plan(name: str) -> DetectorPlan:
+    return compiled(detector(name))
+
+
+def recorded(some: DetectorPlan) -> Mixed:
+    found = some.engine.graphed
+    assert isinstance(found, Mixed)
+    return found
+
+
+def pictures(count: int) -> Tensor:
+    return images(detector(NAMES[0]).network, count, size=SIZE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_answers_as_the_detector_does(name: str) -> None:
+    """More images than there is room for; in DS-MBNet++ routes have maps of different sizes."""
+    x, programs = pictures(3), plan(name).engine.programs
+    expected, found = detector(name).run(x), plan(name).run(x)
+    assert torch.equal(found.routes, expected.routes)
+    for got, want in zip(found.answers, expected.answers, strict=True):
+        assert_close(got, want, EXACT)
+    assert plan(name).engine.programs == programs == 2 * 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_image_at_its_route(name: str) -> None:
+    x, routes = pictures(4), (3, 0, 2, 1)
+    found = plan(name)._answers(recorded(plan(name)).run(x, given=torch.tensor(routes)[:, None]).logits)
+    for i, route in enumerate(routes):
+        alone = detector(name)(x[i : i + 1], route)
+        assert_close(found.offsets[i : i + 1], alone.offsets, EXACT)
+        assert_close(found.logits[i : i + 1], alone.logits, EXACT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_route_in_one_go_or_part_by_part(name: str) -> None:
+    x, expected = pictures(1), detector(name)(pictures(1), 0)
+    assert_close(plan(name)(x, 0).logits, expected.logits, EXACT)
+    row = plan(name).engine.finish(plan(name).engine.enter(x), (0,))
+    assert_close(plan(name)._answers(row).logits, expected.logits, EXACT)
+
+
+def test_an_image_is_fused_alike_in_any_batch_bit_for_bit() -> None:
+    mixed, x, given = recorded(plan(NAMES[1])), pictures(2), torch.tensor([[3], [0]])
+    mixed.run(x, given=given)
+    together = mixed.logits[:2].clone()
+    mixed.run(x[1:2], given=given[1:2])
+    assert torch.equal(mixed.logits[0], together[1])
+
+
+def test_some_routes() -> None:
+    some, x = compiled(detector(NAMES[0]), [0, 3]), pictures(2)
+    found = some._answers(recorded(some).run(x, given=torch.tensor([[3], [0]])).logits)
+    for i, route in enumerate((3, 0)):
+        assert_close(found.logits[i : i + 1], detector(NAMES[0])(x[i : i + 1], route).logits, EXACT)
+    assert "does not hold route 1" in error_of(lambda: some(x, 1))
+
+
+@pytest.mark.parametrize(("name", "strides"), [(NAMES[0], (1, 2)), (NAMES[1], (2,)), (NAMES[0], (2, 4, 8))])
+def test_features_of_other_strides(name: str, strides: tuple[int, ...]) -> None:
+    """All of them in front of the gate, or at it, or up to the last."""
+    table = FssdTable(strides=strides, project=8, pyramid=(12,), ratios=((2.0,),))
+    made = Detector(detector(name).network, 2, table).eval().requires_grad_(False)
+    randomise(made.projections), randomise(made.norm), randomise(made.pyramid)
+    split, x = split_detector(made, (0, 3), fused=True, image_size=SIZE), pictures(1)
+    front, rest = Ragged([split.parts[()].module]), Ragged([split.parts[c,].module for c in (0, 3)])
+    row, _ = front(x)
+    assert_close(row, split.parts[()].module(x)[0], EXACT)
+    for place, route in enumerate((0, 3)):
+        assert_close(rest.at(place)(row)[0], split.parts[route,].module(row), EXACT)
+
+
+def test_a_network_of_one_route() -> None:
+    made = Detector(dsnet.create_model("mbnet"), 2).eval()
+    parts = split_detector(made, (0,), fused=True, image_size=32).parts
+    assert unsupported([parts[()].module]) is unsupported([parts[0,].module]) is None
+    gate = parts[()].module.gate
+    front = Front([nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())], [], gate).eval()  # type: ignore[arg-type]
+    x = torch.randn(2, 4, 3, 3)
+    with torch.no_grad():
+        (row, scores), (expected, open_scores) = Ragged([front])(x), front(x)
+    assert_close(row, expected, EXACT)
+    assert torch.equal(scores, open_scores)
+
+
+def test_what_is_refused() -> None:
+    deep = Detector(dsnet.create_model("mbnet_depth_cifar"), 2, TABLE).eval()
+    message = error_of(lambda: compiled(deep))
+    assert "backend triton: there is no kernel for" in message
+    assert "try inductor or cudagraphs" in message
+    mixed = recorded(plan(NAMES[0]))
+    assert "a detector is routed by its gate" in error_of(lambda: mixed.cascade(pictures(1), (0, 1), (0.5,)))
+
+
+def test_bytes_are_those_of_the_joined_weights() -> None:
+    made = detector(NAMES[0])
+    split = split_detector(made, (0, 1, 2, 3), fused=True, image_size=SIZE)
+    end = sum(p.numel() for p in (*split.end.module.parameters(), *split.end.module.buffers()))
+    assert plan(NAMES[0]).engine.resident / 4 > end + sum(p.numel() for p in made.projections.parameters())

@@ -1,0 +1,88 @@
+"""The passes of a step, against the loss of all routes in one piece."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import dsnet
+from dsnet.detection.model.fssd import Detector
+from dsnet.detection.train.loss import Targets, multibox_loss, targets_of
+from dsnet.detection.train.route_passes import GraphedPasses, Passes
+from tests.detection.test_learning import SIZE, TABLE, made_up
+from tests.replays import pretend_cuda
+from tests.support import assert_close
+
+
+def setting(name: str) -> tuple[Detector, Tensor, Targets]:
+    torch.manual_seed(0)
+    detector = Detector(dsnet.create_model(name, dtype=torch.float64), 2, TABLE).train()
+    with torch.no_grad():
+        for parameter in detector.parameters():
+            parameter.add_(0.1 * torch.rand_like(parameter))
+    images, boxes, classes = made_up(4)
+    targets = targets_of(detector.priors(SIZE), [box.double() for box in boxes], classes)
+    return detector, images.double(), targets
+
+
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
+def test_route_by_route_is_the_mean_of_all(name: str) -> None:
+    detector, x, targets = setting(name)
+    whole, space = copy.deepcopy(detector), detector.network.space
+    routes = [space.largest, space.smallest, space[1]]
+    paid = Passes(detector).step(x, targets, routes)
+    losses = [multibox_loss(*answers, targets).mean() for answers in whole.answers(x, routes)]
+    torch.stack(losses).mean().backward()
+    assert_close(
+        torch.stack([loss.place + loss.kind for loss in paid]), torch.stack(losses), 1e-6
+    )  # losses are float32
+    for (key, a), b in zip(detector.named_parameters(), whole.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), key
+        assert a.grad is None or torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-6), key
+    for a, b in zip(detector.buffers(), whole.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
+def test_replays_give_what_passes_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch)
+    detector, x, targets = setting(name)
+    other, space = copy.deepcopy(detector), detector.network.space
+    ours, theirs = GraphedPasses(detector), Passes(other)
+    for number in range(3):
+        routes = [space.largest, space.smallest, space[1 + number % 2]]
+        seen = x + number
+        rolled = Targets(*(tensor.roll(number, 0) for tensor in targets))
+        for network in (detector, other):
+            if number != 2:  # the third step adds to the gradients of the second
+                network.zero_grad()
+        assert ours.step(seen, rolled, routes) == theirs.step(seen, rolled, routes)
+        for (key, a), b in zip(detector.named_parameters(), other.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), key
+            assert a.grad is None or torch.equal(a.grad, b.grad), key
+        for a, b in zip(detector.buffers(), other.buffers(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
+def test_graphs_give_what_passes_give(name: str) -> None:
+    detector, x, targets = setting(name)
+    detector, x = detector.cuda().float(), x.cuda().float()
+    targets = Targets(*(tensor.cuda() for tensor in targets))
+    other, space = copy.deepcopy(detector), detector.network.space
+    ours, theirs = GraphedPasses(detector), Passes(other)
+    for number in range(4):
+        routes = [space.largest, space.smallest, space[1 + number % 2]]
+        for network in (detector, other):
+            network.zero_grad()
+        paid, wanted = (p.step(x + number, targets, routes) for p in (ours, theirs))
+        assert_close(torch.stack([*map(torch.stack, paid)]), torch.stack([*map(torch.stack, wanted)]), 1e-4)
+        for (key, a), b in zip(detector.named_parameters(), other.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), key
+            assert a.grad is None or torch.allclose(a.grad, b.grad, rtol=1e-2, atol=1e-4), key
+        for a, b in zip(detector.buffers(), other.buffers(), strict=True):
+            assert torch.allclose(a.float(), b.float(), rtol=1e-4, atol=1e-5)

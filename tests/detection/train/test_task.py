@@ -1,0 +1,94 @@
+"""A tiny detector on made-up images: squares and stripes on noise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import dsnet
+from dsnet.detection import Truth, mean_precision
+from dsnet.detection.boxes import centres, encode
+from dsnet.detection.model.fssd import Detector, FssdTable
+from dsnet.detection.postprocess import detections_of
+from dsnet.detection.train.bn_calibration import recalibrate_detector
+from dsnet.detection.train.loss import multibox_loss, targets_of
+from dsnet.slicing import KeyState
+from tests.support import assert_close, error_of
+
+SIZE = 32
+TABLE = FssdTable(strides=(4, 8), project=16, pyramid=(24, 24, 24), ratios=((2.0,), (2.0,), (2.0,)))
+
+
+def made_up(count: int, seed: int = 0) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Images of noise, each with one or two boxes: red (class 0) or blue (class 1)."""
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 3, SIZE, SIZE, generator=draw) * 0.1
+    boxes, classes = [], []
+    for image in images:
+        own, kinds = [], []
+        for half in range(1 + int(torch.randint(0, 2, (1,), generator=draw))):
+            size = torch.randint(8, 15, (2,), generator=draw)
+            left, top = (int(torch.randint(0, 16 - int(s) + 1, (1,), generator=draw)) for s in size)
+            left += 16 * half
+            kind = int(torch.randint(0, 2, (1,), generator=draw))
+            image[2 * kind, top : top + int(size[1]), left : left + int(size[0])] += 2.0
+            own.append([left, top, left + int(size[0]), top + int(size[1])])
+            kinds.append(kind)
+        boxes.append(torch.tensor(own) / SIZE)
+        classes.append(torch.tensor(kinds))
+    return images, boxes, classes
+
+
+def test_answers_become_boxes() -> None:
+    priors = centres(torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.12, 0.1, 0.5, 0.5], [0.6, 0.6, 0.9, 0.9]]))
+    boxes = torch.tensor([[0.2, 0.1, 0.5, 0.4], [0.2, 0.1, 0.5, 0.42], [0.5, 0.5, 1.2, 0.8]])
+    logits = torch.tensor([[0.0, 3.0, 0.0], [0.0, 2.0, 0.0], [0.0, -9.0, 1.0]])[None]
+    (found,) = detections_of(encode(boxes, priors)[None], logits, priors, score=0.2)
+    likely = logits[0].softmax(1)
+    assert found.classes.tolist() == [0, 1]  # the second is a repetition of the first
+    assert found.scores.tolist() == pytest.approx([likely[0, 1].item(), likely[2, 2].item()])
+    assert found.boxes[0].tolist() == pytest.approx([0.2, 0.1, 0.5, 0.4], abs=1e-6)
+    assert found.boxes[1].tolist() == pytest.approx([0.5, 0.5, 1.0, 0.8], abs=1e-6)  # cut at the border
+    assert detections_of(torch.zeros(0, 3, 4), torch.zeros(0, 3, 3), priors) == []
+    (nothing,) = detections_of(encode(boxes, priors)[None], logits - torch.tensor([-99.0, 0, 0]), priors)
+    assert nothing.boxes.shape == (0, 4)
+
+
+def test_eight_images_are_learned_at_every_route() -> None:
+    torch.manual_seed(0)
+    detector = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE).train()
+    images, boxes, classes = made_up(8)
+    targets = targets_of(detector.priors(SIZE), boxes, classes)
+    space = detector.network.space
+    optimiser = torch.optim.AdamW(detector.parameters(), lr=5e-3)
+    steps = 120
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = 5e-3 * (1 - step / steps)
+        optimiser.zero_grad()
+        between = space[1 + step % (len(space) - 2)]
+        for answers in list(detector.answers(images, [space.largest, space.smallest, between])):
+            multibox_loss(*answers, targets).mean().backward(retain_graph=True)
+        optimiser.step()
+    assert recalibrate_detector(detector, [images]) == 8
+    truths = [Truth(box.double().numpy(), kind.numpy()) for box, kind in zip(boxes, classes, strict=True)]
+    detector.eval()
+    for route in space:
+        found = detections_of(*detector(images, route), detector.priors(SIZE))
+        assert mean_precision(found, truths, "voc2010").mean > 0.9, route
+
+
+def test_statistics_are_those_of_the_pass() -> None:
+    detector = Detector(dsnet.create_model("ds_mbnet_tiny", dtype=torch.float64), 2, TABLE)
+    x = torch.randn(16, 3, SIZE, SIZE, dtype=torch.float64)
+    assert recalibrate_detector(detector, [x]) == 16
+    assert all(state is KeyState.CALIBRATED for norm in detector.norms() for state in norm.states)
+    route = detector.network.space[2]
+    fused: list[Tensor] = []
+    hook = detector.norm.register_forward_hook(lambda module, given, y: fused.append(given[0]))
+    detector.eval()(x, route)
+    hook.remove()
+    assert_close(detector.norm.mean[2], fused[0].mean((0, 2, 3)), 1e-6)
+    assert_close(detector.norm.var[2], fused[0].var((0, 2, 3), unbiased=False), 1e-6)
+    assert "no images" in error_of(lambda: recalibrate_detector(detector, []))

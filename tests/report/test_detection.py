@@ -1,0 +1,72 @@
+"""What a detector's page says of its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsnet.detection.data.summary import Counted, ahead_text
+from dsnet.detection.data.voc import Problem
+from dsnet.detection.eval.evaluate import DetectionResult
+from dsnet.detection.train.config import BoxOptim, DetectConfig
+from dsnet.report.detection import LISTED, detection_page
+
+RESULT = DetectionResult(
+    route=0,
+    madds=10.0,
+    mean={"voc2007": 0.5, "voc2010": 0.5, "coco": 0.2},
+    classes={"red": 0.5},
+    images=6,
+    taken={0: 6},
+)
+
+
+def page(train: Counted, test: Counted, problems: list[Problem]) -> str:
+    return detection_page(
+        "net", Path("run"), ["red"], [RESULT], [], train=train, test=test, problems=problems
+    )
+
+
+def test_what_looks_wrong_comes_first() -> None:
+    problems = [Problem(Path("a.xml"), "is <missing>")] * (LISTED + 3)
+    train = Counted(listed=33, images=20, boxes={"red": 3, "blue": 40})
+    text = page(train, Counted(listed=6, images=6, boxes={"red": 7, "blue": 0}), problems)
+    assert text.index("Look at this first") < text.index("Precision against cost")
+    for part in (
+        "13 of 33 training images could not be used",
+        "20 training images are few",
+        "1 of 2 classes has fewer than 20 boxes to train with (red)",
+        "No test image shows blue",
+        "With 6 test images every figure here is a rough one",
+        "a.xml: is &lt;missing&gt;",
+        "And 3 more, in problems.txt",
+    ):
+        assert part in text
+
+
+def test_nothing_wrong_nothing_said() -> None:
+    part = Counted(listed=200, images=200, boxes={"red": 300})
+    text = page(part, part, [])
+    assert "Look at this first" not in text
+    assert "Problems with files" not in text
+    assert "There are 1 problem" not in text
+
+
+def test_results_go_and_come_back_as_plain_data() -> None:
+    assert DetectionResult.from_dict(RESULT.to_dict()) == RESULT
+
+
+def test_what_is_ahead() -> None:
+    config = DetectConfig(optim=BoxOptim(epochs=2, batch=8))
+    train = Counted(listed=33, images=20, boxes={"red": 3, "blue": 1040}, difficult=2)
+    text = ahead_text(config, train, Counted(listed=6, images=6, boxes={"red": 7, "blue": 0}), routes=4)
+    for line in (
+        "images    20 to train with, 6 to test with; none are held out",
+        "left out  13 of 33 training images",
+        "boxes     to train with 1,043: 3 red, 1,040 blue; 2 more are marked as difficult",
+        "          to test with 7: 7 red, 0 blue",
+        "training  2 epochs of 2 steps with 8 images: 4 steps",
+        "pixels, 4 routes",
+        "the gate (10 epochs of 1 step)",
+    ):
+        assert line in text
+    assert "the gate" not in ahead_text(config, train, train, routes=1)

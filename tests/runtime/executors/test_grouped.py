@@ -1,0 +1,470 @@
+"""Programs at fixed places, as a GPU replays them, against the network: without a GPU they run one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import dsnet
+from dsnet import runtime
+from dsnet.core.cuda_graphs.streams import Immediate
+from dsnet.models.blocks import ChannelAttention, ConvNormAct, Factory, MaxPool, NormSpec, Step
+from dsnet.models.group_by_route import run_gated
+from dsnet.models.options import ConvOptions
+from dsnet.models.resnet import DS_RESNET_TINY, ResNet
+from dsnet.routing import CascadeRule, CostTable, GateRule
+from dsnet.routing.policies import margin, run_numbered
+from dsnet.routing.router import Point, Router
+from dsnet.runtime import api as making
+from dsnet.runtime.backends import get_backend
+from dsnet.runtime.executors.batching import Division
+from dsnet.runtime.executors.buffers import Table
+from dsnet.runtime.executors.grouped import Graphed
+from dsnet.runtime.executors.penalties import prices_of
+from dsnet.runtime.partition.segments import find_stand_ins, pack, part_histories
+from dsnet.runtime.plan import Plan
+from dsnet.runtime.promotion import promoting
+from dsnet.slicing import SlicedConv2d
+from tests.runtime.conftest import network, pictures
+from tests.support import assert_close, error_of, randomise, spread_gates
+
+KINDS = [  # name, key of norms, whether parts stand in for others
+    ("ds_mbnet_tiny", None, False),
+    ("ds_vit_plus_tiny", None, False),
+    ("ds_resnet_tiny", "stage", False),
+    ("ds_resnet_tiny", "stage", True),
+    ("ds_resnet_tiny", "prefix", True),
+    ("three_gates", "prefix", False),
+    ("three_gates", "prefix", True),
+]
+SIZES = (1, 3, 8)
+
+
+class Counting(Immediate):
+    """Notes how often the host waited."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+
+    def wait(self) -> None:
+        self.waited += 1
+
+
+@functools.cache
+def made(
+    name: str, bn_key: str | None, stand_ins: bool, only: tuple[int, ...] | None = None
+) -> tuple[Any, Graphed]:
+    model = network(name, torch.float64, bn_key)
+    options = [gate.choices if only is None else only for gate in map(model.gate, range(len(model.gates)))]
+    return model, recorded(model, options, stand_ins)
+
+
+def recorded(
+    model: dsnet.Supernet, options: list[tuple[int, ...]], stand_ins: bool, backend: str = "eager"
+) -> Graphed:
+    image = pictures(model, 1)
+    parts = pack(model, options, stand_ins=find_stand_ins(model, options) if stand_ins else None)
+    calls = {h: get_backend(backend).convert(p.module)() for h, p in parts.items()}
+    choices = [model.gate(g).choices for g in range(len(model.gates))]
+    return Graphed(
+        calls,
+        image=image,
+        space=model.space,
+        choices=choices,
+        keyed={h for h, p in parts.items() if p.histories > 1},
+        sizes=SIZES,
+        lanes=Counting(),
+    )
+
+
+def numbers(model: dsnet.Supernet, choices: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([model.space.of_choices(way).number for way in choices.tolist()])
+
+
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_gates_decide_and_images_come_back_in_their_order(
+    name: str, bn_key: str | None, stand_ins: bool
+) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
+    for count in (8, 1, 2, 7, 20):  # smaller ones find what larger ones left behind
+        x = pictures(model, count, seed=count)
+        expected, found = run_gated(model, x), graphed.run(x)
+        assert torch.equal(found.routes, numbers(model, expected.choices))
+        assert_close(found.logits, expected.logits, 1e-10)
+    assert len(set(found.routes.tolist())) > 1
+
+
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_any_mix(name: str, bn_key: str | None, stand_ins: bool, data: st.DataObject) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
+    rows = st.tuples(*(st.sampled_from(model.gate(g).choices) for g in range(len(model.gates))))
+    taken = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=19)))
+    x = pictures(model, len(taken))
+    found = graphed.run(x, given=taken)
+    assert torch.equal(found.routes, numbers(model, taken))
+    for i, way in enumerate(taken.tolist()):
+        alone = model(x[i : i + 1], model.space.of_choices(tuple(way)))
+        assert_close(found.logits[i : i + 1], alone, 1e-10)
+
+
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None, stand_ins: bool) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
+    x, costs = pictures(model, 16), CostTable.of_model(model)
+    choices = [model.gate(g).choices for g in range(len(model.gates))]
+    seen = set()
+    for weight in (-5.0, -0.5, 0.0, 0.3, 2.0, 0.0):
+        expected = GateRule(costs=costs, weight=weight)(model, x)
+        found = graphed.run(x, prices_of(costs, weight, choices, graphed.held))
+        assert torch.equal(found.routes, expected.routes)
+        assert_close(found.logits, expected.logits, 1e-10)
+        seen.add(tuple(found.routes.tolist()))
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], KINDS[4], KINDS[5]])
+@pytest.mark.parametrize("quantiles", [(0.5,), (0.5, 0.9), (0.9, 0.5), (0.0, 1.0), (1.0, 1.0)])
+def test_cascades(kind: tuple[str, str | None, bool], quantiles: tuple[float, ...]) -> None:
+    model, graphed = made(*kind)
+    x = pictures(model, 20)
+    last = len(model.space) - 1
+    routes = (0, last // 2, last)[: len(quantiles) + 1]
+    thresholds = tuple(
+        float(margin(model(x, route)).quantile(q)) + (1e-9 if q == 1 else -1e-9)
+        for route, q in zip(routes, quantiles, strict=False)
+    )
+    expected = CascadeRule(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
+    found = graphed.cascade(x, routes, thresholds)
+    assert torch.equal(found.routes, expected.routes)
+    assert_close(found.logits, expected.logits, 1e-10)
+
+
+def test_a_cascade_is_not_sure_of_an_answer_that_is_not_a_number() -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False)
+    x = pictures(model, 3).clone()
+    x[1, 0, 0, 0] = float("nan")
+    found = graphed.cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
+    assert found.routes.tolist() == [0, 3, 0]
+    assert found.logits.isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_every_route_by_itself(name: str, bn_key: str | None, stand_ins: bool) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
+    x = pictures(model, 11)
+    for route in list(model.space)[:: max(1, len(model.space) // 16)]:
+        assert_close(graphed.run_route(x, route), model(x, route), 1e-10)
+
+
+def test_the_host_waits_once_a_gate_and_for_no_single_route() -> None:
+    for kind in KINDS:
+        model, graphed = made(*kind)
+        lanes = graphed.lanes
+        assert isinstance(lanes, Counting)
+        before = lanes.waited
+        graphed.run(pictures(model, 8))
+        assert lanes.waited - before == len(model.gates)
+        graphed.run_route(pictures(model, 8), model.space.largest)
+        assert lanes.waited - before == len(model.gates)
+
+
+def test_programs_are_counted_and_none_is_added_later() -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False)
+    parts, steps = 1 + len(model.space), 6  # begin, routes, decide, arrange, everyone, unsure
+    assert len(graphed.programs) == len(SIZES) * (parts + steps)
+    for count in (1, 5, 8, 9):
+        graphed.run(pictures(model, count))
+        graphed.cascade(pictures(model, count), (0, 3), (0.5,))
+    assert len(graphed.programs) == len(SIZES) * (parts + steps)
+
+
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+@given(data=st.data())
+@settings(max_examples=10, deadline=None)
+def test_promoted_images_run_at_a_larger_route_and_say_so(
+    name: str, bn_key: str | None, stand_ins: bool, data: st.DataObject
+) -> None:
+    model, graphed = made(name, bn_key, stand_ins)
+    times = st.fixed_dictionaries(dict.fromkeys(SIZES, st.floats(1, 10)))
+    divisions = {history: Division(data.draw(times)) for history in graphed.divisions}
+    rows = st.tuples(*(st.sampled_from(model.gate(g).choices) for g in range(len(model.gates))))
+    taken = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=8)))
+    x = pictures(model, len(taken))
+    with mock.patch.object(graphed, "divisions", divisions):
+        found = graphed.run(x, given=taken, promote=True)
+    ran = torch.tensor([model.space.resolve(number).choices for number in found.routes.tolist()])
+    assert bool((ran >= taken).all())
+    for i, number in enumerate(found.routes.tolist()):
+        assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
+    # The same by a plan without graphs, whose gates say what was given here.
+    if len(model.gates) == 1:
+        engine = mock.Mock(gates=[model.gate(0)], milliseconds=lambda h, n: divisions[h].time(n))
+        places = torch.tensor([model.gate(0).choices.index(int(choice)) for choice in taken[:, 0]])
+        positions = promoting(lambda *_: places, engine)(torch.empty(0), 0, None)
+        assert [model.gate(0).choices[p] for p in positions.tolist()] == ran[:, 0].tolist()
+
+
+def test_what_is_not_held_is_named() -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False, (0, 3))
+    x = pictures(model, 4)
+    assert_close(graphed.run_route(x, model.space.largest), model(x, 3), 1e-10)
+    taken = torch.tensor([[1], [0], [3], [0]])
+    assert "does not hold the choices [1]" in error_of(lambda: graphed.run(x, given=taken))
+    assert_close(graphed.run_route(x, model.space.largest), model(x, 3), 1e-10)
+
+
+def test_a_plan_runs_on_it() -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False)
+    plan = runtime.compile(model, backend="eager")
+    engine = dataclasses.replace(plan.engine, graphed=graphed)
+    x, costs = pictures(model, 21), CostTable.of_model(model)
+    own = Plan(engine)
+    assert torch.equal(own.run(x).routes, run_numbered(model, x).routes)
+    assert_close(own(x, 2), model(x, 2), 1e-10)
+    assert own(x[:0]).shape == (0, 10)
+    assert own.engine.programs == len(graphed.programs)
+    ends = [costs.of((choice,)) for choice in (0, 3)]
+    for kind, first, last in (("gate", (4.0,), (-4.0,)), ("cascade", (-1.0,), (2.0,))):
+        curve = tuple(
+            Point(cost=cost, accuracy=0.5, numbers=n, routes=(0, 3), taken=((0, 1), (3, 1)))
+            for cost, n in zip(ends, (first, last), strict=True)
+        )
+        routed = Plan(engine, Router(kind=kind, costs=costs, curve=curve), ends[0])
+        for budget in ends:
+            expected = dsnet.Routed(model, routed.router, budget).run(x)
+            found = routed.at(budget).run(x)
+            assert torch.equal(found.routes, expected.routes)
+            assert_close(found.logits, expected.logits, 1e-10)
+
+
+def as_on_a_gpu(model: dsnet.Supernet, **options: Any) -> Plan:  # noqa: ANN401
+    backend = get_backend("cudagraphs")
+    with mock.patch.object(type(backend), "missing", return_value=None):
+        return runtime.compile(model, backend="cudagraphs", batch_buckets=(1, 4), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "bn_key"),
+    [("three_gates", "prefix"), ("three_gates", "stage"), ("ds_resnet_tiny", None), ("ds_mbnet_tiny", None)],
+)
+def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> None:
+    """As a session with a cap does, and a cascade over several gates."""
+    model = network(name, torch.float64, bn_key)
+    plan = as_on_a_gpu(model)
+    x = pictures(model, 6)
+    expected, found = run_numbered(model, x), run_numbered(plan.engine, x)
+    assert torch.equal(found.routes, expected.routes)
+    assert_close(found.logits, expected.logits, 1e-10)
+    assert_close(plan.run(x).logits, expected.logits, 1e-10)
+    state = {(): plan.engine.enter(x)}
+    for route in list(model.space)[:: max(1, len(model.space) // 8)]:
+        assert plan.engine.holds(route)
+        assert plan.engine.milliseconds(route.choices, 3) > 0
+        assert_close(plan.engine.finish_from(state, route.choices), model(x, route), 1e-10)
+
+
+@pytest.mark.parametrize("bn_key", ["stage", "prefix"])
+def test_some_routes_of_several_gates(bn_key: str) -> None:
+    """The widest choice before is then not the widest there is."""
+    model = network("three_gates", torch.float64, bn_key)
+    ways = [(0, 2, 1), (2, 0, 3), (2, 2, 3)]
+    numbers = [model.space.of_choices(way).number for way in ways]
+    plan, x = as_on_a_gpu(model, routes=numbers), pictures(model, 6)
+    graphed = plan.engine.graphed
+    assert isinstance(graphed, Graphed)
+    assert {part for part in graphed.calls if len(part) == 2} == {(2, 0), (2, 2)}
+    found = graphed.run(x, given=torch.tensor(ways * 2))
+    assert found.routes.tolist() == numbers * 2
+    for i, number in enumerate(numbers * 2):
+        assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
+        assert_close(plan(x, number), model(x, number), 1e-10)
+    assert "does not hold the choices" in error_of(
+        lambda: graphed.run(x, given=torch.tensor([(0, 2, 0)] * 6))
+    )
+
+
+# --- parts that stand in for others ---------------------------------------------------------------------
+def test_one_part_for_every_choice_of_every_gate() -> None:
+    for bn_key, histories in (("stage", [1, 1, 1, 1, 1]), ("prefix", [1, 1, 4, 16, 64])):
+        model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
+        options = [model.gate(g).choices for g in range(4)]
+        found = part_histories(model, options, find_stand_ins(model, options))
+        assert len(found) == 1 + 4 + 3 * 4
+        assert set(found) == {(), *((c,) for c in range(4))} | {
+            (*(0,) * before, 3, c) for before in range(3) for c in range(4)
+        }
+        assert [max(len(own) for h, own in found.items() if len(h) == n) for n in range(5)] == histories
+
+
+@pytest.mark.parametrize("bn_key", ["stage", "prefix"])
+def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
+    model = network("three_gates", torch.float64, bn_key)
+    plan, pairs = as_on_a_gpu(model), runtime.compile(model, backend="eager", batch_buckets=(1,))
+    graphed = plan.engine.graphed
+    assert isinstance(graphed, Graphed)
+    assert len(graphed.calls) == 1 + 4 + 2 * 4
+    assert set(plan.engine.runners) == set(pairs.engine.runners)
+    assert plan.engine.resident < 0.6 * pairs.engine.resident
+    assert [gate.pairs for gate in graphed.gates] == [4, 4, 4]
+    assert [len({id(table.rows) for table in tables.values()}) for tables in graphed.tables] == [1, 1, 1]
+
+
+def test_larger_batches_where_parts_stand_in() -> None:
+    backend, device = get_backend("cudagraphs"), torch.device("cuda")
+    assert max(making._sizes(backend, device, pairs=False)) == 1024
+    assert max(making._sizes(backend, device, pairs=True)) == 256
+
+
+class Changed(ResNet):
+    """One whose segments are not the blocks alone: something in front of the second, or behind the first."""
+
+    def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
+        steps = super().segment_steps(choices)
+        in_front, behind = getattr(self, "in_front", None), getattr(self, "behind", None)
+        if in_front is not None and len(choices) == 2:
+            return [Step(in_front, steps[0].size), *steps]
+        if behind is not None and choices == (1,):
+            return [*steps, Step(behind, steps[0].size)]
+        return steps
+
+
+@functools.cache
+def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, Graphed]:
+    factory = Factory(device=None, dtype=torch.float64)
+    options = ConvOptions(num_classes=10, bn_key="stage" if bn_key == "stage" else "prefix")
+    model = Changed("ds_resnet_tiny", DS_RESNET_TINY, options, factory)
+    if kind == "attention":  # of as many channels as came in
+        model.in_front = ChannelAttention(64, factory)
+    elif kind == "depthwise":  # zeros do not stay zeros
+        conv = SlicedConv2d(64, 64, kernel=3, groups=64, dtype=torch.float64)
+        model.in_front = ConvNormAct(conv, NormSpec().make(64, 1, factory), nn.ReLU(), filters="input")
+    else:  # maps of other sizes
+        model.behind = MaxPool()
+    model.eval().seal(model.space)
+    randomise(model)
+    model.requires_grad_(False)
+    spread_gates(model, pictures(model, 64))
+    return model, recorded(model, [model.gate(g).choices for g in range(2)], stand_ins=True)
+
+
+@pytest.mark.parametrize("bn_key", ["stage", "prefix"])
+@pytest.mark.parametrize("kind", ["attention", "depthwise", "sizes"])
+def test_pairs_where_no_part_can_stand_in(kind: str, bn_key: str) -> None:
+    model, graphed = changed(kind, bn_key)
+    assert len(graphed.calls) == 1 + 4 + 16
+    assert [gate.pairs for gate in graphed.gates] == [4, 16]
+    for count in (8, 3, 20):
+        x = pictures(model, count, seed=count)
+        expected, found = run_gated(model, x), graphed.run(x)
+        assert torch.equal(found.routes, numbers(model, expected.choices))
+        assert_close(found.logits, expected.logits, 1e-10)
+    for route in list(model.space)[::5]:
+        assert_close(graphed.run_route(x, route), model(x, route), 1e-10)
+
+
+def test_an_identity_shortcut_allows_no_stand_in() -> None:
+    model = dsnet.create_model("ds_resnet_tiny")
+    options = [model.gate(g).choices for g in range(2)]
+    assert find_stand_ins(model, options)
+    model.stages[1][0].shortcut = None
+    assert not find_stand_ins(model, options)
+
+
+def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
+    table = Table.like(torch.ones(1, 6, 3, 2), 4)
+    table.rows.fill_(7)
+    x = torch.randn(2, 4, 3, 2)
+    table.put(torch.tensor([3, 1]), x)
+    found = table.get(torch.tensor([1, 3, 0]))
+    assert torch.equal(found[:2, :4], x.flip(0))
+    assert not found[:2, 4:].any()
+    assert bool((found[2] == 7).all())
+
+
+@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+def test_parts_in_fewer_kernels(name: str, bn_key: str | None, stand_ins: bool) -> None:
+    model, plain = made(name, bn_key, stand_ins)
+    options = [model.gate(g).choices for g in range(len(model.gates))]
+    graphed = recorded(model, options, stand_ins, "cudagraphs")
+    if name == "ds_resnet_tiny":  # features are as wide as their routes', and read where they lie
+        assert [graphed._reads_rows(number) for number in range(len(options))] == [True, True]
+        assert all((table.widths is not None) is stand_ins for table in graphed.tables[1].values())
+    x = pictures(model, 8)
+    found, expected = graphed.run(x), plain.run(x)
+    assert torch.equal(found.routes, expected.routes)
+    assert_close(found.logits, expected.logits, 1e-9)
+    for number in (model.space.smallest.number, model.space.largest.number):
+        route = model.space.resolve(number)
+        assert_close(graphed.run_route(x, route), plain.run_route(x, route), 1e-9)
+
+
+@pytest.mark.parametrize("abreast", [1, 2, 3, 4])
+def test_as_many_parts_run_side_by_side_as_was_fastest(abreast: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False)
+    lanes: list[int] = []
+    used = graphed.lanes.on
+    monkeypatch.setattr(graphed.lanes, "on", lambda lane: lanes.append(lane) or used(lane))
+    monkeypatch.setattr(graphed, "abreast", dict(graphed.abreast))
+    times = itertools.cycle([1.0 if count == abreast else 2.0 for count in (1, 2, 3, 4)])
+    monkeypatch.setattr(
+        "dsnet.runtime.executors.grouped.timed", lambda call, device: (call(), next(times))[1]
+    )
+    graphed.abreast[8] = graphed._fastest_abreast(8)
+    assert graphed.abreast[8] == abreast
+    lanes.clear()
+    milliseconds = {(0,): 1.0, (1,): 1.5, (2,): 3.0, (3,): 4.0}
+    divisions = {part: Division({8: took}) for part, took in milliseconds.items()}
+    monkeypatch.setattr(graphed, "divisions", graphed.divisions | divisions)
+    found = graphed.run(pictures(model, 8), given=torch.tensor([[0], [1], [2], [3]] * 2))
+    assert found.routes.tolist() == [0, 1, 2, 3] * 2
+    # The longest first, each where it begins first.
+    assert lanes == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[abreast]
+
+
+def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, graphed = made("ds_resnet_tiny", "stage", False)  # a part for every pair of choices
+    monkeypatch.setattr(graphed, "abreast", dict.fromkeys(graphed.sizes, 2))
+    started: dict[tuple[int, int], set[int]] = {}  # lanes, by gate and memory
+    lane = [0]
+
+    def on(number: int) -> contextlib.AbstractContextManager[None]:
+        lane[0] = number
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(graphed.lanes, "on", on)
+    run = graphed._run_part
+
+    def note(part: tuple[int, ...], count: int) -> None:
+        started.setdefault((len(part), graphed._memory(part)), set()).add(lane[0])
+        run(part, count)
+
+    monkeypatch.setattr(graphed, "_run_part", note)
+    choices = [gate.choices for gate in map(model.gate, range(len(model.gates)))]
+    taken = torch.tensor(list(itertools.product(*choices)))[:8]
+    graphed.run(pictures(model, len(taken)), given=taken)
+    assert {len(lanes) for lanes in started.values()} == {1}
+    assert set().union(*started.values()) == {1, 2}
+
+
+def test_choices_that_are_not_held_are_refused_and_nothing_is_left_behind() -> None:
+    model, graphed = made("ds_mbnet_tiny", None, False, (0, 2))
+    x = pictures(model, 3)
+    wrong = torch.tensor([[0], [1], [2]])
+    for _ in range(2):
+        assert "hold the choices [1]" in error_of(lambda: graphed.run(x, given=wrong))
+    given = torch.tensor([[0], [2], [2]])
+    assert graphed.run(x, given=given).routes.tolist() == [0, 2, 2]
+    given[0] = 2  # the same tensor with other choices
+    assert graphed.run(x, given=given).routes.tolist() == [2, 2, 2]

@@ -1,0 +1,325 @@
+"""Kernels in which every image has its own widths, run by Triton's interpreter, against plain modules."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dsnet import runtime
+from dsnet.models.group_by_route import run_gated
+from dsnet.routing import CascadeRule, CostTable, GateRule
+from dsnet.routing.policies import margin
+from dsnet.runtime.backends.triton import BACKEND
+from dsnet.runtime.executors.penalties import prices_of
+from dsnet.runtime.partition.segments import History, Part, pack
+from dsnet.runtime.plan import Plan
+from tests.runtime.conftest import network, pictures
+from tests.support import assert_close, error_of, relative_error
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
+from dsnet.runtime.executors.ragged import layers as ragged
+from dsnet.runtime.executors.ragged.assignment import Which
+from dsnet.runtime.executors.ragged.executor import Mixed
+from dsnet.runtime.executors.ragged.layers import State, sums_of
+from dsnet.runtime.executors.ragged.network import Ragged
+from dsnet.runtime.executors.ragged.support import unsupported
+
+NAME = "ds_mbnet_tiny"
+
+
+@functools.cache
+def parts(name: str = NAME) -> dict[History, Part]:
+    return pack(network(name), [network(name).gate(0).choices])
+
+
+@functools.cache
+def rest(name: str = NAME) -> Ragged:
+    return Ragged([part.module for history, part in parts(name).items() if history])
+
+
+def compiled(name: str, routes: list[int] | None = None) -> Plan:
+    with mock.patch.object(type(BACKEND), "missing", return_value=None):  # a GPU
+        return runtime.compile(network(name), backend="triton", batch_buckets=(1, 4), routes=routes)
+
+
+@functools.cache
+def plan() -> Plan:
+    return compiled(NAME)
+
+
+def features(count: int, name: str = NAME) -> Tensor:
+    found: Tensor = parts(name)[()].module(pictures(network(name), count))[0]
+    return found
+
+
+@pytest.mark.parametrize("name", [NAME, "ds_mbnet_plus_tiny"])
+def test_a_front_gives_features_and_scores(name: str) -> None:
+    x, module = pictures(network(name), 3), parts(name)[()].module
+    found, expected = Ragged([module])(x), module(x)
+    assert_close(found[0], expected[0], 1e-5)
+    # These gates tell images apart by small differences: as near to the truth as torch is in this precision.
+    truth = copy.deepcopy(module).double()(x.double())[1]
+    error = relative_error(found[1].double(), truth)
+    assert error <= 4 * relative_error(expected[1].double(), truth)
+
+
+@pytest.mark.parametrize("name", [NAME, "ds_mbnet_plus_tiny"])
+@given(routes=st.lists(st.integers(-1, 3), min_size=1, max_size=6), few=st.sampled_from([0, 128]))
+@settings(max_examples=8, deadline=None)
+def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -> None:
+    """In DS-MBNet++ kernels, padding and with it the sizes of maps are those of the route, too."""
+    x, out = features(len(routes), name), torch.full((len(routes), 10), 7.0)
+    with mock.patch.object(ragged, "FEW", few):  # programs for few images, or for many
+        rest(name)(x, Which.arranged(torch.tensor(routes, dtype=torch.int32), 4), out)
+    for i, route in enumerate(routes):
+        if route < 0:
+            assert bool((out[i] == 7).all())
+        else:
+            assert_close(out[i : i + 1], parts(name)[route,].module(x[i : i + 1]), 1e-5)
+
+
+def test_an_image_alone_equals_itself_in_a_batch_bit_for_bit() -> None:
+    x, which = features(5), torch.tensor([3, 0, 2, 2, 1], dtype=torch.int32)
+    (together,) = rest()(x, Which.arranged(which, 4))
+    for i in (0, 3):
+        (alone,) = rest()(x[i : i + 1], Which.arranged(which[i : i + 1], 4))
+        assert torch.equal(alone[0], together[i])
+    front, images = Ragged([parts()[()].module]), pictures(network(NAME), 4)
+    for many, one in zip(front(images), front(images[2:3]), strict=True):
+        assert torch.equal(many[2:3], one)
+    assert torch.equal(plan()(images)[1:2], plan()(images[1:2]))
+
+
+def test_sums_of_many_parts() -> None:
+    x = torch.randn(3, 70, 40)
+    found = sums_of(State(x, ((1, 1),), sums=x))
+    assert found.shape == (3, 1, 40)
+    assert_close(found, x.sum(1, keepdim=True), 1e-5)
+
+
+def test_a_network_answers_nan_by_nan() -> None:
+    module = nn.Sequential(
+        nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    )
+    (found,) = Ragged([module])(torch.full((1, 4, 2, 2), torch.nan))
+    assert bool(found.isnan().all())
+
+
+@given(routes=st.lists(st.integers(-1, 4), min_size=1, max_size=90))
+@settings(max_examples=20, deadline=None)
+def test_tiles_hold_every_image_once_and_one_route_each(routes: list[int]) -> None:
+    which = Which.arranged(torch.tensor(routes, dtype=torch.int32), 5)
+    assert which.order is not None
+    assert which.tiles is not None
+    seen = []
+    for route, row in zip(which.tiles.tolist(), which.order.tolist(), strict=True):
+        own = [image for image in row if image >= 0]
+        assert all(routes[image] == route for image in own)
+        assert bool(own) == (route >= 0)
+        seen += own
+    assert sorted(seen) == [image for image, route in enumerate(routes) if route >= 0]
+
+
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.ReLU(), nn.Hardswish(), nn.Identity()])
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, (9, 7)), (5, 1, (6, 6)), (1, 1, (17, 4))])
+def test_layers_of_any_form(act: nn.Module, kernel: int, stride: int, size: tuple[int, int]) -> None:
+    torch.manual_seed(kernel)
+    acts = [] if isinstance(act, nn.Identity) else [act]
+    routes = []
+    for width in (8, 20):
+        routes.append(
+            nn.Sequential(
+                nn.Conv2d(6, width, 1),
+                *acts,
+                nn.Conv2d(width, width, kernel, stride, kernel // 2, groups=width),
+                *acts,
+                nn.Conv2d(width, 2 * width, 1),
+                *acts,
+                nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 5)),
+            ).eval()
+        )
+    x = torch.randn(3, 6, *size)
+    (found,) = Ragged(routes)(x, Which.arranged(torch.tensor([1, 0, 1], dtype=torch.int32), 2))
+    with torch.no_grad():
+        for i, route in enumerate((1, 0, 1)):
+            assert_close(found[i : i + 1], routes[route](x[i : i + 1]), 1e-5)
+
+
+def test_maps_of_different_sizes() -> None:
+    """Some routes leave whole tiles of positions empty: 24 x 24 of them beside 13 x 13."""
+    torch.manual_seed(0)
+    routes = [
+        nn.Sequential(
+            nn.Conv2d(8, 8, kernel, 1, padding, groups=8),
+            nn.Conv2d(8, 16, 1),
+            nn.Conv2d(16, 16, kernel, 1, padding, groups=16),
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3)),
+        ).eval()
+        for kernel, padding in ((3, 1), (7, 0), (5, 2))
+    ]
+    x = torch.randn(3, 8, 24, 25)
+    (found,) = Ragged(routes)(x, Which.arranged(torch.tensor([0, 1, 2], dtype=torch.int32), 3))
+    with torch.no_grad():
+        assert_close(found, torch.cat([routes[i](x[i : i + 1]) for i in range(3)]), 1e-5)
+
+
+# --- plans -----------------------------------------------------------------------------------------------
+def test_a_plan_routes_as_the_network_does() -> None:
+    model = network(NAME)
+    assert plan().engine.programs == 2 * 4
+    for count in (4, 1, 3, 6):
+        x = pictures(model, count, seed=count)
+        expected, found = run_gated(model, x), plan().run(x)
+        routes = [model.space.of_choices(way).number for way in expected.choices.tolist()]
+        assert found.routes.tolist() == routes
+        assert_close(found.logits, expected.logits, 1e-5)
+    assert_close(plan()(x, 2), model(x, 2), 1e-5)
+    assert plan().engine.programs == 2 * 4
+
+
+def test_prices_and_given_choices() -> None:
+    model, recorded = network(NAME), plan().engine.graphed
+    assert recorded is not None
+    x, costs = pictures(model, 4), CostTable.of_model(model)
+    for weight in (-2.0, 0.4, 0.0):
+        expected = GateRule(costs=costs, weight=weight)(model, x)
+        found = recorded.run(x, prices_of(costs, weight, [model.gate(0).choices], recorded.held))
+        assert torch.equal(found.routes, expected.routes)
+    taken, wrong = torch.tensor([[3], [1], [0]]), torch.tensor([[0], [99], [0]])
+    found = recorded.run(x[:3], given=taken, promote=True)
+    assert found.routes.tolist() == [3, 1, 0]
+    for i, route in enumerate((3, 1, 0)):
+        assert_close(found.logits[i : i + 1], model(x[i : i + 1], route), 1e-5)
+    taken[0] = 0  # the same tensor with other choices
+    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+    recorded.run_route(x[:3], model.space.resolve(3))
+    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+    for _ in range(2):  # what is no choice is not taken for one the second time either
+        with pytest.raises((RuntimeError, IndexError)):
+            recorded.run(x[:3], given=wrong)
+    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+
+
+def test_programs_are_as_small_as_what_the_gate_takes() -> None:
+    model = copy.deepcopy(network(NAME))
+    model.reset_routing([0, 2], generator=torch.Generator().manual_seed(0))
+    with mock.patch.object(type(BACKEND), "missing", return_value=None):
+        some = runtime.compile(model, backend="triton", batch_buckets=(4,), routes=[0, 2, 3])
+    recorded, x = some.engine.graphed, pictures(model, 4)
+    assert isinstance(recorded, Mixed)
+    assert (recorded.reach, recorded.rest.count) == (2, 3)
+    assert some.engine.programs == 2 * 5
+    expected = run_gated(model, x)
+    assert_close(some(x), expected.logits, 1e-5)
+    assert_close(some(x, 3), model(x, 3), 1e-5)
+    taken = torch.tensor([[2], [0], [0], [2]])
+    ours, theirs = recorded.run(x, given=taken, own=True), recorded.run(x, given=taken)
+    assert ours.routes.tolist() == [2, 0, 0, 2]
+    assert torch.equal(ours.logits, theirs.logits)
+
+
+@pytest.mark.parametrize(("routes", "quantile"), [((0, 3), 0.4), ((0, 1, 3), 0.7)])
+def test_cascades(routes: tuple[int, ...], quantile: float) -> None:
+    model, recorded = network(NAME), plan().engine.graphed
+    assert recorded is not None
+    x = pictures(model, 4)
+    thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
+    expected = CascadeRule(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
+    found = recorded.cascade(x, routes, thresholds)
+    assert torch.equal(found.routes, expected.routes)
+    assert len(set(found.routes.tolist())) > 1
+    assert_close(found.logits, expected.logits, 1e-5)
+
+
+def test_a_cascade_is_not_sure_of_an_answer_that_is_not_a_number() -> None:
+    model, recorded = network(NAME), plan().engine.graphed
+    assert recorded is not None
+    x = pictures(model, 3).clone()
+    x[1, 0, 0, 0] = float("nan")
+    found = recorded.cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
+    assert found.routes.tolist() == [0, 3, 0]
+    assert found.logits.isfinite().all(1).tolist() == [True, False, True]
+
+
+def test_routes_that_are_not_held() -> None:
+    model = network(NAME)
+    some = compiled(NAME, [0, 3])
+    assert_close(some(pictures(model, 2), 3), model(pictures(model, 2), 3), 1e-5)
+    recorded = some.engine.graphed
+    assert recorded is not None
+    message = "does not hold the choices [1]"
+    assert message in error_of(lambda: recorded.run(pictures(model, 2), given=torch.tensor([[0], [1]])))
+    assert message in error_of(lambda: recorded.cascade(pictures(model, 2), (0, 1), (0.5,)))
+    assert "does not hold route 1" in error_of(lambda: some(pictures(model, 2), 1))
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (nn.Sequential(nn.Conv2d(8, 8, 1)), "ends at a gate or at a classifier"),
+        (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=2)), "no kernel for Conv2d"),
+        (nn.Sequential(nn.Conv2d(8, 8, 1, bias=False)), "no kernel for Conv2d"),
+        (nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(2)), "no kernel for MaxPool2d"),
+        (
+            nn.Sequential(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 2)),
+            "no kernel for AdaptiveAvgPool2d",
+        ),
+        (
+            nn.Sequential(
+                nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2, bias=False)
+            ),
+            "no kernel for AdaptiveAvgPool2d",
+        ),
+    ],
+)
+def test_what_there_is_no_kernel_for(module: nn.Module, why: str) -> None:
+    assert why in str(unsupported([module]))
+
+
+@pytest.mark.parametrize("name", ["ds_resnet_tiny", "ds_vit_plus_tiny"])
+def test_other_networks_are_refused_with_what_to_do(name: str) -> None:
+    message = error_of(lambda: compiled(name))
+    assert "backend triton: there is no kernel for" in message
+    assert "try inductor or cudagraphs" in message
+
+
+def test_what_it_is_for() -> None:
+    cuda = torch.device("cuda")
+    assert "float32 and bfloat16, not in torch.float64" in str(BACKEND.missing(cuda, torch.float64))
+    assert BACKEND.missing(cuda, torch.bfloat16) is None
+    assert "for CUDA, not for cpu" in error_of(lambda: runtime.compile(network(NAME), backend="triton"))
+
+
+def test_other_structures_are_not_joined() -> None:
+    def made(*layers: Any) -> nn.Module:  # noqa: ANN401
+        return nn.Sequential(*layers, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)))
+
+    pointwise, deeper = made(nn.Conv2d(8, 8, 1)), made(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    assert "different kinds" in str(unsupported([pointwise, deeper]))
+    strided = [made(nn.Conv2d(8, 8, 3, stride, 1, groups=8)) for stride in (1, 2)]
+    assert "other strides or activations" in str(unsupported(strided))
+    wider = made(nn.Conv2d(16, 8, 1))
+    assert "other numbers of channels" in str(unsupported([pointwise, wider]))
+    large = Ragged([made(nn.Conv2d(8, 8, 7, groups=8))])
+    assert "does not fit a map of (4, 4)" in error_of(lambda: large(torch.zeros(1, 8, 4, 4)))
+    assert unsupported([pointwise, pointwise]) is None
+
+
+def test_bytes_are_those_of_the_joined_weights() -> None:
+    """Every route padded to the largest, once; nothing is kept of the parts that they were made from."""
+    largest = sum(p.numel() for p in parts()[3,].module.parameters())
+    front = sum(p.numel() for p in parts()[()].module.parameters())
+    held = plan().engine.resident / 4
+    assert 4 * largest + front <= held < 1.1 * (4 * largest + front)

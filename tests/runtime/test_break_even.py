@@ -1,0 +1,144 @@
+"""Where routing pays, as measured; and what runs where it does not."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from dsnet.routing import CascadeRule, CostTable
+from dsnet.routing.router import Point, Router
+from dsnet.runtime import plan as plans
+from dsnet.runtime.break_even import BreakEven, Times, _thresholds, measure
+from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.forced_routes import mixed
+from dsnet.runtime.plan import Plan
+from tests.runtime.conftest import network, pictures, plan_of
+from tests.support import assert_close, error_of
+
+NAME = "ds_mbnet_tiny"
+
+
+def router(kind: str = "gate") -> Router:
+    costs = CostTable.of_model(network(NAME))
+    numbers = (0.0,) if kind == "gate" else (0.5,)
+    points = tuple(
+        Point(
+            cost=1.001 * costs.of((c,)),
+            accuracy=c / 4,
+            numbers=numbers,
+            routes=(0, 3),
+            taken=((0, 3), (3, 1)),
+        )
+        for c in range(4)
+    )
+    return Router(kind=kind, costs=costs, curve=points)
+
+
+def found(*times: tuple[int, float, float]) -> BreakEven:
+    single = network(NAME).space.resolve(2)
+    rows = tuple(Times(batch, routed, 1.0, largest) for batch, routed, largest in times)
+    return BreakEven(network=NAME, where="here", shares={0: 0.75, 3: 0.25}, single=single, times=rows)
+
+
+@pytest.mark.parametrize(("name", "kind"), [(NAME, "gate"), (NAME, "cascade"), ("three_gates", None)])
+def test_every_batch_size_is_timed(name: str, kind: str | None) -> None:
+    engine = plan_of(name, "eager").engine
+    plan = Plan(engine) if kind is None else Plan(engine, router(kind), "60%")
+    told = plan.break_even((4, 1))
+    assert [t.batch for t in told.times] == [1, 4]
+    assert all(min(t[1:]) > 0 for t in told.times)
+    assert abs(sum(told.shares.values()) - 1) < 1e-9
+    if kind is not None:
+        assert told.shares == {0: 0.75, 3: 0.25}
+        costs = CostTable.of_model(network(NAME))
+        assert costs.of(told.single.choices) <= 0.6 * costs.largest < costs.of((told.single.choices[0] + 1,))
+    else:
+        assert told.single == network(name).space.largest
+    assert "Routing pays" in str(told)
+    assert str(told).count("\n") >= 5
+
+
+def test_from_where_on_it_pays() -> None:
+    told = found((1, 3.0, 2.0), (4, 2.0, 3.0), (16, 2.0, 9.0))
+    assert told.least == 4
+    assert [told.pays(batch) for batch in (1, 2, 3, 4, 100)] == [False, False, True, True, True]
+    assert "from batches of 4 on" in str(told)
+    assert "75 % route 0, 25 % route 3" in str(told)
+    never = found((1, 3.0, 2.0), (4, 3.0, 3.0))
+    assert never.least is None
+    assert "at none of these batch sizes" in str(never)
+
+
+def test_a_bypass_runs_the_single_route_within_the_budget() -> None:
+    engine, model = plan_of(NAME, "eager").engine, network(NAME)
+    x = pictures(model, 16)
+    told = found((1, 3.0, 2.0), (16, 2.0, 9.0))
+    with mock.patch.object(plans, "measure", return_value=told):
+        with pytest.warns(UserWarning, match="Where it does not pay, route 2 runs"):
+            plan = Plan(engine, router(), "60%", allow_bypass=True)
+        one = plan.run(x[:1])
+        assert one.routes.tolist() == [2]
+        assert_close(one.logits, model(x[:1], 2), 1e-4)
+        many, usual = plan.run(x), Plan(engine, router(), "60%").run(x)
+        assert torch.equal(many.routes, usual.routes)
+        assert plan(x[:0]).shape == (0, 10)
+    with mock.patch.object(plans, "measure", side_effect=AssertionError("asked")):
+        assert Plan(engine, router(), "60%").paying is None  # off unless allowed
+        assert Plan(engine).paying is None
+
+
+def test_promotion_is_timed_where_it_is_allowed() -> None:
+    plan, model = plan_of(NAME, "eager"), network(NAME)
+    routes = [model.space.resolve(number) for number in (0, 1, 3, 0)]
+    x = pictures(model, 4)
+    with mock.patch.object(Engine, "milliseconds", return_value=1.0):  # together is faster
+        assert mixed(plan.engine, routes, promote=True)(x).routes.tolist() == [3] * 4
+    assert mixed(plan.engine, routes)(x).routes.tolist() == [0, 1, 3, 0]
+
+
+def test_thresholds_send_on_as_many_as_they_are_to() -> None:
+    plan, model = plan_of(NAME, "eager"), network(NAME)
+    x, costs = pictures(model, 40), CostTable.of_model(model)
+    shares = {0: 0.5, 1: 0.3, 3: 0.2}
+    thresholds = _thresholds(plan.engine, x, (0, 1, 3), shares)
+    first = CascadeRule(costs=costs, routes=(0, 1), thresholds=thresholds[:1])(plan.engine, x)
+    assert int((first.routes == 0).sum()) == 20
+    last = CascadeRule(costs=costs, routes=(0, 1, 3), thresholds=thresholds)(plan.engine, x)
+    assert torch.bincount(last.routes).tolist() == [20, 12, 0, 8]
+    everyone = CascadeRule(
+        costs=costs, routes=(0, 3), thresholds=_thresholds(plan.engine, x, (0, 3), {3: 1.0})
+    )
+    assert everyone(plan.engine, x).routes.tolist() == [3] * 40
+
+
+def test_batches_are_checked() -> None:
+    plan = plan_of(NAME, "eager")
+    assert "positive integers" in error_of(lambda: plan.break_even([0]))
+    assert "positive integers" in error_of(lambda: plan.break_even([]))
+    assert "positive integers" in error_of(lambda: plan.break_even(0))
+    assert [t.batch for t in plan.break_even(batch for batch in (2, 1)).times] == [1, 2]
+    assert "positive integers" in error_of(
+        lambda: measure(plan.engine, {0: 1.0}, network(NAME).space.smallest, [True])
+    )
+
+
+def test_shares_are_checked_and_add_up() -> None:
+    plan = plan_of(NAME, "eager")
+    assert plan.break_even(1, {0: 70, 3: 30}).shares == {0: 0.7, 3: 0.3}
+    assert plan.break_even(1, {0: 0.2}).shares == {0: 1.0}
+    for shares, message in [
+        ({}, "above 0"),
+        ({0: float("nan")}, "at least 0"),
+        ({0: -1, 1: 2}, "at least 0"),
+        ([1], "shares by route"),
+        ({99: 1.0}, "99"),
+    ]:
+        assert message in error_of(lambda shares=shares: plan.break_even(1, shares))  # type: ignore[misc]
+
+
+def test_a_bypass_asks_only_for_images() -> None:
+    plan = Plan(plan_of(NAME, "eager").engine)
+    object.__setattr__(plan, "paying", found((1, 3.0, 2.0)))
+    assert "batch" in error_of(lambda: plan.run(torch.tensor(1.0)))

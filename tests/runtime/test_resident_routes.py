@@ -1,0 +1,180 @@
+"""Which routes a plan holds for a budget, and how it gets those of another one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import dsnet
+from dsnet import runtime
+from dsnet.routing import CostTable, Routed
+from dsnet.routing.policies import margin
+from dsnet.routing.router import Point, Router
+from dsnet.runtime.backends import get_backend
+from tests.runtime.conftest import network, pictures, sure_rows
+from tests.support import assert_close, error_of
+
+NAME = "ds_mbnet_tiny"
+
+
+def cascade(model: dsnet.Supernet, last: int = 3) -> Router:
+    """Two settings: the smallest route alone, and with a larger one behind it."""
+    costs = CostTable.of_model(model)
+    margins = margin(model(pictures(model, 30), 0)).sort().values[10:20]
+    widest = int(margins.diff().argmax())  # between two images, so that no image is on the boundary
+    threshold = float(margins[widest : widest + 2].mean())
+    return Router(
+        kind="cascade",
+        costs=costs,
+        curve=(
+            Point(cost=costs.of(model.space[0].choices), accuracy=0.5, numbers=(), routes=(0,)),
+            Point(cost=costs.largest, accuracy=0.9, numbers=(threshold,), routes=(0, last)),
+        ),
+    )
+
+
+def gate(model: dsnet.Supernet) -> Router:
+    """Two settings, by which calibration images took few routes."""
+    costs = CostTable.of_model(model)
+    taken = (((0, 30), (1, 10)), ((0, 10), (3, 30)))
+    return Router(
+        kind="gate",
+        costs=costs,
+        curve=tuple(
+            Point(cost=cost, accuracy=0.5, numbers=(0.0,), taken=own)
+            for cost, own in zip((costs.of((0,)), costs.largest), taken, strict=True)
+        ),
+    )
+
+
+class Shown:
+    """A progress callback that notes what it is told of."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+
+    def __call__(self, items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
+        self.labels.append(label)
+        return items
+
+
+def numbers(plan: runtime.Plan) -> list[int]:
+    return [route.number for route in plan.held()]
+
+
+def test_a_cascade_holds_the_routes_of_its_budget_and_gets_others() -> None:
+    model = network(NAME)
+    x, router = pictures(model, 30), cascade(model)
+    shown, later = Shown(), Shown()
+    routed = Routed(model, router, router.curve[0].cost)
+    plan = runtime.compile(routed, backend="eager", batch_buckets=(1,), progress=shown)
+    assert numbers(plan) == [0]
+    assert "program" in shown.labels
+    assert "budgets='all'" in error_of(lambda: plan(x, 3))
+    dear = plan.at(router.curve[1].cost, progress=later)
+    assert numbers(dear) == [0, 3]
+    assert numbers(plan) == [0]
+    assert "program" in later.labels
+    assert dear.engine.resident > plan.engine.resident
+    assert dear.engine.runners[()] is plan.engine.runners[()]
+    expected = routed.at(router.curve[1].cost).run(x)
+    found = dear.run(x)
+    assert torch.equal(found.routes, expected.routes)
+    assert len(set(found.routes.tolist())) == 2
+    assert_close(found.logits, expected.logits, 1e-4)
+    later.labels.clear()
+    for again in (plan, dear):
+        assert again.at(router.curve[1].cost, progress=later).engine.runners == dear.engine.runners
+    assert not later.labels, "they are made once"
+    every = runtime.compile(routed, backend="eager", batch_buckets=(1,), budgets="all")
+    assert numbers(every) == [0, 3]
+
+
+def test_a_gate_holds_what_images_took_and_runs_the_others_on_shared_weights() -> None:
+    model = network(NAME)
+    x, router = pictures(model, 60), gate(model)
+    x = x[sure_rows(model, x)]
+    routed = Routed(model, router, router.curve[0].cost)
+    plan = runtime.compile(routed, backend="eager", batch_buckets=(1, 4))
+    every = runtime.compile(routed, backend="eager", batch_buckets=(1, 4), budgets="all")
+    assert numbers(plan) == [0, 1]
+    assert numbers(every) == [0, 1, 2, 3]
+    assert plan.engine.resident < every.engine.resident
+    expected = routed.run(x)
+    assert set(expected.routes.tolist()) == {0, 1, 2, 3}
+    for own in (plan, every, plan.at(router.curve[1].cost), every.at(router.curve[1].cost)):
+        found = own.run(x)
+        assert torch.equal(found.routes, expected.routes)
+        assert_close(found.logits, expected.logits, 1e-4)
+    assert numbers(plan.at(router.curve[1].cost)) == [0, 1, 3]
+    assert numbers(plan.at(None)) == [0, 1, 2, 3]
+    assert plan.at(None).engine.spare == {}
+    assert numbers(every.at(router.curve[1].cost)) == [0, 1, 2, 3]
+    other = runtime.compile(routed, backend="eager", precision="bfloat16", batch_buckets=(1,))
+    assert numbers(other) == [0, 1, 2, 3], "its weights are not those of the network"
+
+
+def test_a_network_that_has_changed_gives_no_further_routes() -> None:
+    model = copy.deepcopy(network(NAME))
+    router = cascade(model)
+    cheap, dear = (point.cost for point in router.curve)
+    plan = runtime.compile(Routed(model, router, cheap), backend="eager", batch_buckets=(1,))
+    with torch.no_grad():
+        model.head.classifier.weight.mul_(2)
+    assert plan.at(cheap).run(pictures(model, 2)).routes.tolist() == [0, 0]
+    assert "has changed since" in error_of(lambda: plan.at(dear))
+
+
+def test_old_and_new_weights_are_not_mixed() -> None:
+    """A gate's plan holds old weights for some routes and takes the network's for the others."""
+    model = copy.deepcopy(network(NAME))
+    x, router = pictures(model, 60), gate(model)
+    x = x[sure_rows(model, x)]
+    plan = runtime.compile(Routed(model, router, router.curve[0].cost), backend="eager", batch_buckets=(1,))
+    before = plan.run(x)
+    held = before.routes <= 1
+    with torch.no_grad():
+        model.head.classifier.weight.mul_(2)
+    for own in (plan, plan.at(router.curve[0].cost)):
+        assert torch.equal(own.run(x[held]).logits, before.logits[held])
+        assert "has changed since" in error_of(lambda own=own: own.run(x[~held]))
+
+
+@pytest.mark.parametrize("bn_key", ["prefix", "stage"])
+def test_several_gates(bn_key: str) -> None:
+    """Where parts depend on which others there are, all are made again."""
+    model = network("three_gates", bn_key=bn_key)
+    x, router = pictures(model, 12), cascade(model, last=len(network("three_gates").space) - 1)
+    routed = Routed(model, router, router.curve[0].cost)
+    plan = runtime.compile(routed, backend="eager", batch_buckets=(1,))
+    dear = plan.at(router.curve[1].cost)
+    assert len(plan.held()) == 1
+    expected = routed.at(router.curve[1].cost).run(x)
+    assert torch.equal(dear.run(x).routes, expected.routes)
+    assert_close(dear.run(x).logits, expected.logits, 1e-4)
+
+
+def test_programs_for_a_gpu_are_recorded_again() -> None:
+    model = network(NAME)
+    x, router = pictures(model, 8), cascade(model)
+    routed = Routed(model, router, router.curve[0].cost)
+    with mock.patch.object(type(get_backend("cudagraphs")), "missing", return_value=None):
+        plan = runtime.compile(routed, backend="cudagraphs", batch_buckets=(8,))
+        dear = plan.at(router.curve[1].cost)
+    assert dear.engine.graphed is not plan.engine.graphed
+    expected = routed.at(router.curve[1].cost).run(x)
+    assert torch.equal(dear.run(x).routes, expected.routes)
+    assert_close(dear.run(x).logits, expected.logits, 1e-4)
+
+
+def test_what_cannot_be_held() -> None:
+    model = network(NAME)
+    for wrong in ({"budgets": "some"}, {"budgets": "all", "routes": [0]}):
+        assert "'all' or None" in error_of(
+            lambda wrong=wrong: runtime.compile(model, backend="eager", **wrong)
+        )

@@ -1,0 +1,101 @@
+"""Graphs on a CPU: replays run the captured passes again."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import dsnet
+from dsnet.slicing import KeyState, Mode
+from dsnet.training import Scheme, Stage1
+from dsnet.training.stage1.graphed_step import GraphedStep, _Replays
+from tests.replays import pretend_cuda
+from tests.support import error_of, images
+from tests.training.test_step import KINDS, SCHEMES, setting
+
+
+@pytest.fixture
+def _cuda_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch)
+
+
+def graphed(stage: Stage1, model: dsnet.Supernet) -> GraphedStep:
+    """A GraphedStep without its check of the device."""
+    step = object.__new__(GraphedStep)
+    step.stage, step.model, step._passes, step._form = stage, model, _Replays(stage, model), None
+    return step
+
+
+@pytest.mark.usefixtures("_cuda_in_name")
+@pytest.mark.parametrize("text", SCHEMES)
+@pytest.mark.parametrize("name", KINDS)
+def test_replays_give_what_steps_give(name: str, text: str) -> None:
+    model, stage, routes, views, labels = setting(name, text)
+    other, other_stage = copy.deepcopy(model), copy.deepcopy(stage)
+    steps = graphed(stage, model)
+    share = None if stage.scheme.target is None and stage.scheme.external is None else 0.3
+    plan = [(routes, None), (routes, share), (routes[:1] + routes[2:], 1.0), (routes, share)]
+    for number, (chosen, given) in enumerate(plan):
+        seen = [view + number for view in views[: stage.scheme.views(len(chosen))]]
+        for network in (model, other):
+            if number != 2:  # the third step adds to the gradients of the second
+                network.zero_grad()
+        ours = steps.step(model, chosen, seen, labels.roll(number), label_share=given)
+        theirs = other_stage.step(other, chosen, seen, labels.roll(number), label_share=given)
+        assert torch.equal(ours.total, theirs.total)
+        assert [n.terms for n in ours.networks] == [n.terms for n in theirs.networks]
+        for (key, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), key
+            assert a.grad is None or torch.equal(a.grad, b.grad), key
+        for (key, a), b in zip(model.named_buffers(), other.buffers(), strict=True):
+            assert torch.equal(a, b), key
+
+
+@pytest.mark.usefixtures("_cuda_in_name")
+def test_a_replay_marks_the_keys_it_updates() -> None:
+    model, stage, _, views, labels = setting("ds_mbnet_tiny", "ib")
+    routes = (model.space.largest, model.space.smallest)
+    steps = graphed(stage, model)
+    for _ in range(2):
+        dsnet.recalibrate(model, [images(model, 8)])
+        steps.step(model, routes, views, labels)
+        assert all(model.key_states(route) == {KeyState.RUNNING} for route in routes)
+        assert KeyState.CALIBRATED in model.key_states(model.space[1])
+
+
+@pytest.mark.usefixtures("_cuda_in_name")
+def test_a_batch_of_another_size_runs_without_graphs() -> None:
+    model, stage, routes, views, labels = setting("ds_mbnet_tiny", "ib")
+    steps = graphed(stage, model)
+    steps.step(model, routes, views, labels)
+    made = len(steps._passes._networks)
+    losses = steps.step(model, routes, [views[0][:4]], labels[:4])
+    assert len(steps._passes._networks) == made
+    assert losses.total.isfinite()
+
+
+def test_what_graphs_cannot_do_is_an_error() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    stage = Stage1(scheme=Scheme.parse("label"))
+    assert "not on cpu; use Stage1.step" in error_of(lambda: GraphedStep(stage, model))
+    model = dsnet.create_model("ds_mbnet_tiny", device="meta")
+    assert "not on meta" in error_of(lambda: GraphedStep(stage, model))
+
+
+@pytest.mark.usefixtures("_cuda_in_name")
+def test_graphs_belong_to_one_network() -> None:
+    model, stage, routes, views, labels = setting("ds_mbnet_tiny", "label")
+    steps = graphed(stage, model)
+    other = copy.deepcopy(model)
+    assert "another network" in error_of(lambda: steps.step(other, routes, views, labels))
+
+
+def test_statistics_of_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dsnet.create_model("ds_mbnet_tiny")
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda", 0))
+    stage = Stage1(scheme=Scheme.parse("label"), mode=Mode(statistics=lambda norm, x, key: (x, x)))
+    message = error_of(lambda: GraphedStep(stage, model))
+    assert "norm statistics" in message
+    assert "batch at hand" in message

@@ -1,0 +1,296 @@
+"""Steps of Stage I against the schemes written out by hand, gradients included."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dsnet
+from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
+from dsnet.training import Average, Projector, Scheme, Stage1
+from dsnet.training.stage1.step import Target
+from tests.support import assert_close, error_of, images, randomise, relative_error
+
+KINDS = ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"]
+SCHEMES = [
+    "label",
+    "id",
+    "ib",
+    "e-ib",
+    "h-ib",
+    "e-ib+h-ib",
+    "ib+mvco",
+    "h-ib+mvco",
+    "id+label",
+    "ib+label",
+    "ed",
+    "ed+mvco",
+]
+TEACHER = Mode(statistics=batch_statistics)
+
+
+def setting(name: str, text: str) -> tuple[dsnet.Supernet, Stage1, tuple, list[Tensor], Tensor]:
+    """A random network, a stage whose average differs from it, routes, views and labels."""
+    model = randomise(dsnet.create_model(name, dtype=torch.float64), seed=1).train()
+    scheme = Scheme.parse(text)
+    average = projector = teacher = None
+    if scheme.uses_average:
+        average = Average(randomise(dsnet.create_model(name, dtype=torch.float64), seed=2))
+    if scheme.hierarchical:
+        projector = randomise(Projector.of(model, "all"), seed=3)
+    if scheme.external is not None:
+        frozen = randomise(dsnet.create_model(name, dtype=torch.float64), seed=4).requires_grad_(False)
+        teacher = frozen.bind(frozen.space.largest)
+    stage = Stage1(scheme=scheme, average=average, projector=projector, teacher=teacher, smoothing=0.1)
+    routes = scheme.draw(model.space, 2, torch.Generator().manual_seed(0))
+    views = [images(model, 6, seed=10 + i) for i in range(scheme.views(len(routes)))]
+    return model, stage, routes, views, torch.tensor([0, 1, 2, 3, 4, 5])
+
+
+def by_hand(
+    model: dsnet.Supernet, stage: Stage1, text: str, routes: tuple, views: list[Tensor], labels: Tensor
+) -> Tensor:
+    """The paper's equations 28 to 36, one graph for all networks."""
+    own = "mvco" in text
+    of = [views[i] if own else views[0] for i in range(len(routes))]
+    outputs = [model.run_stages(x, r) for x, r in zip(of, routes, strict=True)]
+    label = [F.cross_entropy(logits, labels, label_smoothing=0.1) for logits, _ in outputs]
+    if text == "label":
+        return torch.stack(label).mean()
+    if text.startswith("ed"):
+        hard = stage.teacher(views[-1]).argmax(1)
+        each = [
+            0.5 * a + 0.5 * F.cross_entropy(logits, hard)
+            for a, (logits, _) in zip(label, outputs, strict=True)
+        ]
+        return torch.stack(each).mean()
+    if "id" in text.split("+"):
+        large = outputs[0][0].detach().softmax(1)
+        if "label" in text:  # the largest's decision as a label
+            large = F.one_hot(large.argmax(1), large.shape[1]).to(large.dtype)
+        targets = [None] + [large] * (len(routes) - 1)
+    else:
+        with torch.no_grad():
+            taught = [stage.average.model.run_stages(of[0], r, TEACHER) for r in routes[:-1]]
+        large = taught[0][0].softmax(1)
+        targets = [None] + [large] * (len(routes) - 1)
+        if "e-ib" in text:
+            targets[-1] = sum(logits.softmax(1) for logits, _ in taught) / len(taught)
+    losses = [label[0]]
+    for i in range(1, len(routes)):
+        loss = -(targets[i] * outputs[i][0].log_softmax(1)).sum(1).mean()
+        if "h-ib" in text:
+            predicted = stage.projector(outputs[i][1])
+            parts = [
+                ((p - f) ** 2).sum(1).mean() / p.shape[1]
+                for p, f in zip(predicted, taught[0][1], strict=True)
+            ]
+            loss = 0.5 * loss + 0.5 * sum(parts) / len(parts)
+        losses.append(0.5 * loss + 0.5 * label[i] if "label" in text else loss)
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_step_equals_the_paper_written_out(name: str, text: str) -> None:
+    model, stage, routes, views, labels = setting(name, text)
+    other = copy.deepcopy(model)
+    other_stage = copy.deepcopy(stage)
+    losses = stage.step(model, routes, views, labels)
+    expected = by_hand(other, other_stage, text, routes, views, labels)
+    expected.backward()
+    assert losses.total.item() == pytest.approx(expected.item(), rel=1e-10)
+    pairs = list(zip(model.named_parameters(), other.parameters(), strict=True))
+    if stage.projector is not None:
+        pairs += zip(stage.projector.named_parameters(), other_stage.projector.parameters(), strict=True)
+    compared = 0
+    for (parameter_name, ours), theirs in pairs:
+        assert (ours.grad is None) == (theirs.grad is None), parameter_name
+        if ours.grad is not None and theirs.grad.abs().max() > 1e-3:
+            assert_close(ours.grad, theirs.grad, 1e-8)
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_routing_heads_and_averages_get_no_gradient(name: str) -> None:
+    model, stage, routes, views, labels = setting(name, "e-ib+h-ib")
+    before = {k: v.clone() for k, v in stage.average.model.state_dict().items()}
+    stage.step(model, routes, views, labels)
+    for gate in model.gates:
+        assert all(p.grad is None for p in gate.routing.parameters())
+        assert gate.attention.weight.grad.abs().sum() > 0
+    assert all(p.grad is None for p in stage.average.model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in stage.average.model.state_dict().items())
+
+
+def test_losses_can_be_added_instead_of_averaged() -> None:
+    totals = []
+    for add in (False, True):
+        model, stage, routes, views, labels = setting("ds_mbnet_tiny", "label")
+        stage = Stage1(scheme=stage.scheme, add=add)
+        totals.append((stage.step(model, routes, views, labels).total, model.stem.conv.weight.grad))
+    assert totals[1][0].item() == pytest.approx(4 * totals[0][0].item())
+    assert_close(totals[1][1], 4 * totals[0][1], 1e-10)
+
+
+@pytest.mark.parametrize(("share", "text"), [(1.0, "label"), (0.5, "ib+label"), (0.0, "ib")])
+def test_the_share_of_the_labels_may_change_from_step_to_step(share: float, text: str) -> None:
+    results = []
+    for start, given in ((text, None), ("ib+label", share)):
+        model, stage, routes, views, labels = setting("ds_mbnet_tiny", start)
+        if share == 1 and stage.average is not None:
+            stage.average.model.register_forward_hook(lambda *_: pytest.fail("the teacher has run"))
+        losses = stage.step(model, routes, views, labels, label_share=given)
+        results.append((losses, [p.grad for p in model.parameters() if p.grad is not None]))
+    (expected, gradients), (actual, others) = results
+    assert [dict(n.terms).keys() for n in actual.networks] == [
+        dict(n.terms).keys() for n in expected.networks
+    ]
+    assert torch.equal(actual.total, expected.total)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.5, "labels only"), (1.5, "between 0 and 1, not 1.5")])
+def test_a_share_that_cannot_be_is_an_error(share: float, words: str) -> None:
+    model, stage, routes, views, labels = setting("ds_mbnet_tiny", "label")
+    assert words in error_of(lambda: stage.step(model, routes, views, labels, label_share=share))
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"), [("label", 1), ("ib", 1), ("id", 1), ("ib+mvco", 4), ("h-ib", 4)]
+)
+def test_networks_that_see_the_same_share_their_prefix(text: str, passes: int) -> None:
+    model, stage, routes, views, labels = setting("ds_mbnet_tiny", text)
+    seen = []
+    model.stem.register_forward_hook(lambda *_: seen.append(1))
+    stage.step(model, routes, views, labels)
+    assert len(seen) == passes
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_largest_network_may_have_a_mode_of_its_own(name: str) -> None:
+    model, stage, _, views, labels = setting(name, "ib")
+    routes = (model.space.largest, model.space[1], model.space.smallest)
+    before = copy.deepcopy(model)
+    stage = replace(stage, largest_mode=TEACHER)
+    losses = stage.step(model, routes, views, labels)
+    same = Stage1(scheme=stage.scheme, average=stage.average, smoothing=0.1).step(
+        before, routes, views, labels
+    )
+    assert losses.total.item() == pytest.approx(same.total.item(), rel=1e-10)
+    if name == "ds_mbnet_tiny":  # statistics of the largest are left alone, those of the others are not
+        norm = model.blocks[-1].pointwise.norm
+        assert [norm.states[route.number].name for route in routes] == ["CALIBRATED", "RUNNING", "RUNNING"]
+
+
+def test_under_autocast_losses_stay_precise() -> None:
+    model = randomise(dsnet.create_model("ds_mbnet_tiny"), seed=1).train()
+    routes = (model.space[3], model.space[1], model.space[0])
+    seen = []
+    model.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    gradients = []
+    for autocast in (None, torch.bfloat16):
+        model.zero_grad()
+        stage = Stage1(scheme=Scheme.parse("ib"), average=Average(model), autocast=autocast)
+        losses = stage.step(model, routes, [images(model, 64)], torch.arange(64) % 10)
+        assert {losses.total.dtype, *(value.dtype for n in losses.networks for _, value in n.terms)} == {
+            torch.float32
+        }
+        gradients.append(model.head.classifier.weight.grad.clone())
+    assert seen == [torch.float32] * 4 + [torch.bfloat16] * 4  # the average has the hook too
+    assert_close(gradients[1], gradients[0], 0.1)
+
+
+def test_halves_of_the_schemes_with_labels() -> None:
+    """id+label: the largest's decision as a hard label; id and ib+label: probabilities."""
+    logits = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64)
+    taught = Target(torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64))  # decides for class 0
+    log_p = logits[0] - logits[0].exp().sum().log()
+    q = taught.logits[0].exp() / taught.logits[0].exp().sum()
+    hard, soft = -log_p[0].item(), -(q * log_p).sum().item()
+    average = Average(dsnet.create_model("ds_mbnet_tiny"))
+    for text, expected in (("id+label", hard), ("id+label+mvco", hard), ("id", soft), ("ib+label", soft)):
+        scheme = Scheme.parse(text)
+        own = average if scheme.uses_average else None
+        stage = Stage1(scheme=scheme, average=own, smoothing=0.1)
+        value = stage.value(scheme.target, logits, (), torch.tensor([1]), taught)
+        assert value.item() == pytest.approx(expected, rel=1e-12), text
+        if "label" in text:  # the true label, smoothed
+            value = stage.value("label", logits, (), torch.tensor([1]), taught)
+            assert value.item() == pytest.approx(-0.9 * log_p[1].item() - 0.1 * log_p.mean().item())
+            assert stage.weights(("label", scheme.target), scheme.label_share) == (0.5, 0.5)
+    assert "hard is for id" in error_of(lambda: Scheme(target="ib", hard=True))
+
+
+def test_only_the_keys_of_the_steps_routes_are_updated() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny").train()
+    routes = (model.space[3], model.space[1], model.space[0])
+    stage = Stage1(scheme=Scheme.parse("label"))
+    stage.step(model, routes, [images(model, 8)], torch.arange(8))
+    suffix = [m for m in model.modules() if isinstance(m, SplitBatchNorm2d) and m.keys == 4]
+    assert suffix
+    for norm in suffix:
+        assert [bool(s) for s in norm.states] == [True, True, False, True]
+
+
+def test_the_average_follows_parameters_only() -> None:
+    model = randomise(dsnet.create_model("ds_mbnet_tiny", dtype=torch.float64), seed=1)
+    average = Average(model, 0.9)
+    start = model.stem.conv.weight.detach().clone()
+    statistics = average.model.stem.norm.mean.clone()
+    randomise(model, seed=2)
+    for _ in range(3):
+        average.update(model)
+    expected = 0.9**3 * start + (1 - 0.9**3) * model.stem.conv.weight
+    assert_close(average.model.stem.conv.weight, expected.detach(), 1e-12)
+    assert torch.equal(average.model.stem.norm.mean, statistics)
+    x = images(model, 6)
+    stored = Average(model, mode=Mode())
+    assert_close(stored.logits(x, model.space[1]), model.eval()(x, 1).detach(), 1e-12)
+    assert relative_error(average.logits(x, model.space[1]), model(x, 1)) > 0.01
+    warm = Average(model, 0.997, warmup=True)
+    assert [warm.alpha_at(t) for t in (0, 1, 10**6)] == [1 / 10, 2 / 11, 0.997]
+
+
+def test_the_sandwich_is_largest_random_smallest() -> None:
+    space = dsnet.create_model("ds_mbnet", device="meta").space
+    for seed in range(20):
+        routes = Scheme.parse("ib").draw(space, 2, torch.Generator().manual_seed(seed))
+        assert (routes[0], routes[-1]) == (space.largest, space.smallest)
+        assert all(0 < route.number < 13 for route in routes[1:-1])
+    single = {
+        Scheme.parse("label+single").draw(space, 2, torch.Generator().manual_seed(s)) for s in range(200)
+    }
+    assert {len(routes) for routes in single} == {1}
+    assert len(single) == 14
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("iib", ["'iib'", "e-ib"]),
+        ("id+ib", ["id and ib", "one teacher"]),
+        ("ib+ib", ["twice"]),
+        ("ed+ib", ["cannot be combined"]),
+        ("id+h-ib", ["h-ib", "e-ib"]),
+        ("ib+single", ["single", "label"]),
+    ],
+)
+def test_schemes_that_are_none_are_errors(text: str, words: list[str]) -> None:
+    message = error_of(lambda: Scheme.parse(text))
+    for word in words:
+        assert word in message
+
+
+def test_a_stage_says_what_it_needs() -> None:
+    assert "needs the argument average" in error_of(lambda: Stage1(scheme=Scheme.parse("ib")))
+    assert "needs the argument teacher" in error_of(lambda: Stage1(scheme=Scheme.parse("ed")))
+    model, stage, routes, views, labels = setting("ds_mbnet_tiny", "ib+mvco")
+    assert "needs 4 views here, not 1" in error_of(lambda: stage.step(model, routes, views[:1], labels))
+    assert "below 1" in error_of(lambda: Average(model, 1.0))

@@ -1,0 +1,106 @@
+"""Whole runs on data of one's own: folders in memory or decoded while training, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dsnet.core.metrics_log import MetricsFile
+from dsnet.data.transforms.augment import Augment
+from dsnet.training import load_checkpoint, train
+from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
+from tests.support import error_of
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes told apart by their colour, 24 to 40 pixels a side."""
+    root = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 40), ("test", 10)):
+        for label, name in enumerate(("blue", "red")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                height, width = generator.integers(24, 40, 2)
+                pixels = generator.integers(0, 120, (height, width, 3))
+                pixels[..., 2 - 2 * label] += 120
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
+def config(pictures: Path, **data: object) -> TrainConfig:
+    return TrainConfig(
+        data=DataConfig(name=str(pictures), hold_out=0.2, **data),
+        augment=Augment(crop=(0.4, 1.0), flip=True),
+        scheme=SchemeConfig(name="ib+mvco", random=1, alpha=0.9),
+        optim=OptimConfig(lr=0.2, epochs=4, batch=32),
+        run=RunConfig(device="cpu"),
+    )
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_folders_of_images_train_in_memory_and_decoded_on_demand(
+    pictures: Path, tmp_path: Path, lazy: bool
+) -> None:
+    outcome = train(config(pictures, lazy=lazy, workers=0), tmp_path)
+    assert outcome.test[-1].images == 20
+    assert outcome.test[-1].accuracy >= 0.9
+    saved = load_checkpoint(tmp_path)
+    assert saved.data["classes"] == ["blue", "red"]
+    assert saved.model().head.classifier.out_features == 2
+
+
+def test_a_lazy_run_does_not_depend_on_its_workers(pictures: Path, tmp_path: Path) -> None:
+    weights = []
+    for workers in (0, 2):
+        chosen = config(pictures, lazy=True, workers=workers)
+        chosen = replace(chosen, optim=replace(chosen.optim, epochs=1))
+        train(chosen, tmp_path / str(workers))
+        weights.append(load_checkpoint(tmp_path / str(workers)).tensors["model"])
+    for key, value in weights[0].items():
+        assert torch.equal(value, weights[1][key]), key
+
+
+def test_a_test_split_with_other_classes_is_refused(pictures: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    (root / "test").mkdir(parents=True)
+    (root / "train").symlink_to(pictures / "train")
+    (root / "test" / "green").symlink_to(pictures / "test" / "red")
+    (root / "test" / "blue").symlink_to(pictures / "test" / "blue")
+    told = error_of(lambda: train(config(root), tmp_path / "run"))
+    assert "classes that the training split does not have: green" in told
+    assert not (tmp_path / "run" / "recipe.json").exists()  # found out before training, not after
+
+
+def test_metrics_go_to_tensorboard_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            seen.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            seen.append((name, value, step))
+
+        def close(self) -> None:
+            seen.append(("closed",))
+
+    stand_in = types.ModuleType("torch.utils.tensorboard")
+    stand_in.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    file = MetricsFile(tmp_path, after=6)
+    file.write("train", 7, {"loss": 0.5, "note": "text"})
+    file.close()
+    assert seen == [("tensorboard", 7), ("train/loss", 0.5, 7), ("closed",)]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    MetricsFile(tmp_path, after=7).close()  # without it there are the JSON lines alone
