@@ -6,6 +6,12 @@ import os
 
 import torch
 
+pytest_plugins = (
+    "tests.support.boxes",
+    "tests.support.imagenet_folder",
+    "tests.support.routed_run",
+)
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores already
     torch.set_num_threads(1)
 if (

@@ -117,3 +117,12 @@ def test_nothing_is_tied_to_a_device() -> None:
         text = path.read_text(encoding="utf-8")
         assert ".cuda(" not in text, path
         assert "torch.manual_seed" not in text or path.parent.name == "cli", path
+
+
+def test_no_test_module_imports_another() -> None:
+    """What several tests need lives in tests/support."""
+    tests = Path(__file__).parent
+    for path in tests.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            assert not (module or "").startswith("tests.") or (module or "").startswith("tests.support"), path

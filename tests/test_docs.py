@@ -18,12 +18,7 @@ from dsnet.models import registry
 from dsnet.report.text import human
 from dsnet.training.config import TrainConfig
 from tests.support import assert_close, randomise
-
-ROOT = Path(__file__).parent.parent
-
-
-def code_blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+from tests.support.docs import ROOT, code_blocks
 
 
 def test_the_readmes_ten_lines_run_and_print_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from dsnet.training.stage1.graphed_step import GraphedStep
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.task import GateTask
 from tests.support import FAMILIES, TINY, assert_close, images, randomise, relative_error, spread_gates
-from tests.training.test_step import SCHEMES, setting
+from tests.support.stage1 import SCHEMES, setting
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ from dsnet.benchmark.baselines import IndexedConv2d, IndexedLinear, indexing, ma
 from dsnet.models import run_gated
 from dsnet.runtime.forced_routes import Drawn
 from dsnet.slicing import SlicedConv2d, SlicedLinear
-from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, random_model
+from tests.support.networks import network, pictures
 
 SEVERAL = [("ds_mbnet_tiny", None), ("ds_resnet_tiny", None), ("ds_resnet_tiny", "stage")]
 

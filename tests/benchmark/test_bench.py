@@ -19,11 +19,11 @@ from torch import nn
 
 import dsnet
 from dsnet import runtime
-from dsnet.benchmark.api import WARM_UP, BatchResult, BenchResult, Spread, bench
+from dsnet.benchmark.api import WARM_UP, bench
 from dsnet.benchmark.candidates import Others, Ways, batches_for, make_ways
-from dsnet.benchmark.conditions import Conditions, _cpu_mhz, conditions
+from dsnet.benchmark.conditions import _cpu_mhz, conditions
 from dsnet.benchmark.static_network import Baseline, Static, baselines, static_network, twin_name
-from dsnet.benchmark.workloads import CASCADE_SHARE, Cascade, Mix, mix_of
+from dsnet.benchmark.workloads import CASCADE_SHARE, Mix, mix_of
 from dsnet.cli import main
 from dsnet.cli.stage_progress import StageLog, seconds_of
 from dsnet.core.cuda_graphs.streams import Immediate
@@ -36,11 +36,11 @@ from dsnet.runtime.executors.grouped import Graphed
 from dsnet.runtime.executors.host import Engine
 from dsnet.runtime.forced_routes import decisions
 from dsnet.runtime.partition.segments import pack
-from tests.runtime.conftest import network, plan_of
 from tests.support import assert_close, error_of
+from tests.support.bench_result import MIXED, made_up
+from tests.support.networks import network, plan_of
 
 BATCH = 6
-MIXED = Mix(shares={0: 0.5, 1: 0.25, 3: 0.25}, cascade=Cascade((0, 1, 3), (1.0, 0.5, 0.25)), source="a test")
 
 
 def ways_of(model: dsnet.Supernet, engine: Engine, mix: Mix, batch: int = BATCH) -> tuple[Ways, torch.Tensor]:
@@ -346,42 +346,6 @@ def test_clocks_are_stated_where_the_machine_says_them(tmp_path: Path) -> None:
 
 
 # --- what people see -------------------------------------------------------------------------------------
-def made_up() -> BenchResult:
-    def times(full: float) -> dict[str, Spread]:
-        share = {
-            "full": 1.0,
-            "largest": 3.0,
-            "masking": 2.0,
-            "indexing": 1.5,
-            "slicing": 1.2,
-            "gated": 0.5,
-            "stream": 0.45,
-            "cascade": 0.8,
-        }
-        found = {way: Spread(full * s, 0.9 * full * s, 1.1 * full * s) for way, s in share.items()}
-        return {**found, "twin": Spread(0.9 * full, 0.8 * full, full)}
-
-    return BenchResult(
-        network="ds_mbnet",
-        device="A <fast> one",
-        backend="openvino",
-        memory="packed",
-        precision="float32",
-        conditions=Conditions(2, 4, 2450.0, None, (1.5, 1.0, 0.5)),
-        torch="2.13",
-        image_size=(224, 224),
-        mix=MIXED,
-        theory=4.0,
-        twin="mobilenet_v1",
-        twin_backend="onnxruntime",
-        resident=1000,
-        programs=30,
-        repeats=20,
-        results=tuple(
-            BatchResult(batch=batch, times=times(10.0 * batch), ideal=4.0 * batch, ideal_cascade=6.0 * batch)
-            for batch in (1, 16)
-        ),
-    )
 
 
 def test_the_table_says_what_was_measured_and_where() -> None:

@@ -21,8 +21,8 @@ from dsnet.routing import CostTable
 from dsnet.routing.router import Point, Router
 from dsnet.runtime.forced_routes import Drawn, decisions
 from dsnet.training import save_checkpoint
-from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import assert_close, error_of
+from tests.support.networks import network, pictures, plan_of
 
 SHARES = st.dictionaries(st.integers(0, 13), st.floats(0.01, 1), min_size=1, max_size=6)
 

@@ -277,7 +277,7 @@ def test_python_dash_m_is_the_command() -> None:
 
 
 def test_an_interrupted_import_ends_as_an_interrupted_command(tmp_path: Path) -> None:
-    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     module, function = scripts["project"]["scripts"]["dsnet"].split(":")
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(

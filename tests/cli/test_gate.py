@@ -22,9 +22,9 @@ from dsnet.runtime.profile_network import profile
 from dsnet.training import open_trained
 from dsnet.training.api import train
 from dsnet.training.run_dir import locked
-from tests.routing.conftest import BASE
 from tests.support import error_of, rewrite
-from tests.test_docs import code_blocks
+from tests.support.docs import code_blocks
+from tests.support.routed_run import BASE
 
 pytestmark = pytest.mark.xdist_group("commands")
 

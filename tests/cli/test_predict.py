@@ -20,8 +20,8 @@ from dsnet.routing import (
     CascadeRule,
     RoutedOutput,
 )
-from tests.routing.conftest import COUNT, predicted
 from tests.support import error_of
+from tests.support.routed_run import COUNT, predicted
 
 pytestmark = pytest.mark.xdist_group("predict")
 

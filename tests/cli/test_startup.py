@@ -23,7 +23,7 @@ from dsnet.recipes.detection import DETECTORS
 from dsnet.runtime import list_backends
 from dsnet.training import save_checkpoint
 
-DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 COMMANDS = [
     ["--help"],
     ["--version"],

@@ -30,7 +30,7 @@ from dsnet.training import load_checkpoint, save_checkpoint, train
 from dsnet.training.results import read_outcome
 from dsnet.training.run_dir import going_on
 from tests.support import error_of, rewrite
-from tests.training.test_folder import SHORT
+from tests.support.training import SHORT
 
 pytestmark = pytest.mark.xdist_group("folder")
 

@@ -18,8 +18,8 @@ from dsnet import runtime
 from dsnet.routing import CostTable
 from dsnet.routing.router import Point, Router
 from dsnet.routing.session import Session
-from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import error_of
+from tests.support.networks import network, pictures, plan_of
 
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
 

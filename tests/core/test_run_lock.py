@@ -14,7 +14,7 @@ from dsnet.cli.train import tell
 from dsnet.training import load_checkpoint, save_checkpoint, train
 from dsnet.training.run_dir import locked
 from tests.support import error_of
-from tests.training.test_folder import SHORT
+from tests.support.training import SHORT
 
 pytestmark = pytest.mark.xdist_group("folder")
 

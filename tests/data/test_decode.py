@@ -20,8 +20,8 @@ from dsnet.data.readers.folder import Paths
 from dsnet.detection.data.dataset import stretched
 from dsnet.detection.data.voc import shown_size
 from dsnet.errors import DsnetWarning
-from tests.data.pictures import picture, resized_then_cropped
 from tests.support import error_of
+from tests.support.image_files import picture, resized_then_cropped
 
 
 def encoded(width: int, height: int) -> bytes:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dsnet.data.decode_workers import Work
-from tests.data.pictures import lazy
 from tests.support import error_of
+from tests.support.image_files import lazy
 
 # Said where there are fewer than two processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

@@ -18,8 +18,8 @@ from dsnet.data.dataset import Crops
 from dsnet.data.decode import Damage, crop_box, decode, decode_all
 from dsnet.data.lazy import LazySet
 from dsnet.data.readers.folder import Paths
-from tests.data.pictures import SIZE, lazy, picture
 from tests.support import error_of
+from tests.support.image_files import SIZE, lazy, picture
 
 # Said where there are fewer than two processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

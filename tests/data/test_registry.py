@@ -22,6 +22,7 @@ from dsnet.data.decode import Damage
 from dsnet.data.readers import cifar_idx as files
 from dsnet.errors import DsnetError
 from tests.support import error_of
+from tests.support.image_files import write_cifar
 
 
 def toy(count: int = 40, classes: int = 4) -> ImageSet:
@@ -40,12 +41,6 @@ def test_digits_are_there_without_files() -> None:
     assert train.images.float().std() > 50
     assert torch.equal(load("digits", "train").images, train.images)
     assert set(test.labels.tolist()) == set(range(10))
-
-
-def write_cifar(path: Path, images: np.ndarray, **labels: list[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = {b"data": images.reshape(len(images), -1)} | {key.encode(): value for key, value in labels.items()}
-    path.write_bytes(pickle.dumps(data))
 
 
 def test_cifar_in_its_canonical_layout(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from dsnet.data import ImageSet, load
-from tests.data.test_sets import write_cifar
 from tests.support import error_of
+from tests.support.image_files import write_cifar
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from dsnet.data.transforms.augment import normalise
 from dsnet.inference.classify import Predictor, open_predictor
 from dsnet.routing import CascadeRule
 from dsnet.training import load_model, save_checkpoint
-from tests.data.pictures import picture as noise
-from tests.data.pictures import resized_then_cropped
-from tests.routing.conftest import COUNT, picture, predicted
 from tests.support import error_of
+from tests.support.image_files import picture as noise
+from tests.support.image_files import resized_then_cropped
+from tests.support.routed_run import COUNT, picture, predicted
 
 pytestmark = pytest.mark.xdist_group("predict")
 

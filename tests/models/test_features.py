@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import dsnet
 from dsnet.models.group_by_route import run_gated
-from tests.runtime.conftest import network
 from tests.support import TINY, assert_close, error_of, images, random_model
+from tests.support.networks import network
 
 SIZES = (16, 32)
 

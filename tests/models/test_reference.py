@@ -1,4 +1,4 @@
-"""Every route against the networks of `tests.reference`, and that the comparison can fail."""
+"""Every route against the networks of `tests.support.reference`, and that the comparison can fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dsnet.gate import Gate
 from dsnet.routes import Route
 from dsnet.slicing import SplitBatchNorm2d
 from dsnet.slicing import functional as SF
-from tests import reference
 from tests.support import (
     FAMILIES,
     IN_THE_PAPERS_TABLES,
@@ -20,6 +19,7 @@ from tests.support import (
     assert_close,
     images,
     random_model,
+    reference,
     relative_error,
 )
 

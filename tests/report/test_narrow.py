@@ -23,7 +23,7 @@ from dsnet.report.plot import (
     for_any_width,
     line_plot,
 )
-from tests.runtime.test_bench import made_up
+from tests.support.bench_result import made_up
 
 ROOM = 375 - 2 * 16  # pixels beside the page's padding
 LEGIBLE = 11  # pixels of text

@@ -13,7 +13,7 @@ from benchmarks.timing import environment, write_json
 
 from dsnet.report.provenance import UNKNOWN, Code, code_version
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 KEYS = {"machine", "torch", "date", "commit", "dirty", "command"}
 COMMITS = re.compile(r"[0-9a-f]{7,40}(, [0-9a-f]{7,40})*")

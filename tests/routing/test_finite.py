@@ -24,8 +24,8 @@ from dsnet.routing import CascadeRule, GateRule, RoutedOutput, Router
 from dsnet.routing.session import Session
 from dsnet.slicing import Mode
 from dsnet.training import load_model, save_checkpoint
-from tests.routing.test_session import ONE, SEVERAL, cascade, gate
 from tests.support import error_of
+from tests.support.routers import ONE, SEVERAL, cascade, gate
 
 pytestmark = pytest.mark.xdist_group("predict")
 

@@ -14,18 +14,10 @@ from dsnet.calibration import collect, simulate
 from dsnet.models.group_by_route import greedy
 from dsnet.routing import CascadeRule, CostTable, GateRule, Point, Routed, Router
 from dsnet.routing.policies import margin
-from tests.support import assert_close, error_of, images, random_model, spread_gates
+from tests.support import assert_close, error_of, images, random_model
+from tests.support.routers import spread
 
 NAMES = ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"]
-
-
-def spread(name: str, batch: int = 24) -> tuple[dsnet.Supernet, torch.Tensor]:
-    """A network of its own whose gates are of different minds about these images."""
-    model = random_model(name)
-    own = dsnet.create_model(name, dtype=torch.float64)
-    own.load_state_dict(model.state_dict())
-    x = images(own, batch)
-    return spread_gates(own, x).requires_grad_(False), x
 
 
 @pytest.mark.parametrize("name", NAMES)

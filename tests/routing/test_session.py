@@ -9,33 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dsnet
 from dsnet.routing import CascadeRule, CostTable, Point, Routed, Router
 from dsnet.routing.budget import cheaper_moves, within
 from dsnet.routing.policies import margin
 from dsnet.routing.session import Drift, Session
-from tests.routing.test_rules import spread
 from tests.support import error_of
-
-ONE, SEVERAL = "ds_mbnet_tiny", "ds_resnet_tiny"
-
-
-def gate(name: str, *, weight: float = 0.0) -> tuple[dsnet.Supernet, torch.Tensor, Routed]:
-    model, x = spread(name, 40)
-    costs = CostTable.of_model(model)
-    points = tuple(
-        Point(cost=costs.largest * share, accuracy=0.5, numbers=(weight,), taken=((0, 60), (1, 40)))
-        for share in (0.1, 1.0)
-    )
-    return model, x, Routed(model, Router(kind="gate", costs=costs, curve=points), costs.largest)
-
-
-def cascade(name: str, threshold: float) -> tuple[dsnet.Supernet, torch.Tensor, Routed]:
-    model, x = spread(name, 40)
-    costs = CostTable.of_model(model)
-    routes = (0, model.space[1].number, model.space.largest.number)
-    point = Point(cost=costs.largest, accuracy=0.5, numbers=(threshold, threshold), routes=routes)
-    return model, x, Routed(model, Router(kind="cascade", costs=costs, curve=(point,)), costs.largest)
+from tests.support.routers import ONE, SEVERAL, cascade, gate, spread
 
 
 @given(

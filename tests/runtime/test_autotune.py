@@ -11,8 +11,8 @@ import torch
 from dsnet import runtime
 from dsnet.runtime import autotune as choose
 from dsnet.runtime.autotune import choose_backend, remembered_in
-from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, error_of
+from tests.support.networks import network, pictures
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import torch
 
 from dsnet import runtime
 from dsnet.runtime.backends.inductor import AnyBatch
-from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, error_of
+from tests.support.networks import network, pictures
 
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
 

@@ -14,8 +14,8 @@ from dsnet.runtime.break_even import BreakEven, Times, _thresholds, measure
 from dsnet.runtime.executors.host import Engine
 from dsnet.runtime.forced_routes import mixed
 from dsnet.runtime.plan import Plan
-from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import assert_close, error_of
+from tests.support.networks import network, pictures, plan_of
 
 NAME = "ds_mbnet_tiny"
 

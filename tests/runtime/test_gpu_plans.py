@@ -17,7 +17,7 @@ from dsnet.routing.policies import margin
 from dsnet.routing.router import Point, Router
 from dsnet.runtime.executors.penalties import prices_of
 from dsnet.runtime.plan import Plan
-from tests.runtime.conftest import network, pictures, sure_rows
+from tests.support.networks import network, pictures, sure_rows
 
 pytestmark = pytest.mark.gpu
 

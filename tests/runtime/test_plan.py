@@ -18,8 +18,8 @@ from dsnet.routing import CascadeRule, CostTable, GateRule, Routed
 from dsnet.routing.policies import margin
 from dsnet.routing.router import Point, Router
 from dsnet.routing.session import Session
-from tests.runtime.conftest import network, pictures, plan_of, sure_rows
 from tests.support import TINY, assert_close, error_of, relative_error
+from tests.support.networks import network, pictures, plan_of, sure_rows
 
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
 

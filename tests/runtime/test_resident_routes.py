@@ -16,8 +16,8 @@ from dsnet.routing import CostTable, Routed
 from dsnet.routing.policies import margin
 from dsnet.routing.router import Point, Router
 from dsnet.runtime.backends import get_backend
-from tests.runtime.conftest import network, pictures, sure_rows
 from tests.support import assert_close, error_of
+from tests.support.networks import network, pictures, sure_rows
 
 NAME = "ds_mbnet_tiny"
 

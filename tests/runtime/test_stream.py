@@ -19,8 +19,8 @@ from dsnet.routing.router import Point, Router
 from dsnet.runtime import Plan
 from dsnet.runtime import compile as compile_plan
 from dsnet.runtime.stream import Answer, stream
-from tests.runtime.conftest import network, pictures, plan_of
 from tests.support import assert_close, error_of
+from tests.support.networks import network, pictures, plan_of
 
 NAME = "ds_mbnet_tiny"
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,73 +15,13 @@ import torch
 
 from dsnet.core.metrics_log import DivergedError, LossBuffer, MetricsFile
 from dsnet.core.settings import to_plain
-from dsnet.data.transforms.augment import Augment
 from dsnet.training import load_checkpoint, load_model
 from dsnet.training.api import Outcome, read_config, train
-from dsnet.training.config import DataConfig, MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.evaluate import RouteResult
-from dsnet.training.loop import Watch
+from dsnet.training.config import SchemeConfig
 from tests.support import error_of
+from tests.support.training import BUSY, CONFIGS, OPTIM, Listen, StopAt, metrics
 
 pytestmark = pytest.mark.xdist_group("loop")
-
-OPTIM = OptimConfig(lr=0.1, epochs=2, warmup=0.5, batch=256)  # 5 steps an epoch
-BUSY = TrainConfig(
-    data=DataConfig(name="digits", calibration=256),
-    augment=Augment(padding=1, flip=True, erase=0.2),
-    mix=MixConfig(mixup=0.2, cutmix=1.0),
-    scheme=SchemeConfig(name="e-ib+h-ib+mvco", alpha=0.9, smoothing=0.1, dropout=0.1),
-    optim=OPTIM,
-    run=RunConfig(log_every=3, device="cpu"),
-)
-CONFIGS = {
-    "mbnet": BUSY,
-    "resnet": replace(
-        BUSY, model="ds_resnet_tiny", scheme=SchemeConfig(name="label", random=1, drop_path=0.2)
-    ),
-    "vit": replace(
-        BUSY,
-        model="ds_vit_plus_tiny",
-        scheme=SchemeConfig(name="ib+label", start=0.3, drop_path=0.1),
-        optim=replace(OPTIM, kind="adamw", lr=1e-3, clip=1.0),
-        run=replace(BUSY.run, keep="average"),
-    ),
-    "joint": replace(BUSY, scheme=SchemeConfig(name="label", joint="reinforce")),
-}
-
-
-class StopAt(Watch):
-    """Sends this process a signal after a step."""
-
-    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
-        self.step, self.number = step, number
-
-    def stepped(self, step: int, epoch: int, images: int) -> None:
-        if step == self.step:
-            os.kill(os.getpid(), self.number)
-
-
-class Listen(Watch):
-    """Remembers what was said."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self.values: list[Mapping[str, float]] = []
-        self.results: list[list[RouteResult]] = []
-
-    def told(self, message: str) -> None:
-        self.messages.append(message)
-
-    def logged(self, step: int, values: Mapping[str, float]) -> None:
-        self.values.append(values)
-
-    def validated(self, step: int, epoch: int, results: list[RouteResult]) -> None:
-        self.results.append(results)
-
-
-def metrics(folder: Path, kind: str) -> list[dict]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["kind"] == kind]
 
 
 def assert_same_runs(one: Path, other: Path) -> None:
@@ -131,7 +70,7 @@ from pathlib import Path
 import dsnet.models.loading as checkpoint
 from dsnet.training.loop import Watch
 from dsnet.training.api import train
-from tests.training.test_loop import CONFIGS
+from tests.support.training import CONFIGS
 from dataclasses import replace
 
 where, count = sys.argv[2], int(sys.argv[3])

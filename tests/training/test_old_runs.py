@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dsnet.training import load_checkpoint, train
-from tests.training.old_runs import FOLDER, STOPPED, logits_of, registered
+from tests.support.old_runs import FOLDER, STOPPED, logits_of, registered
 
 
 @pytest.fixture(autouse=True)

@@ -25,20 +25,13 @@ from dsnet.data.class_mapping import in_classes_of
 from dsnet.data.in_memory import ImageSet
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.training import load_checkpoint, save_checkpoint, train
-from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
+from dsnet.training.config import DataConfig, OptimConfig, SchemeConfig
 from dsnet.training.loop import Watch
 from dsnet.training.run_dir import locked, read_config
 from tests.support import error_of
-from tests.training.test_loop import Listen, StopAt
+from tests.support.training import SHORT, Listen, StopAt
 
 pytestmark = pytest.mark.xdist_group("folder")
-
-SHORT = TrainConfig(
-    data=DataConfig(name="digits", calibration=256),
-    scheme=SchemeConfig(name="label"),
-    optim=OptimConfig(epochs=1, batch=256),
-    run=RunConfig(device="cpu"),
-)
 
 
 @pytest.fixture(scope="module")

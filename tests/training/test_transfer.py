@@ -24,8 +24,8 @@ from dsnet.training import GateConfig, train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.stage2.api import train_gate
 from dsnet.training.transfer import fine_tuning, routing_from, start_from, transfer_rate
-from tests.data.test_sets import write_cifar
 from tests.support import error_of
+from tests.support.image_files import write_cifar
 
 BASE = TrainConfig(
     model="ds_mbnet_tiny",

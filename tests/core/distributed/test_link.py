@@ -181,12 +181,12 @@ def test_ranks_refuse_other_settings_and_name_the_one_that_is_lost(tmp_path: Pat
             [
                 sys.executable,
                 "-c",
-                f"from tests.training.test_link import play; play({rank}, {ports}, {str(tmp_path)!r})",
+                f"from {__name__} import play; play({rank}, {ports}, {str(tmp_path)!r})",
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
         )
         for rank in range(2)
     ]

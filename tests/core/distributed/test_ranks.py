@@ -14,7 +14,7 @@ from dsnet.slicing import Mode, SplitBatchNorm2d
 from dsnet.training import Average
 from dsnet.training.sync_batch_norm import SharedStatistics
 from tests.support import assert_close, error_of
-from tests.training.test_step import KINDS, SCHEMES, setting
+from tests.support.stage1 import KINDS, SCHEMES, setting
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

@@ -22,8 +22,8 @@ from dsnet.data.readers.hub import list_hub
 from dsnet.errors import DsnetError
 from dsnet.training.api import load_data
 from dsnet.training.config import DataConfig, TrainConfig
-from tests.data.pictures import SIZE, picture, resized_then_cropped
 from tests.support import error_of
+from tests.support.image_files import SIZE, picture, resized_then_cropped
 
 # Said where there are fewer than two processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

@@ -15,9 +15,9 @@ from dsnet.detection.model.fssd import Detector
 from dsnet.detection.postprocess import detections_of
 from dsnet.inference.detect import Found, find_boxes
 from dsnet.models.loading import Checkpoint
-from tests.detection.test_learning import SIZE, TABLE
 from tests.support import error_of, randomise
-from tests.test_docs import code_blocks
+from tests.support.boxes import SIZE, TABLE
+from tests.support.docs import code_blocks
 
 READY = Prepared(SIZE, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 

@@ -29,9 +29,9 @@ from dsnet.runtime import api as making
 from dsnet.runtime.autotune import Choice
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.executors.grouped import Graphed
-from tests.detection.test_fssd import NAMES, TABLE
-from tests.detection.test_fssd import detector as detector_of
 from tests.support import assert_close, error_of, images
+from tests.support.detectors import NAMES, TABLE
+from tests.support.detectors import detector as detector_of
 
 
 @pytest.mark.parametrize("known", [True, False])

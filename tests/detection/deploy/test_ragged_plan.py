@@ -18,9 +18,9 @@ from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.model.fssd import Detector, FssdTable
 from dsnet.runtime.backends.triton import BACKEND
 from dsnet.runtime.partition.feature_maps import Front
-from tests.detection.test_fssd import NAMES, TABLE
-from tests.detection.test_fssd import detector as detector_of
 from tests.support import assert_close, error_of, images, randomise
+from tests.support.detectors import NAMES, TABLE
+from tests.support.detectors import detector as detector_of
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)

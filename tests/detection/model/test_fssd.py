@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,21 +10,8 @@ import dsnet
 from dsnet.detection.model.fssd import Detector, FssdTable
 from dsnet.detection.model.priors import priors_at
 from dsnet.detection.train.loss import multibox_loss, targets_of
-from tests.runtime.conftest import network
-from tests.support import assert_close, error_of, images, randomise
-
-TABLE = FssdTable(strides=(2, 4), project=8, pyramid=(12, 16), ratios=((2.0,), (2.0, 3.0)))
-
-
-@functools.cache
-def detector(name: str) -> Detector:
-    made = Detector(network(name, torch.float64), 3, TABLE).eval()
-    for part in (made.projections, made.norm, made.pyramid, made.places, made.kinds):
-        randomise(part, seed=3)
-    return made.requires_grad_(False)
-
-
-NAMES = ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"]
+from tests.support import assert_close, error_of, images
+from tests.support.detectors import NAMES, TABLE, detector
 
 
 @pytest.mark.parametrize("name", NAMES)

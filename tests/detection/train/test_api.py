@@ -33,9 +33,8 @@ from dsnet.inference.detect import Found, Missed, find_boxes
 from dsnet.recipes.detection import DETECTORS
 from dsnet.slicing import KeyState
 from dsnet.training.loop import Watch
-from tests.detection.conftest import SIDE
-from tests.detection.test_learning import SIZE, TABLE
 from tests.support import assert_close, error_of, rewrite
+from tests.support.boxes import SIDE, SIZE, TABLE
 
 
 def config(root: Path, **optim: Any) -> DetectConfig:  # noqa: ANN401

@@ -19,8 +19,8 @@ from dsnet.training import Checkpoint
 from dsnet.training.loop import Watch
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage2.losses import Strategy
-from tests.detection.test_learning import SIZE, TABLE, made_up
 from tests.support import error_of, randomise
+from tests.support.boxes import SIZE, TABLE, made_up
 
 
 def some_answers(routes: int = 3, images: int = 4, priors: int = 12) -> tuple[list[Answers], Targets]:

@@ -12,9 +12,9 @@ import dsnet
 from dsnet.detection.model.fssd import Detector
 from dsnet.detection.train.loss import Targets, multibox_loss, targets_of
 from dsnet.detection.train.route_passes import GraphedPasses, Passes
-from tests.detection.test_learning import SIZE, TABLE, made_up
-from tests.replays import pretend_cuda
 from tests.support import assert_close
+from tests.support.boxes import SIZE, TABLE, made_up
+from tests.support.replays import pretend_cuda
 
 
 def setting(name: str) -> tuple[Detector, Tensor, Targets]:

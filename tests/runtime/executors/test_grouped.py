@@ -35,8 +35,8 @@ from dsnet.runtime.partition.segments import find_stand_ins, pack, part_historie
 from dsnet.runtime.plan import Plan
 from dsnet.runtime.promotion import promoting
 from dsnet.slicing import SlicedConv2d
-from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, error_of, randomise, spread_gates
+from tests.support.networks import network, pictures
 
 KINDS = [  # name, key of norms, whether parts stand in for others
     ("ds_mbnet_tiny", None, False),

@@ -22,8 +22,8 @@ from dsnet.runtime.backends.triton import BACKEND
 from dsnet.runtime.executors.penalties import prices_of
 from dsnet.runtime.partition.segments import History, Part, pack
 from dsnet.runtime.plan import Plan
-from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, error_of, relative_error
+from tests.support.networks import network, pictures
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)

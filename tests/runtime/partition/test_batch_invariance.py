@@ -20,8 +20,8 @@ from dsnet.runtime.partition.batch_invariance import _OneKernel, _RowLinear, mak
 from dsnet.runtime.partition.segments import History, Part
 from dsnet.runtime.plan import Plan
 from dsnet.slicing import functional as SF
-from tests.runtime.conftest import NEEDS, network, pictures, plan_of
 from tests.support import assert_close, error_of
+from tests.support.networks import NEEDS, network, pictures, plan_of
 
 pytestmark = pytest.mark.xdist_group("plans")
 

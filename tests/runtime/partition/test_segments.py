@@ -13,8 +13,8 @@ import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
 from dsnet.runtime.backends import get_backend
-from tests.runtime.conftest import NEEDS, network, pictures, plan_of
 from tests.support import assert_close, error_of
+from tests.support.networks import NEEDS, network, pictures, plan_of
 
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
 

@@ -25,10 +25,10 @@ from dsnet.kernels.rows import added_norm, linear, put_rows
 from dsnet.runtime.partition.per_image_norm import Scaled
 from dsnet.runtime.partition.segments import in_precision, pack
 from dsnet.runtime.passes.fusion import ends_at_gate, fused
-from tests.detection.test_fssd import NAMES
-from tests.detection.test_fssd import detector as detector_of
-from tests.runtime.conftest import network, pictures
 from tests.support import assert_close, randomise
+from tests.support.detectors import NAMES
+from tests.support.detectors import detector as detector_of
+from tests.support.networks import network, pictures
 
 NETWORKS = [
     ("ds_mbnet_tiny", None),

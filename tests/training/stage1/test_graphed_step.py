@@ -11,9 +11,9 @@ import dsnet
 from dsnet.slicing import KeyState, Mode
 from dsnet.training import Scheme, Stage1
 from dsnet.training.stage1.graphed_step import GraphedStep, _Replays
-from tests.replays import pretend_cuda
 from tests.support import error_of, images
-from tests.training.test_step import KINDS, SCHEMES, setting
+from tests.support.replays import pretend_cuda
+from tests.support.stage1 import KINDS, SCHEMES, setting
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from dsnet.data.transforms.augment import Augment
 from dsnet.training.api import Outcome, train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from tests.training.test_loop import metrics
-from tests.training.test_step import SCHEMES as STEPS
+from tests.support.stage1 import SCHEMES as STEPS
+from tests.support.training import metrics
 
 DATA = DataConfig(name="digits", calibration=512)
 SHIFT = Augment(padding=1)  # so that views differ

@@ -35,8 +35,8 @@ from dsnet.training.stage2.api import calibrate_run, calibration_images
 from dsnet.training.stage2.cache import keep_signals
 from dsnet.training.stage2.gate_signals import Signals
 from dsnet.training.stage2.task import GateTask
-from tests.routing.conftest import BASE
 from tests.support import error_of, random_model
+from tests.support.routed_run import BASE
 
 
 def trained(folder: Path, model: str) -> Path:

@@ -35,7 +35,7 @@ def _registered(path: Path) -> Iterator[tuple[str, str]]:
 
 def detector_summaries() -> dict[str, str]:
     """What every recipe of `dsnet.recipes.detection.DETECTORS` is about, likewise."""
-    path = PACKAGE / "detection" / "recipes.py"
+    path = PACKAGE / "recipes" / "detection.py"
     if "dsnet.recipes.detection" in sys.modules or not path.is_file():
         from dsnet.recipes.detection import DETECTORS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,3 +39,9 @@ def lazy(root: Path, *, workers: int = 0) -> LazySet:
     found = load("imagenet", "train", root=root, size=SIZE, lazy=True)
     assert isinstance(found, LazySet)
     return replace(found, workers=workers)
+
+
+def write_cifar(path: Path, images: np.ndarray, **labels: list[int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {b"data": images.reshape(len(images), -1)} | {key.encode(): value for key, value in labels.items()}
+    path.write_bytes(pickle.dumps(data))

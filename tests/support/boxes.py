@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
 
-from tests.detection.test_learning import made_up
+from dsnet.detection.model.fssd import FssdTable
 
 SIDE = 64
 
@@ -35,3 +37,29 @@ def write_voc(root: Path, count: int, seed: int = 0) -> Path:
 @pytest.fixture(scope="session")
 def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_voc(tmp_path_factory.mktemp("voc") / "boxes", 24)
+
+
+SIZE = 32
+
+
+TABLE = FssdTable(strides=(4, 8), project=16, pyramid=(24, 24, 24), ratios=((2.0,), (2.0,), (2.0,)))
+
+
+def made_up(count: int, seed: int = 0) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Images of noise, each with one or two boxes: red (class 0) or blue (class 1)."""
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(count, 3, SIZE, SIZE, generator=draw) * 0.1
+    boxes, classes = [], []
+    for image in images:
+        own, kinds = [], []
+        for half in range(1 + int(torch.randint(0, 2, (1,), generator=draw))):
+            size = torch.randint(8, 15, (2,), generator=draw)
+            left, top = (int(torch.randint(0, 16 - int(s) + 1, (1,), generator=draw)) for s in size)
+            left += 16 * half
+            kind = int(torch.randint(0, 2, (1,), generator=draw))
+            image[2 * kind, top : top + int(size[1]), left : left + int(size[0])] += 2.0
+            own.append([left, top, left + int(size[0]), top + int(size[1])])
+            kinds.append(kind)
+        boxes.append(torch.tensor(own) / SIZE)
+        classes.append(torch.tensor(kinds))
+    return images, boxes, classes

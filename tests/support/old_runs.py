@@ -1,6 +1,6 @@
 """Runs that an earlier version wrote, kept as files in ``stored/``, and what it computed with them.
 
-They were made by commit 1195050 with ``python -m tests.training.old_runs FOLDER``; run it again only to add
+They were made by commit 1195050 with ``python -m tests.support.old_runs FOLDER``; run it again only to add
 another version's beside them.
 
 - ``stopped``: a network of a family of one's own, stopped after 2 of 4 steps; with optimiser and average
@@ -33,7 +33,7 @@ from dsnet.training import Checkpoint, load_checkpoint, save_checkpoint, train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.loop import Watch
 
-FOLDER = Path(__file__).parent / "stored"
+FOLDER = Path(__file__).parents[1] / "training" / "stored"
 ROUTES = tuple((Slice(width=w, kernel=3, padding=1),) for w in (4, 8))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.pictures import picture
+from tests.support.image_files import picture
 
 
 @pytest.fixture(scope="module")
