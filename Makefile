@@ -1,5 +1,6 @@
 # make demo   set up what the demo needs, then show what the package does; writes build/demo/report.html
 # make test   set up what the checks need as well, then run all of them
+# make docs   build the documentation into build/docs; any warning is an error
 # make test-slow, make bench, make format, make clean
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -12,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 # The code of this checkout, also where several checkouts share a .venv.
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: demo test test-slow bench lint format clean
+.PHONY: demo test test-slow bench docs lint format clean
 .NOTPARALLEL:
 
 demo: $(DEMO_READY)
@@ -23,7 +24,7 @@ demo: $(DEMO_READY)
 	@echo "  dsnet predict build/demo/supernet build/demo/images --budget 20%"
 	@echo "  dsnet --help"
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 test-slow: $(READY)
@@ -31,6 +32,9 @@ test-slow: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.slicing
+
+docs: $(READY)
+	$(BIN)/mkdocs build --quiet
 
 lint: $(READY)
 	$(BIN)/ruff check .
