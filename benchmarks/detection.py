@@ -43,7 +43,7 @@ from dsnet.detection.train.api import make_detector, open_pictures, train_detect
 from dsnet.detection.train.bn_calibration import recalibrate_detector
 from dsnet.detection.train.config import DetectConfig
 from dsnet.detection.train.task import DetectorTraining
-from dsnet.recipes.detection import get_detector_recipe
+from dsnet.recipes import get_recipe
 from dsnet.report.text import table
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.forced_routes import decisions, mixed
@@ -88,7 +88,7 @@ def run_train(args: argparse.Namespace) -> None:
 
 
 def _config(name: str, args: argparse.Namespace, seed: int) -> DetectConfig:
-    config = get_detector_recipe(name).config
+    config = get_recipe(name, DetectConfig).config
     config = replace(config, data=replace(config.data, root=args.data))
     return override(config, {**parse_assignments(args.set), "run.seed": seed})
 

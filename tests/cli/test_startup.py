@@ -18,8 +18,8 @@ from dsnet.calibration.calibration import RouterName
 from dsnet.cli import main
 from dsnet.cli.parsers import common, recipe_names
 from dsnet.data import SETS
+from dsnet.detection.train.config import DetectConfig
 from dsnet.recipes import list_recipes
-from dsnet.recipes.detection import DETECTORS
 from dsnet.runtime import list_backends
 from dsnet.training import save_checkpoint
 
@@ -84,22 +84,18 @@ def test_models_imports_no_training() -> None:
         "import sys\n"
         "from dsnet.cli import main\n"
         "assert main(['models']) == 0\n"
-        "unwanted = {'dsnet.training', 'dsnet.data', 'dsnet.runtime', 'sympy', 'torch._dynamo'}\n"
+        "unwanted = {'dsnet.training.api', 'dsnet.data', 'dsnet.runtime', 'sympy', 'torch._dynamo'}\n"
         "assert not unwanted & set(sys.modules), unwanted & set(sys.modules)\n"
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_what_help_lists_is_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_what_is_registered() -> None:
     assert tuple(SETS) == common.SETS
     assert tuple(list_backends()) == common.BACKENDS
     assert typing.get_args(RouterName) == common.ROUTERS
-    recipes, detectors = list_recipes(), {name: recipe.about for name, recipe in DETECTORS.items()}
-    monkeypatch.delitem(sys.modules, "dsnet.recipes")
-    monkeypatch.delitem(sys.modules, "dsnet.recipes.detection")
-    assert list(recipe_names.recipe_summaries().items()) == list(recipes.items())
-    assert list(recipe_names.detector_summaries().items()) == list(detectors.items())
-    assert "dsnet.recipes" not in sys.modules
+    assert list(recipe_names.classifier_recipes().items()) == list(list_recipes().items())
+    assert list(recipe_names.detector_recipes().items()) == list(list_recipes(DetectConfig).items())
 
 
 # --- modules of the user ------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from dsnet.cli.train import resolve_recipe
 from dsnet.core.settings import from_plain, to_plain
 from dsnet.detection.train.config import DetectConfig
 from dsnet.recipes import get_recipe, list_recipes
-from dsnet.recipes.detection import DETECTORS
 from dsnet.recipes.registry import register_recipe
 from dsnet.training import load_checkpoint
 from tests.support import error_of
@@ -62,7 +61,7 @@ def test_recipes_are_listed_with_command_duration_and_accuracy(capsys: pytest.Ca
     text = capsys.readouterr().out
     for name in list_recipes():
         assert f"dsnet train {name}" in text
-    for name in DETECTORS:
+    for name in list_recipes(DetectConfig):
         assert f"dsnet detect train {name}" in text
     assert main(["recipes", "digits_mbnet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digits_mbnet"]["settings"]["data"]["name"] == "digits"

@@ -30,7 +30,7 @@ from dsnet.detection.train.config import DetectConfig
 from dsnet.errors import DsnetError
 from dsnet.inference.detect import Found, find_boxes
 from dsnet.models import create_model
-from dsnet.recipes.detection import get_detector_recipe
+from dsnet.recipes import get_recipe
 from dsnet.report.detection import detection_page, detection_table
 from dsnet.training.config import TrainConfig
 from dsnet.training.run_dir import locked, read_plain, settings_of
@@ -145,7 +145,7 @@ def _resolve(args: argparse.Namespace) -> DetectConfig:
         check_kind(plain, DetectConfig, TrainConfig, told)
         config = settings_of(DetectConfig, plain, args.recipe)
     else:
-        config = get_detector_recipe(args.recipe).config
+        config = get_recipe(args.recipe, DetectConfig).config
     if args.data is not None:
         config = replace(config, data=replace(config.data, root=args.data))
     return override(config, parse_assignments(args.set))

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 
 from dsnet.core.settings import to_plain
-from dsnet.errors import DsnetError, shorten
-from dsnet.recipes import get_recipe, list_recipes
-from dsnet.recipes.detection import DETECTORS
+from dsnet.recipes import find_recipe, list_recipes
+from dsnet.recipes.registry import train_command
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the recipes."""
-    names = {**list_recipes(), **{name: recipe.about for name, recipe in DETECTORS.items()}}
-    if args.name is not None:
-        if args.name not in names:
-            close = difflib.get_close_matches(args.name, names, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(names)}"
-            raise DsnetError(f"there is no recipe {shorten(args.name)}; {hint}")
-        names = {args.name: names[args.name]}
-    recipes = {name: DETECTORS.get(name) or get_recipe(name) for name in names}
+    """Print all recipes, or one."""
+    summaries = list_recipes(object)
+    recipes = {name: find_recipe(name) for name in ([args.name] if args.name else summaries)}
     if args.json:
         plain = {
             name: {
-                "summary": names[name],
+                "summary": summaries[name],
                 "duration": recipe.duration,
                 "expect": recipe.expect,
                 "settings": to_plain(recipe.config),
@@ -37,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plain, indent=2))
         return 0
     for name, recipe in recipes.items():
-        command = f"dsnet detect train {name}" if name in DETECTORS else f"dsnet train {name}"
-        print(f"{name}\n  {names[name]}\n  command   {command}")
+        print(f"{name}\n  {summaries[name]}\n  command   {train_command(recipe)} {name}")
         print(f"  duration  {recipe.duration}\n  expect    {recipe.expect}\n")
     return 0

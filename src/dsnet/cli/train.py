@@ -31,7 +31,6 @@ from dsnet.models import Supernet, create_model
 from dsnet.models.loading import load_checkpoint
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.custom_data import recipe_for
-from dsnet.recipes.detection import DETECTORS
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import bar, human, table
 from dsnet.report.training import before_text, low_accuracy, training_page
@@ -58,8 +57,6 @@ def resolve_recipe(name: str, settings: list[str], data: str | None = None) -> T
         raise DsnetError(
             f"{name} is a folder, not a recipe; `dsnet train --data {name}` trains on its images"
         )
-    elif name in DETECTORS:
-        raise DsnetError(f"{name} is a recipe for a detector: dsnet detect train {name}")
     else:
         config = get_recipe(name).config
     if data is not None:

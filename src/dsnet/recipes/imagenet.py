@@ -42,7 +42,7 @@ UNTRIED = "not run"
 
 
 @register_recipe
-def imagenet_ds_mbnet() -> Recipe:
+def imagenet_ds_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on ImageNet: E-IB, 150 epochs."""
     return Recipe(
         config=replace(CNN, model="ds_mbnet"),
@@ -52,7 +52,7 @@ def imagenet_ds_mbnet() -> Recipe:
 
 
 @register_recipe
-def imagenet_ds_mbnet_hib() -> Recipe:
+def imagenet_ds_mbnet_hib() -> Recipe[TrainConfig]:
     """DS-MBNet+ on ImageNet: the space of DS-MBNet, trained with H-IB + MvCo."""
     return Recipe(
         config=replace(CNN, model="ds_mbnet", scheme=replace(CNN.scheme, name="h-ib+mvco")),
@@ -62,7 +62,7 @@ def imagenet_ds_mbnet_hib() -> Recipe:
 
 
 @register_recipe
-def imagenet_ds_mbnet_plus() -> Recipe:
+def imagenet_ds_mbnet_plus() -> Recipe[TrainConfig]:
     """DS-MBNet++ on ImageNet: H-IB + MvCo, 150 epochs."""
     return Recipe(
         config=replace(CNN, model="ds_mbnet_plus", scheme=replace(CNN.scheme, name="h-ib+mvco")),
@@ -72,7 +72,7 @@ def imagenet_ds_mbnet_plus() -> Recipe:
 
 
 @register_recipe
-def imagenet_ds_mbnet_label() -> Recipe:
+def imagenet_ds_mbnet_label() -> Recipe[TrainConfig]:
     """DS-MBNet on ImageNet by labels alone: the two-stage side of the paper's ablation of stages."""
     return Recipe(
         config=replace(CNN, model="ds_mbnet", scheme=replace(CNN.scheme, name="label")),
@@ -82,7 +82,7 @@ def imagenet_ds_mbnet_label() -> Recipe:
 
 
 @register_recipe
-def imagenet_ds_mbnet_joint() -> Recipe:
+def imagenet_ds_mbnet_joint() -> Recipe[TrainConfig]:
     """DS-MBNet on ImageNet, gate and weights together: the single-stage side of that ablation.
 
     All settings but ``scheme.joint`` are those of imagenet_ds_mbnet_label.
@@ -96,7 +96,7 @@ def imagenet_ds_mbnet_joint() -> Recipe:
 
 
 @register_recipe
-def imagenet_guideline1() -> Recipe:
+def imagenet_guideline1() -> Recipe[TrainConfig]:
     """Guideline I on ImageNet: MobileNetV1's third stage as 1 or 6 layers that add to each other.
 
     50,000 steps as in the paper, which does not state the rest. ``options.join=naive`` is its second row,
@@ -113,7 +113,7 @@ def imagenet_guideline1() -> Recipe:
 
 
 @register_recipe
-def imagenet_ds_resnet() -> Recipe:
+def imagenet_ds_resnet() -> Recipe[TrainConfig]:
     """DS-ResNet on ImageNet: E-IB, 150 epochs."""
     return Recipe(
         config=replace(CNN, model="ds_resnet", optim=replace(CNN.optim, lr=0.2)),
@@ -123,7 +123,7 @@ def imagenet_ds_resnet() -> Recipe:
 
 
 @register_recipe
-def imagenet_ds_resnet_plus() -> Recipe:
+def imagenet_ds_resnet_plus() -> Recipe[TrainConfig]:
     """DS-ResNet++ on ImageNet: H-IB + MvCo, 150 epochs."""
     scheme = replace(CNN.scheme, name="h-ib+mvco")
     return Recipe(
@@ -147,7 +147,7 @@ VIT = TrainConfig(
 
 
 @register_recipe
-def imagenet_ds_vit_plus() -> Recipe:
+def imagenet_ds_vit_plus() -> Recipe[TrainConfig]:
     """DS-ViT++ on ImageNet: ED + MvCo with RegNetY-16GF as the teacher, 300 epochs."""
     return Recipe(
         config=VIT,
@@ -157,7 +157,7 @@ def imagenet_ds_vit_plus() -> Recipe:
 
 
 @register_recipe
-def imagenet_ds_vit_plus_ablation() -> Recipe:
+def imagenet_ds_vit_plus_ablation() -> Recipe[TrainConfig]:
     """DS-ViT++ on ImageNet as in the paper's ablation of schemes: 100 epochs, RegNetY-12GF."""
     scheme = replace(VIT.scheme, teacher="timm:regnety_120.pycls_in1k")
     return Recipe(

@@ -16,7 +16,7 @@ DIGITS = TrainConfig(
 
 
 @register_recipe
-def digits_mbnet() -> Recipe:
+def digits_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on digits (in scikit-learn): E-IB, 20 epochs. The one to try first."""
     return Recipe(
         config=DIGITS,
@@ -26,7 +26,7 @@ def digits_mbnet() -> Recipe:
 
 
 @register_recipe
-def digits_resnet() -> Recipe:
+def digits_resnet() -> Recipe[TrainConfig]:
     """DS-ResNet with two gates on digits: IB, 20 epochs."""
     return Recipe(
         config=replace(
@@ -41,7 +41,7 @@ def digits_resnet() -> Recipe:
 
 
 @register_recipe
-def digits_vit() -> Recipe:
+def digits_vit() -> Recipe[TrainConfig]:
     """DS-ViT++ on digits: labels, AdamW, 30 epochs."""
     return Recipe(
         config=replace(
@@ -67,7 +67,7 @@ CIFAR = TrainConfig(
 
 
 @register_recipe
-def cifar10_mbnet() -> Recipe:
+def cifar10_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on CIFAR-10."""
     return Recipe(
         config=CIFAR,
@@ -77,7 +77,7 @@ def cifar10_mbnet() -> Recipe:
 
 
 @register_recipe
-def cifar100_mbnet() -> Recipe:
+def cifar100_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on CIFAR-100, as on CIFAR-10."""
     return Recipe(
         config=replace(CIFAR, data=DataConfig(name="cifar100")),
@@ -87,7 +87,7 @@ def cifar100_mbnet() -> Recipe:
 
 
 @register_recipe
-def cifar10_guideline1() -> Recipe:
+def cifar10_guideline1() -> Recipe[TrainConfig]:
     """Guideline I on CIFAR-10: MobileNetV1's third stage as 1 or 6 layers that add to each other.
 
     ``options.join=naive`` shares weights without adding; ``scheme.route=0`` and ``1`` stand alone.
@@ -100,7 +100,7 @@ def cifar10_guideline1() -> Recipe:
 
 
 @register_recipe
-def imagenette_mbnet() -> Recipe:
+def imagenette_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on Imagenette at 128 pixels."""
     return Recipe(
         config=replace(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from dsnet.data.transforms.augment import Augment
 from dsnet.recipes import imagenet, small
 from dsnet.recipes.registry import Recipe, register_recipe
-from dsnet.training.config import DataConfig, OptimConfig
+from dsnet.training.config import DataConfig, OptimConfig, TrainConfig
 
 PAPER = replace(
     imagenet.CNN,
@@ -32,7 +32,7 @@ VIT = replace(
 
 
 @register_recipe
-def cifar10_transfer() -> Recipe:
+def cifar10_transfer() -> Recipe[TrainConfig]:
     """DS-MBNet from ImageNet to CIFAR-10 at 224 pixels, by the paper's schedule."""
     return Recipe(
         config=PAPER,
@@ -42,7 +42,7 @@ def cifar10_transfer() -> Recipe:
 
 
 @register_recipe
-def cifar100_transfer() -> Recipe:
+def cifar100_transfer() -> Recipe[TrainConfig]:
     """DS-MBNet from ImageNet to CIFAR-100 at 224 pixels, by the paper's schedule."""
     return Recipe(
         config=replace(PAPER, data=DataConfig(name="cifar100", size=224)),
@@ -52,13 +52,13 @@ def cifar100_transfer() -> Recipe:
 
 
 @register_recipe
-def cifar10_vit_transfer() -> Recipe:
+def cifar10_vit_transfer() -> Recipe[TrainConfig]:
     """DS-ViT++ from ImageNet to CIFAR-10 at 224 pixels, by the paper's schedule and AdamW."""
     return Recipe(config=VIT, duration=imagenet.UNTRIED, expect="paper: 98.7 % at 5.6B multiply-adds")
 
 
 @register_recipe
-def cifar100_vit_transfer() -> Recipe:
+def cifar100_vit_transfer() -> Recipe[TrainConfig]:
     """DS-ViT++ from ImageNet to CIFAR-100 at 224 pixels, by the paper's schedule and AdamW."""
     return Recipe(
         config=replace(VIT, data=DataConfig(name="cifar100", size=224)),
@@ -68,7 +68,7 @@ def cifar100_vit_transfer() -> Recipe:
 
 
 @register_recipe
-def imagenette_to_cifar10() -> Recipe:
+def imagenette_to_cifar10() -> Recipe[TrainConfig]:
     """DS-MBNet from Imagenette to CIFAR-10, both at 128 pixels."""
     return Recipe(
         config=replace(
@@ -86,7 +86,7 @@ def imagenette_to_cifar10() -> Recipe:
 
 
 @register_recipe
-def digits_seen_mbnet() -> Recipe:
+def digits_seen_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on the digits 0 to 6, as digits_mbnet: what digits_transfer begins with."""
     return Recipe(
         config=replace(small.DIGITS, data=DataConfig(name="digits_0_to_6")),
@@ -96,7 +96,7 @@ def digits_seen_mbnet() -> Recipe:
 
 
 @register_recipe
-def digits_transfer() -> Recipe:
+def digits_transfer() -> Recipe[TrainConfig]:
     """DS-MBNet from the digits 0 to 6 to the classes that it never saw, 7 to 9: 2 epochs."""
     return Recipe(
         config=replace(
@@ -115,7 +115,7 @@ DIGITS_VIT = small.digits_vit().config
 
 
 @register_recipe
-def digits_seen_vit() -> Recipe:
+def digits_seen_vit() -> Recipe[TrainConfig]:
     """DS-ViT++ on the digits 0 to 6, as digits_vit: what digits_vit_transfer begins with."""
     return Recipe(
         config=replace(DIGITS_VIT, data=DataConfig(name="digits_0_to_6")),
@@ -125,7 +125,7 @@ def digits_seen_vit() -> Recipe:
 
 
 @register_recipe
-def digits_vit_transfer() -> Recipe:
+def digits_vit_transfer() -> Recipe[TrainConfig]:
     """DS-ViT++ from the digits 0 to 6 to the classes that it never saw, 7 to 9: AdamW, 5 epochs."""
     return Recipe(
         config=replace(

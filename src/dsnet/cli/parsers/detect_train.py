@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsnet.cli.parsers.common import Commands, add_parser
-from dsnet.cli.parsers.recipe_names import detector_summaries
+from dsnet.cli.parsers.recipe_names import detector_recipes
 
 __all__ = ["add_command"]
 
 
 def add_command(commands: Commands) -> None:
     """Adds the step to `dsnet detect`."""
-    names = "\n".join(f"  {name:22}{about}" for name, about in detector_summaries().items())
+    names = "\n".join(f"  {name:22}{summary}" for name, summary in detector_recipes().items())
     parser = add_parser(
         commands,
         "train",

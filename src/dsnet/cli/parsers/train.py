@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsnet.cli.parsers.common import Commands, add_parser
-from dsnet.cli.parsers.recipe_names import recipe_summaries
+from dsnet.cli.parsers.recipe_names import classifier_recipes
 
 __all__ = ["add_command"]
 
 
 def add_command(commands: Commands) -> None:
     """Adds the command to the command line."""
-    names = "\n".join(f"  {name:31}{summary}" for name, summary in recipe_summaries().items())
+    names = "\n".join(f"  {name:31}{summary}" for name, summary in classifier_recipes().items())
     parser = add_parser(
         commands,
         "train",
