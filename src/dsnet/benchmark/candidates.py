@@ -16,7 +16,7 @@ from dsnet.benchmark.workloads import Cascade, Mix, decided_routes
 from dsnet.core.timer import Progress, silent
 from dsnet.extract import extract
 from dsnet.models import Supernet, run_gated
-from dsnet.routing.policies import margin
+from dsnet.routing.policies import margin, run_cascade, unsure
 from dsnet.runtime.backends import Executable, get_backend
 from dsnet.runtime.executors.host import Engine
 from dsnet.runtime.forced_routes import Drawn, decisions, mixed, thresholds_for
@@ -189,22 +189,13 @@ def _cascades(
 
 
 def _cascade(engine: Engine, x: Tensor, routes: Sequence[int], levels: Sequence[Tensor]) -> Tensor:
-    """The first route for all images, the next ones for some, as if their margins had said so."""
-    states: dict[History, Any] = {(): engine.enter(x)}
-    rows = torch.arange(len(x), device=x.device)
-    logits = engine.finish_from(states, engine.space.resolve(routes[0]).choices)
-    answers = logits
-    for number, going_on in zip(routes[1:], levels, strict=True):
-        unsure = (margin(answers) < -1).nonzero()[:, 0]  # asked as a cascade asks; nobody is that unsure
-        on = torch.cat([going_on, unsure])
-        if not len(on):
-            break
-        if len(on) < len(rows):
-            rows = rows[on]
-            states = {history: state.take(on) for history, state in states.items()}
-        answers = engine.finish_from(states, engine.space.resolve(number).choices)
-        logits = logits.index_copy(0, rows, answers)
-    return logits
+    """Run the first route for all images and the next ones for given images, at the cost of a cascade."""
+
+    def proceed(step: int, logits: Tensor) -> Tensor:
+        unsure_rows = unsure(margin(logits), -1.0).nonzero()[:, 0]  # none: margins are at least 0
+        return torch.cat([levels[step], unsure_rows])
+
+    return run_cascade(engine, x, routes, proceed).logits
 
 
 def _suffixes(engine: Engine, x: Tensor, cascade: Cascade) -> dict[str, Callable[[], object]]:

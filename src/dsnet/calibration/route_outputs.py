@@ -20,7 +20,7 @@ from dsnet.errors import DsnetError, shorten
 from dsnet.models import State, Supernet
 from dsnet.routes import Route
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.policies import CascadeRule, GateRule, margin
+from dsnet.routing.policies import CascadeRule, GateRule, margin, unsure
 
 __all__ = ["Outputs", "Simulated", "collect", "simulate", "walk"]
 
@@ -165,16 +165,12 @@ def simulate(rule: GateRule | CascadeRule, outputs: Outputs) -> Simulated:
 def walk(outputs: Outputs, costs: CostTable, weight: float) -> Array:
     """The column [N] that the gates lead every image to, by score − weight · cost / largest cost."""
     every, node = np.arange(len(outputs)), np.zeros(len(outputs), dtype=np.int64)
+    penalties = costs.penalties(weight, outputs.options)
     for gate, (options, scores) in enumerate(zip(outputs.options, outputs.scores, strict=True)):
         seen = scores.numpy()[node, every]
         if weight != 0:
-            table = np.array(
-                [
-                    [costs.segment(gate, history[-1] if history else None, choice) for choice in options]
-                    for history in outputs.histories(gate)
-                ]
-            )
-            seen = seen.astype(np.float64) - weight / costs.largest * table[node]
+            rows = [penalties[gate][history[-1] if history else 0] for history in outputs.histories(gate)]
+            seen = seen.astype(np.float64) - np.array(rows)[node]
         node = node * len(options) + seen.argmax(1)
     column_of = {route.choices: column for column, route in enumerate(outputs.routes)}
     leaves = itertools.product(*outputs.options)
@@ -189,6 +185,6 @@ def _cascade(rule: CascadeRule, outputs: Outputs) -> tuple[Array, Array]:
     columns, costs = np.full(len(outputs), at[0]), np.full(len(outputs), paid[0])
     going = np.ones(len(outputs), dtype=bool)
     for step, threshold in enumerate(rule.thresholds):
-        going &= ~(margins[:, at[step]] >= threshold)
+        going &= unsure(margins[:, at[step]], threshold)
         columns[going], costs[going] = at[step + 1], paid[step + 1]
     return columns, costs

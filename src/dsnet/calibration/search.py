@@ -13,6 +13,7 @@ from dsnet.calibration.route_outputs import Array, Outputs, Simulated, walk
 from dsnet.routes import evenly
 from dsnet.routing.budget import cheaper_moves
 from dsnet.routing.cost_table import CostTable
+from dsnet.routing.policies import unsure
 from dsnet.routing.router import Point, Router
 
 __all__ = [
@@ -228,7 +229,7 @@ class _Known:
         share = np.linspace(0, 1, GRID)
         steps = [np.quantile(self.margins[:, place], share) for place in places[:2]]
         first, second = (
-            (self.margins[:, place, None] < step).astype(np.float64)  # [N, GRID]: goes on
+            unsure(self.margins[:, place, None], step).astype(np.float64)  # [N, GRID]: goes on
             for place, step in zip(places, steps, strict=False)
         )
         right, count = self.right[:, list(places)], len(self.right)

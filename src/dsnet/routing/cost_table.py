@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,9 +19,12 @@ from dsnet.models import Supernet
 from dsnet.models.counting import prefix_cost, segment_cost
 from dsnet.models.group_by_route import Routable
 
-__all__ = ["CostTable", "Unit"]
+__all__ = ["CostPenalties", "CostTable", "Unit"]
 
 Unit = Literal["madds", "ms"]
+
+CostPenalties = tuple[tuple[tuple[float, ...], ...], ...]
+"""What is subtracted from the scores of gates: ``[gate][previous choice][choice]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,37 @@ class CostTable:
         ran = {choices[:gates] for choices in routes for gates in range(1, len(choices) + 1)}
         parts = ((h, h[-2] if len(h) > 1 else None) for h in sorted(ran))
         return self.prefix + sum(self.segment(len(h) - 1, previous, h[-1]) for h, previous in parts)
+
+    def penalties(
+        self,
+        weight: float,
+        choices: Sequence[Sequence[int]],
+        previous: Sequence[Sequence[int]] | None = None,
+    ) -> CostPenalties:
+        """Return λ · cost / cost of the largest route for every choice of every gate.
+
+        A gate that pays for cost takes the choice with the largest score − penalty.
+
+        Args:
+            weight: The Lagrange multiplier λ. Above 0 it saves cost, below 0 it spends more.
+            choices: For every gate the choices that its scores stand for, in their order.
+            previous: For every gate the choices before it that get a row (default: all, by number).
+
+        Returns:
+            Penalties ``[gate][row of previous][position in choices]``.
+
+        Raises:
+            DsnetError: If the weight is not finite.
+        """
+        if not math.isfinite(weight):
+            raise DsnetError(f"the weight of cost must be finite, not {weight}")
+        if previous is None:
+            previous = [range(len(rows)) for rows in self.segments]
+        price = weight / self.largest
+        return tuple(
+            tuple(tuple(price * self.segment(gate, before, choice) for choice in own) for before in rows)
+            for gate, (rows, own) in enumerate(zip(previous, choices, strict=True))
+        )
 
     @property
     def largest(self) -> float:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,9 +31,13 @@ __all__ = [
     "Rule",
     "gate_decision",
     "margin",
+    "run_cascade",
     "run_numbered",
     "unsure",
 ]
+
+
+A = TypeVar("A", Tensor, np.ndarray[Any, np.dtype[Any]])
 
 
 class RoutedOutput(NamedTuple):
@@ -71,45 +76,28 @@ def margin(logits: Tensor) -> Tensor:
     return best[..., 0] - best[..., 1]
 
 
-def unsure(margins: Tensor, threshold: float | Tensor) -> Tensor:
-    """Which answers are not confident, [B]: a margin that is no number never is."""
+def unsure(margins: A, threshold: float | A) -> A:
+    """Return where a cascade goes on: margins [B] (a tensor or an array) below the threshold, or NaN."""
     return ~(margins >= threshold)
 
 
 def gate_decision(costs: CostTable, weight: float, options: Sequence[Sequence[int]]) -> Decide:
-    """Decides by score − ``weight`` · cost / cost of the largest route; the cheaper one of equals.
+    """Return a decision by score − ``weight`` · cost / cost of the largest route; the cheaper one of equals.
 
     ``options`` are every gate's choices. Softmax is left out: it moves all scores of an image alike.
     """
-    if not math.isfinite(weight):
-        raise DsnetError(f"the weight of cost must be finite, not {weight}")
-
-    rows: dict[tuple[int, int | None, torch.device], Tensor] = {}  # what is taken off scores
+    penalties = costs.penalties(weight, options)
+    if weight == 0:
+        return greedy
+    rows: dict[tuple[int, int, torch.device], Tensor] = {}
 
     def decide(scores: Tensor, gate: int, previous: int | None) -> Tensor:
-        if weight == 0:
-            return scores.argmax(1)
-        key = gate, previous, scores.device
-        row = rows.get(key)
-        if row is None:
-            row = rows[key] = _prices(costs, weight, gate, previous, options[gate]).to(scores.device)
-        return (scores.double() - row).argmax(1)
+        key = gate, previous or 0, scores.device
+        if key not in rows:
+            rows[key] = torch.tensor(penalties[key[0]][key[1]], dtype=torch.float64).to(scores.device)
+        return (scores.double() - rows[key]).argmax(1)
 
     return decide
-
-
-def _values(
-    scores: Tensor, costs: CostTable, weight: float, gate: int, previous: int | None, own: Sequence[int]
-) -> Tensor:
-    if weight == 0:
-        return scores
-    return scores.double() - _prices(costs, weight, gate, previous, own).to(scores.device)
-
-
-def _prices(costs: CostTable, weight: float, gate: int, previous: int | None, own: Sequence[int]) -> Tensor:
-    """What is taken off a gate's scores."""
-    row = [weight / costs.largest * costs.segment(gate, previous, choice) for choice in own]
-    return torch.tensor(row, dtype=torch.float64)
 
 
 def run_numbered(model: Routable[Any], x: Tensor, decide: Decide = greedy) -> RoutedOutput:
@@ -121,6 +109,39 @@ def run_numbered(model: Routable[Any], x: Tensor, decide: Decide = greedy) -> Ro
     return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
 
 
+def run_cascade(
+    model: Routable[Any], x: Tensor, routes: Sequence[int], proceed: Callable[[int, Tensor], Tensor]
+) -> RoutedOutput:
+    """Run routes one after the other, each on the images that go on from the one before.
+
+    What two routes share (the prefix; with several gates also common segments) runs once.
+
+    Args:
+        model: A network in eval mode, or a plan's executor.
+        x: Images [B, C, H, W].
+        routes: Route numbers, in the order in which they run.
+        proceed: ``(step, logits [n, classes])`` → positions [m] of the images that also run the next route.
+    """
+    model.check_images(x)
+    if model.training:
+        raise DsnetError("a cascade needs the network in eval mode: call .eval(), or give a route")
+    rows = torch.arange(len(x), device=x.device)
+    numbers = torch.full((len(x),), routes[0], dtype=torch.long, device=x.device)
+    states: dict[tuple[int, ...], Any] = {(): model.enter(x)}
+    answers = logits = model.finish_from(states, model.space.resolve(routes[0]).choices)
+    for step, number in enumerate(routes[1:]):
+        kept = proceed(step, answers)
+        if len(kept) == 0:
+            break
+        if len(kept) < len(rows):
+            rows = rows[kept]
+            states = {history: state.take(kept) for history, state in states.items()}
+        answers = model.finish_from(states, model.space.resolve(number).choices)
+        logits = logits.index_copy(0, rows, answers)
+        numbers[rows] = number
+    return RoutedOutput(logits, numbers)
+
+
 class _Capped:
     """Decides as `gate_decision` does, within what all images of a batch may cost together.
 
@@ -130,7 +151,8 @@ class _Capped:
     def __init__(
         self, costs: CostTable, weight: float, options: Sequence[Sequence[int]], allowance: float, images: int
     ) -> None:
-        self.costs, self.weight, self.options = costs, weight, options
+        self.costs, self.options = costs, options
+        self.penalties = costs.penalties(weight, options)
         self.left = allowance - images * (costs.prefix + self._onward(0, None))
 
     def _onward(self, gate: int, previous: int | None) -> float:
@@ -146,7 +168,8 @@ class _Capped:
         own = self.options[gate]
         kept = self._onward(gate, previous)
         more = torch.tensor([self._through(gate, previous, c) - kept for c in own], dtype=torch.float64)
-        values = _values(scores, self.costs, self.weight, gate, previous, own)
+        penalties = torch.tensor(self.penalties[gate][previous or 0], dtype=torch.float64)
+        values = scores.double() - penalties.to(scores.device)
         known = values.isfinite().all(1, keepdim=True)
         values = torch.where(known, values, 0.0)  # scores that are no numbers: the cheapest choice
         taken = within(values, more, self.left)
@@ -208,39 +231,21 @@ class CascadeRule:
 
         Within an ``allowance`` the least sure go on first.
         """
-        model.check_images(x)
-        if model.training:
-            raise DsnetError("a cascade needs the network in eval mode: call .eval(), or give a route")
-        rows = torch.arange(len(x), device=x.device)
-        routes = torch.full((len(x),), self.routes[0], dtype=torch.long, device=x.device)
-        states: dict[tuple[int, ...], Any] = {(): model.enter(x)}
-        logits: Tensor | None = None
         left = math.inf if allowance is None else allowance - len(x) * self.least(model)
-        for number, threshold in zip(self.routes, (*self.thresholds, None), strict=True):
-            answers = model.finish_from(states, model.space.resolve(number).choices)
-            if logits is None:
-                logits = answers
-            else:
-                logits = logits.index_copy(0, rows, answers)
-                routes[rows] = number
-            if threshold is None:
-                break
-            sure = margin(answers)
-            going = unsure(sure, threshold).nonzero()[:, 0]
+
+        def proceed(step: int, logits: Tensor) -> Tensor:
+            nonlocal left
+            margins = margin(logits)
+            rows = unsure(margins, self.thresholds[step]).nonzero()[:, 0]
             if allowance is not None:
-                following = self.routes[self.routes.index(number) + 1]
-                more = self.cost(model, following) - self.cost(model, number)
-                most = len(x) if more <= 0 or left == math.inf else max(0, math.floor(left / more))
-                order = sure[going].nan_to_num(nan=-1.0).argsort(stable=True)
-                going = going[order[:most]].sort()[0]
-                left -= len(going) * more
-            if len(going) == 0:
-                break
-            if len(going) < len(rows):
-                rows = rows[going]
-                states = {history: state.take(going) for history, state in states.items()}
-        assert logits is not None
-        return RoutedOutput(logits, routes)
+                more = self.cost(model, self.routes[step + 1]) - self.cost(model, self.routes[step])
+                room = len(x) if more <= 0 or left == math.inf else max(0, math.floor(left / more))
+                order = margins[rows].nan_to_num(nan=-1.0).argsort(stable=True)
+                rows = rows[order[:room]].sort()[0]
+                left -= len(rows) * more
+            return rows
+
+        return run_cascade(model, x, self.routes, proceed)
 
     def least(self, model: Routable[Any]) -> float:
         """The first route."""

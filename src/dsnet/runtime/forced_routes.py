@@ -13,7 +13,7 @@ from torch import Tensor
 from dsnet.errors import DsnetError, shorten
 from dsnet.models.group_by_route import Routable, finish_along, greedy
 from dsnet.routes import Route, RouteSpace
-from dsnet.routing.policies import RoutedOutput, margin, run_numbered
+from dsnet.routing.policies import RoutedOutput, margin, run_numbered, unsure
 from dsnet.runtime.executors.host import Engine, GateChoices
 from dsnet.runtime.promotion import promoting
 from dsnet.slicing import Mode
@@ -164,7 +164,7 @@ def thresholds_for(engine: Engine, x: Tensor, routes: Sequence[int], counts: Seq
         sure = margin(engine.run_route(x, engine.space.resolve(number))).double()
         ordered = [-1.0, *sure[left].sort()[0].tolist(), 2.0]  # no margin is as small or as large
         found.append((ordered[count] + ordered[count + 1]) / 2)
-        left &= ~(sure >= found[-1])  # as a cascade compares
+        left &= unsure(sure, found[-1])
     return found
 
 

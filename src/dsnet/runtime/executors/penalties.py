@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
-from dsnet.errors import DsnetError
-from dsnet.routing.cost_table import CostTable
+from dsnet.routing.cost_table import CostPenalties, CostTable
 from dsnet.runtime.executors.buffers import GatePlaces
 
 __all__ = ["Prices", "prices_of", "set_prices"]
 
-Prices = tuple[tuple[tuple[float, ...], ...], ...]
-"""What is taken off every score: by gate, the choice before it, its own choice, all by position."""
+Prices = CostPenalties
 
 
 def set_prices(gates: Sequence[GatePlaces], before: Prices | None, prices: Prices | None) -> None:
@@ -32,13 +29,4 @@ def prices_of(
     costs: CostTable, weight: float, choices: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
 ) -> Prices | None:
     """``weight`` · cost / cost of the largest route: choices of every gate behind all that are held."""
-    if not math.isfinite(weight):
-        raise DsnetError(f"the weight of cost must be finite, not {weight}")
-    if weight == 0:
-        return None
-    price = weight / costs.largest
-    before = ((0,), *held[:-1])
-    return tuple(
-        tuple(tuple(price * costs.segment(gate, previous, choice) for choice in own) for previous in rows)
-        for gate, (rows, own) in enumerate(zip(before, choices, strict=True))
-    )
+    return None if weight == 0 else costs.penalties(weight, choices, ((0,), *held[:-1]))
