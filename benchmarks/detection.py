@@ -196,7 +196,7 @@ def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Ca
     call = get_backend(engine.backend).convert(module, x)(x)
     if engine.graphed is None:
         return lambda: call(x)
-    return engine.graphed.lanes.record(lambda: (call(x), None)[1], 0)
+    return engine.graphed.streams.capture(lambda: (call(x), None)[1], 0)
 
 
 def _score_for(count: int, plan: DetectorPlan, row: Tensor) -> float:

@@ -226,4 +226,4 @@ def test_gate_steps_from_graphs_equal_plain_ones(config: GateConfig) -> None:
             assert torch.allclose(parameter.grad, gradient, atol=1e-6)
             with torch.no_grad():
                 parameter -= 0.1 * gradient  # graphs see new values
-    assert task._learn._graph is not None
+    assert task._learn._captured is not None

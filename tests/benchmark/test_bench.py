@@ -26,7 +26,7 @@ from dsnet.benchmark.static_network import Baseline, Static, baselines, static_n
 from dsnet.benchmark.workloads import CASCADE_SHARE, Mix, mix_of
 from dsnet.cli import main
 from dsnet.cli.stage_progress import StageLog, seconds_of
-from dsnet.core.cuda_graphs.streams import Immediate
+from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.time_limit import TimeLimit, TimeUpError
 from dsnet.counts import human
 from dsnet.errors import DsnetError
@@ -95,7 +95,7 @@ def test_recorded_programs_take_the_same_routes() -> None:
     parts = pack(model, [own])
     calls = {h: get_backend("eager").convert(p.module, image)(image) for h, p in parts.items()}
     graphed = Graphed(
-        calls, image=image, space=model.space, choices=[own], sizes=(1, BATCH), lanes=Immediate()
+        calls, image=image, space=model.space, choices=[own], sizes=(1, BATCH), streams=StreamPool()
     )
     ways, x = ways_of(model, dataclasses.replace(engine, graphed=graphed), MIXED)
     drawn = decisions(MIXED.shares, ways.batches["gated"] * BATCH)

@@ -1,14 +1,14 @@
-"""Recorded passes on a CPU: what surrounds a capture, with replays that run the captured passes again."""
+"""Stand-ins for CUDA graphs on the CPU: a replay runs the captured function again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor
 
-from dsnet.core.cuda_graphs.passes import Body, Recorded, Recorder
+from dsnet.core.cuda_graphs import CapturedGraph
 
 
 class _Stream:
@@ -17,24 +17,18 @@ class _Stream:
 
 
 class _Graph:
-    """Runs the pass again, as a graph's replay would."""
-
-    def __init__(self, body: Body, outputs: tuple[Tensor, ...]) -> None:
-        self.body, self.outputs = body, outputs
-
-    def replay(self) -> None:
-        for buffer, value in zip(self.outputs, self.body(), strict=True):
-            buffer.copy_(value)
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.replay = function
 
 
-def _record(self: Recorder, pool: object, *bodies: Body) -> list[Recorded]:
-    rehearsed = zip(bodies, self._rehearse(bodies), strict=True)
-    return [Recorded(_Graph(body, outputs), outputs, touched) for body, (outputs, touched) in rehearsed]
+def _capture(function: Callable[[], None], stream: object, **options: object) -> CapturedGraph[None]:
+    """Unlike a capture this runs nothing: the function's first run is its first replay."""
+    return CapturedGraph(_Graph(function), None)  # type: ignore[arg-type]
 
 
 def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Recorder` without a GPU."""
-    monkeypatch.setattr(Recorder, "record", _record)
+    """Make `TrainingGraphs` work without a GPU."""
+    monkeypatch.setattr("dsnet.core.cuda_graphs.training.capture", _capture)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())

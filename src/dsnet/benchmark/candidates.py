@@ -162,7 +162,7 @@ def _recorded(engine: Engine, call: Callable[[], object]) -> Callable[[], object
     def body() -> None:
         call()
 
-    program = engine.graphed.lanes.record(body, 0)
+    program = engine.graphed.streams.capture(body, 0)
     return lambda: (program(), call)  # a graph works on memory that what was called holds
 
 

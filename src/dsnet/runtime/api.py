@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 import torch
 from torch import Tensor, nn
 
-from dsnet.core.cuda_graphs.streams import lanes_for
+from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.device import pick_device
 from dsnet.core.timer import Progress, logged
 from dsnet.errors import DsnetError, shorten
@@ -296,7 +296,7 @@ def _programs(
         keyed=keyed,
         end=last,
         sizes=buckets,
-        lanes=lanes_for(device, 1 + min(SIDE, max(map(len, network.slice_table)))),
+        streams=stream_pool(device, 1 + min(SIDE, max(map(len, network.slice_table)))),
         progress=progress,
     )
     if last is not None:
@@ -342,7 +342,7 @@ def _joined(
         choices=network.gate(0).choices,
         end=last,
         sizes=buckets,
-        lanes=lanes_for(image.device, 1),
+        streams=stream_pool(image.device, 1),
         progress=progress,
     )
     calls: dict[History, Executable] = {(): front.at(0)}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dsnet.core.cuda_graphs.streams import CudaLanes
+from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.files import write_text
 from dsnet.core.formats import BACKENDS
 from dsnet.core.schema import read_json
@@ -136,7 +136,7 @@ def _recorded(call: Callable[[], object], device: torch.device) -> Callable[[], 
     def body() -> None:
         call()
 
-    return CudaLanes(device, 1).record(body, 0)
+    return stream_pool(device, 1).capture(body, 0)
 
 
 def _run_all(ready: Sequence[Callable[[], object]]) -> None:

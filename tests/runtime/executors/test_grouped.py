@@ -17,7 +17,7 @@ from torch import nn
 
 import dsnet
 from dsnet import runtime
-from dsnet.core.cuda_graphs.streams import Immediate
+from dsnet.core.cuda_graphs import StreamPool
 from dsnet.models.blocks import ChannelAttention, ConvNormAct, Factory, MaxPool, NormSpec, Step
 from dsnet.models.group_by_route import run_gated
 from dsnet.models.options import ConvOptions
@@ -50,13 +50,13 @@ KINDS = [  # name, key of norms, whether parts stand in for others
 SIZES = (1, 3, 8)
 
 
-class Counting(Immediate):
+class Counting(StreamPool):
     """Notes how often the host waited."""
 
     def __init__(self) -> None:
         self.waited = 0
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         self.waited += 1
 
 
@@ -83,7 +83,7 @@ def recorded(
         choices=choices,
         keyed={h for h, p in parts.items() if p.histories > 1},
         sizes=SIZES,
-        lanes=Counting(),
+        streams=Counting(),
     )
 
 
@@ -171,13 +171,13 @@ def test_every_route_by_itself(name: str, bn_key: str | None, stand_ins: bool) -
 def test_the_host_waits_once_a_gate_and_for_no_single_route() -> None:
     for kind in KINDS:
         model, graphed = made(*kind)
-        lanes = graphed.lanes
-        assert isinstance(lanes, Counting)
-        before = lanes.waited
+        streams = graphed.streams
+        assert isinstance(streams, Counting)
+        before = streams.waited
         graphed.run(pictures(model, 8))
-        assert lanes.waited - before == len(model.gates)
+        assert streams.waited - before == len(model.gates)
         graphed.run_route(pictures(model, 8), model.space.largest)
-        assert lanes.waited - before == len(model.gates)
+        assert streams.waited - before == len(model.gates)
 
 
 def test_programs_are_counted_and_none_is_added_later() -> None:
@@ -413,9 +413,9 @@ def test_parts_in_fewer_kernels(name: str, bn_key: str | None, stand_ins: bool) 
 @pytest.mark.parametrize("abreast", [1, 2, 3, 4])
 def test_as_many_parts_run_side_by_side_as_was_fastest(abreast: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, graphed = made("ds_mbnet_tiny", None, False)
-    lanes: list[int] = []
-    used = graphed.lanes.on
-    monkeypatch.setattr(graphed.lanes, "on", lambda lane: lanes.append(lane) or used(lane))
+    streams: list[int] = []
+    used = graphed.streams.use
+    monkeypatch.setattr(graphed.streams, "use", lambda stream: streams.append(stream) or used(stream))
     monkeypatch.setattr(graphed, "abreast", dict(graphed.abreast))
     times = itertools.cycle([1.0 if count == abreast else 2.0 for count in (1, 2, 3, 4)])
     monkeypatch.setattr(
@@ -423,38 +423,38 @@ def test_as_many_parts_run_side_by_side_as_was_fastest(abreast: int, monkeypatch
     )
     graphed.abreast[8] = graphed._fastest_abreast(8)
     assert graphed.abreast[8] == abreast
-    lanes.clear()
+    streams.clear()
     milliseconds = {(0,): 1.0, (1,): 1.5, (2,): 3.0, (3,): 4.0}
     divisions = {part: Division({8: took}) for part, took in milliseconds.items()}
     monkeypatch.setattr(graphed, "divisions", graphed.divisions | divisions)
     found = graphed.run(pictures(model, 8), given=torch.tensor([[0], [1], [2], [3]] * 2))
     assert found.routes.tolist() == [0, 1, 2, 3] * 2
     # The longest first, each where it begins first.
-    assert lanes == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[abreast]
+    assert streams == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[abreast]
 
 
 def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     model, graphed = made("ds_resnet_tiny", "stage", False)  # a part for every pair of choices
     monkeypatch.setattr(graphed, "abreast", dict.fromkeys(graphed.sizes, 2))
-    started: dict[tuple[int, int], set[int]] = {}  # lanes, by gate and memory
-    lane = [0]
+    started: dict[tuple[int, int], set[int]] = {}  # streams, by gate and memory
+    current = [0]
 
-    def on(number: int) -> contextlib.AbstractContextManager[None]:
-        lane[0] = number
+    def use(number: int) -> contextlib.AbstractContextManager[None]:
+        current[0] = number
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(graphed.lanes, "on", on)
+    monkeypatch.setattr(graphed.streams, "use", use)
     run = graphed._run_part
 
     def note(part: tuple[int, ...], count: int) -> None:
-        started.setdefault((len(part), graphed._memory(part)), set()).add(lane[0])
+        started.setdefault((len(part), graphed._memory(part)), set()).add(current[0])
         run(part, count)
 
     monkeypatch.setattr(graphed, "_run_part", note)
     choices = [gate.choices for gate in map(model.gate, range(len(model.gates)))]
     taken = torch.tensor(list(itertools.product(*choices)))[:8]
     graphed.run(pictures(model, len(taken)), given=taken)
-    assert {len(lanes) for lanes in started.values()} == {1}
+    assert {len(streams) for streams in started.values()} == {1}
     assert set().union(*started.values()) == {1, 2}
 
 

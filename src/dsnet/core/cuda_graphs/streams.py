@@ -1,92 +1,65 @@
-"""Programs recorded once and replayed on lanes that run side by side: CUDA graphs, each lane a stream.
-
-`Immediate` runs the same programs one after the other, without a GPU.
-"""
+"""Streams that replay captured programs side by side."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["CudaLanes", "Immediate", "Lanes", "lanes_for"]
+from dsnet.core.cuda_graphs.capture import capture
 
-WARM_UP = 2  # passes before a program is recorded: libraries choose kernels and take memory
+__all__ = ["StreamPool", "stream_pool"]
 
-
-class Lanes(Protocol):
-    """Where programs run. Lane 0 is the caller's own; the others run beside it."""
-
-    def here(self) -> AbstractContextManager[object]:
-        """What is launched inside is for the device of these lanes."""
-
-    def record(self, body: Callable[[], None], lane: int) -> Callable[[], None]:
-        """A program of all that ``body`` launches, on memory that it always finds at the same place."""
-
-    def on(self, lane: int) -> AbstractContextManager[object]:
-        """What is launched inside runs on that lane, behind all that the host has waited for."""
-
-    def fork(self) -> None:
-        """What lanes run next waits for the caller's own; the host does not."""
-
-    def join(self, lanes: Iterable[int]) -> None:
-        """What the caller launches next waits for these lanes; the host does not."""
-
-    def wait(self) -> None:
-        """The host waits for all that the caller's lane has launched."""
-
-    def enter(self) -> None:
-        """What the caller launches next waits for `leave`, whichever stream was its own then."""
-
-    def leave(self) -> None:
-        """All that was launched belongs to what went before."""
-
-    def on_host(self, size: int) -> Tensor:
-        """Memory of integers that the device can write to while the host does something else."""
+WARM_UP = 2  # passes before a capture
 
 
-class Immediate:
-    """No lanes: everything runs when it is asked for."""
+class StreamPool:
+    """Numbered streams; number 0 is the caller's. In this class every program runs at once, on the host.
 
-    def here(self) -> AbstractContextManager[object]:
-        """There is one."""
+    On a GPU `stream_pool` returns a subclass that overrides all methods.
+    """
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Make the pool's device the current one."""
         return contextlib.nullcontext()
 
-    def record(self, body: Callable[[], None], lane: int) -> Callable[[], None]:
-        """The body itself."""
+    def capture(self, body: Callable[[], None], stream: int) -> Callable[[], None]:
+        """Return a program that repeats what ``body`` launches, on the tensors that it uses now.
+
+        Programs captured for the same stream share memory and must not run at the same time.
+        """
         body()
         return body
 
-    def on(self, lane: int) -> AbstractContextManager[object]:
-        """Nothing to change."""
+    def use(self, stream: int) -> AbstractContextManager[object]:
+        """Launch what is inside on this stream."""
         return contextlib.nullcontext()
 
     def fork(self) -> None:
-        """Done already."""
+        """Make all streams wait for what the caller has launched; the host does not wait."""
 
-    def join(self, lanes: Iterable[int]) -> None:
-        """Done already."""
+    def join(self, streams: Iterable[int]) -> None:
+        """Make the caller's stream wait for these; the host does not wait."""
 
-    def wait(self) -> None:
-        """Done already."""
+    def synchronize(self) -> None:
+        """Make the host wait for what the caller has launched."""
 
-    def enter(self) -> None:
-        """Done already."""
+    def acquire(self) -> None:
+        """Make the caller's stream wait for the last `release`, on whichever stream that was."""
 
-    def leave(self) -> None:
-        """Done already."""
+    def release(self) -> None:
+        """Mark the end of the caller's work for the next `acquire`."""
 
-    def on_host(self, size: int) -> Tensor:
-        """Plain memory."""
+    def host_buffer(self, size: int) -> Tensor:
+        """Return integers in host memory that the device can write to asynchronously."""
         return torch.zeros(size, dtype=torch.long)
 
 
-class CudaLanes:
-    """CUDA graphs. Programs of a lane share memory for what they keep to themselves: one runs at a time."""
+class _CudaStreamPool(StreamPool):
+    """Streams of a CUDA device, with a memory pool for the graphs of each."""
 
     def __init__(self, device: torch.device, count: int) -> None:
         self.device = device
@@ -94,69 +67,45 @@ class CudaLanes:
         self.pools = [torch.cuda.graph_pool_handle() for _ in range(count)]
         self.ends = [torch.cuda.Event() for _ in range(count)]  # type: ignore[no-untyped-call]
         self.reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.left = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.released = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def here(self) -> AbstractContextManager[object]:
-        """Its own, whichever is the current one."""
+    def on_device(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self.device)
 
-    def record(self, body: Callable[[], None], lane: int) -> Callable[[], None]:
-        """A graph, after some passes that are not recorded."""
-        torch.cuda.synchronize(self.device)
-        with torch.no_grad(), torch.cuda.stream(self.streams[lane]):
-            for _ in range(WARM_UP):
-                body()
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.no_grad(),
-            torch.cuda.graph(
-                graph,
-                pool=self.pools[lane],
-                stream=self.streams[lane],
-                capture_error_mode="thread_local",
-            ),
-        ):
-            body()
-        torch.cuda.synchronize(self.device)
-        return graph.replay
+    def capture(self, body: Callable[[], None], stream: int) -> Callable[[], None]:
+        with torch.no_grad():
+            captured = capture(body, self.streams[stream], pool=self.pools[stream], warm_up=WARM_UP)
+        return captured.graph.replay
 
-    def on(self, lane: int) -> AbstractContextManager[object]:
-        """The lane's stream, or the caller's."""
-        return torch.cuda.stream(self.streams[lane]) if lane else contextlib.nullcontext()
+    def use(self, stream: int) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self.streams[stream]) if stream else contextlib.nullcontext()
 
     def fork(self) -> None:
-        """An event of the caller's stream."""
         self.reached.record(torch.cuda.current_stream(self.device))
         for stream in self.streams[1:]:
             stream.wait_event(self.reached)
 
-    def join(self, lanes: Iterable[int]) -> None:
-        """Events of their streams."""
-        own = torch.cuda.current_stream(self.device)
-        for lane in lanes:
-            if lane:
-                self.ends[lane].record(self.streams[lane])
-                own.wait_event(self.ends[lane])
+    def join(self, streams: Iterable[int]) -> None:
+        current = torch.cuda.current_stream(self.device)
+        for stream in streams:
+            if stream:
+                self.ends[stream].record(self.streams[stream])
+                current.wait_event(self.ends[stream])
 
-    def wait(self) -> None:
-        """An event of the caller's stream."""
+    def synchronize(self) -> None:
         self.reached.record(torch.cuda.current_stream(self.device))
         self.reached.synchronize()
 
-    def enter(self) -> None:
-        """Behind what left last."""
-        torch.cuda.current_stream(self.device).wait_event(self.left)
+    def acquire(self) -> None:
+        torch.cuda.current_stream(self.device).wait_event(self.released)
 
-    def leave(self) -> None:
-        """An event of the caller's stream."""
-        self.left.record(torch.cuda.current_stream(self.device))
+    def release(self) -> None:
+        self.released.record(torch.cuda.current_stream(self.device))
 
-    def on_host(self, size: int) -> Tensor:
-        """Pinned memory."""
+    def host_buffer(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.long, pin_memory=True)
 
 
-def lanes_for(device: torch.device, count: int) -> Lanes:
-    """CUDA graphs on a GPU; elsewhere the same programs without them."""
-    return CudaLanes(device, count) if device.type == "cuda" else Immediate()
+def stream_pool(device: torch.device, count: int) -> StreamPool:
+    """Return ``count`` streams of a CUDA device; for other devices a pool that runs programs at once."""
+    return _CudaStreamPool(device, count) if device.type == "cuda" else StreamPool()

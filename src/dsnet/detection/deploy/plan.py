@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.streams import lanes_for
+from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.process_bound import InProcess
 from dsnet.detection.deploy.partition import pack_detector, split_detector
 from dsnet.detection.eval.metrics import Detections
@@ -110,19 +110,19 @@ class _Program(NamedTuple):
 class _Boxes:
     """From answers to boxes in memory of the host by one launch. Threads take turns.
 
-    Its lanes are its own: programs of the plan may run beside it.
+    It has streams of its own: programs of the plan may run beside it.
     """
 
     def __init__(self, priors: Tensor, classes: int, most: int) -> None:
         self.priors, self.classes, self.most = priors, classes, most
-        self.lanes, self.lock = lanes_for(priors.device, 1), threading.Lock()
+        self.streams, self.lock = stream_pool(priors.device, 1), threading.Lock()
         self.rows: dict[torch.dtype, Tensor] = {}  # [most, numbers], which programs read
         self.programs: dict[tuple[int, torch.dtype, float, float, int], _Program] = {}
 
     def __call__(self, row: Tensor, score: float, overlap: float, most: int) -> list[Detections]:
         """As many images at a time as there is room for."""
         found: list[Detections] = []
-        with self.lock, self.lanes.here():
+        with self.lock, self.streams.on_device():
             for start in range(0, len(row), self.most):
                 found += self._run(row[start : start + self.most], score, overlap, most)
         return found
@@ -138,7 +138,7 @@ class _Boxes:
             program = self.programs[key] = self._record(*key)
         self.rows[row.dtype][:images].copy_(row)
         program.run()
-        self.lanes.wait()
+        self.streams.synchronize()
         return detections_in(program.found[:images])
 
     def _record(self, size: int, dtype: torch.dtype, score: float, overlap: float, most: int) -> _Program:
@@ -156,7 +156,7 @@ class _Boxes:
         def body() -> None:
             found.copy_(boxes(), non_blocking=True)
 
-        return _Program(self.lanes.record(body, 0), found.numpy())
+        return _Program(self.streams.capture(body, 0), found.numpy())
 
 
 def _parted(row: Tensor, priors: int, classes: int) -> Answers:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.passes import Recorded, Recorder
+from dsnet.core.cuda_graphs import CapturedPass, TrainingGraphs
 from dsnet.detection.model.fssd import Detector
 from dsnet.detection.train.loss import Targets, multibox_loss
 from dsnet.models.features import Entered
@@ -75,8 +75,8 @@ class Passes:
 
 class _Prefix(NamedTuple):
     start: Entered
-    forward: Recorded
-    backward: Recorded
+    forward: CapturedPass
+    backward: CapturedPass
 
 
 class GraphedPasses(Passes):
@@ -85,10 +85,10 @@ class GraphedPasses(Passes):
     def __init__(self, detector: Detector, precision: torch.dtype | None = None) -> None:
         super().__init__(detector, precision)
         device = detector.norm.weight.device
-        self._recorder = Recorder([detector], device)
+        self._graphs = TrainingGraphs([detector], device)
         # What the prefix keeps for its way back must outlive the routes in between: memory of its own.
         self._pool, self._prefix_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
-        self._routes: dict[Hashable, Recorded] = {}
+        self._routes: dict[Hashable, CapturedPass] = {}
         self._prefix: _Prefix | None = None
 
     def step(self, x: Tensor, targets: Targets, routes: Sequence[Route]) -> list[RouteLoss]:
@@ -100,18 +100,18 @@ class GraphedPasses(Passes):
             buffer.copy_(new)
         if self._prefix is None:
             self._prefix = self._record_prefix()
-        self._recorder.replay(self._prefix.forward)
+        self._graphs.replay(self._prefix.forward)
         share, paid = 1 / len(routes), []
         for route in routes:
             if (route, share) not in self._routes:
                 self._routes[route, share] = self._record_route(route, share)
             recorded = self._routes[route, share]
-            self._recorder.replay(recorded)
+            self._graphs.replay(recorded)
             paid.append(RouteLoss(*(loss.clone() for loss in recorded.outputs)))
-        self._recorder.replay(self._prefix.backward)
+        self._graphs.replay(self._prefix.backward)
         return paid
 
-    def _record_route(self, route: Route, share: float) -> Recorded:
+    def _record_route(self, route: Route, share: float) -> CapturedPass:
         assert self._prefix is not None
         start = self._prefix.start
 
@@ -119,7 +119,7 @@ class GraphedPasses(Passes):
             self._start = start
             return Passes.route(self, route, self._targets, share)
 
-        (recorded,) = self._recorder.record(self._pool, body)
+        (recorded,) = self._graphs.capture(self._pool, body)
         return recorded
 
     def _record_prefix(self) -> _Prefix:
@@ -141,10 +141,10 @@ class GraphedPasses(Passes):
             Passes.leave(self)
             return ()
 
-        there, back = self._recorder.record(self._prefix_pool, forward, backward)
+        there, back = self._graphs.capture(self._prefix_pool, forward, backward)
         del self._end  # autograd's side of it: a replay needs none
         for leaf in held[0].tensors():
-            self._recorder.adopt(leaf)
+            self._graphs.track(leaf)
         return _Prefix(held[0], there, back)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.replay import Replay
+from dsnet.core.cuda_graphs import GraphedFunction
 from dsnet.core.interrupt import StopRequest
 from dsnet.core.metrics_log import LossBuffer, MetricsFile
 from dsnet.core.seeding import seeded
@@ -70,7 +70,7 @@ class DetectorTraining:
         self.precision = torch.bfloat16 if half else None
         self.graphed = config.run.graphs and device.type == "cuda"
         self.passes = (GraphedPasses if self.graphed else Passes)(self.detector, self.precision)
-        self._replays: dict[int, Replay[..., tuple[Tensor, Targets]]] = {}  # by number of boxes
+        self._replays: dict[int, GraphedFunction[..., tuple[Tensor, Targets]]] = {}  # by number of boxes
         self.boxes = train.boxes.to("cpu")
         self.priors = self.detector.priors(config.data.size)
         if train.boxes.classes.shape[1] > len(self.priors):
@@ -145,7 +145,7 @@ class DetectorTraining:
         if drawn is None or not self.graphed:
             return self._matched(images, boxes, drawn)
         room = -(-boxes.classes.shape[1] // ROOM) * ROOM
-        replay = self._replays.setdefault(room, Replay(self._matched))
+        replay = self._replays.setdefault(room, GraphedFunction(self._matched))
         return replay(images, boxes.padded(room), drawn)
 
     def _matched(self, images: Tensor, boxes: Boxes, drawn: Draws | None) -> tuple[Tensor, Targets]:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.streams import Lanes
+from dsnet.core.cuda_graphs import StreamPool
 from dsnet.errors import DsnetError
 from dsnet.routing.policies import RoutedOutput
 
@@ -19,19 +19,19 @@ __all__ = ["in_batches"]
 class _Recorded(Protocol):
     most: int
     lock: threading.Lock
-    lanes: Lanes
+    streams: StreamPool
 
 
 @torch.no_grad()
 def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice | None], RoutedOutput]) -> RoutedOutput:
     """So many images at a time as there is room for, or all of them (none); one thread at a time."""
-    with recorded.lock, recorded.lanes.here():
+    with recorded.lock, recorded.streams.on_device():
         try:
             if 0 < len(x) <= recorded.most:
                 return run(None)
             found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
         except BaseException:
-            recorded.lanes.leave()  # what was launched so far belongs to what went before
+            recorded.streams.release()  # what was launched so far belongs to what went before
             raise
     if not found:
         raise DsnetError("there are no images to run")

@@ -25,7 +25,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.streams import Lanes
+from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.timer import Progress, silent, timed
 from dsnet.errors import DsnetError
 from dsnet.kernels.dispatch import find, put_away
@@ -41,14 +41,14 @@ from dsnet.runtime.partition.segments import History, part_behind
 
 __all__ = ["SIDE", "Graphed"]
 
-SIDE = 8  # lanes beside the caller's own, at most
+SIDE = 8  # streams beside the caller's own, at most
 ROUNDS = 5  # of timing a program
 
 Program = Callable[[], None]
 
 
 class Graphed:
-    """A network whose parts are programs on lanes. One batch runs at a time: threads take turns."""
+    """A network whose parts are programs on streams. One batch runs at a time: threads take turns."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Graphed:
         keyed: Collection[History] = (),  # parts that also take the number of each image's history
         end: Executable | None = None,  # behind all parts: what they give, and the place of the last choice
         sizes: Sequence[int],
-        lanes: Lanes,
+        streams: StreamPool,
         progress: Progress = silent,
     ) -> None:
-        self.calls, self.space, self.lanes, self.lock = calls, space, lanes, threading.Lock()
+        self.calls, self.space, self.streams, self.lock = calls, space, streams, threading.Lock()
         self.keyed, self.end = keyed, end
         self.sizes = tuple(sorted(set(sizes)))
         self.device, self.most = image.device, self.sizes[-1]
@@ -88,11 +88,11 @@ class Graphed:
         self.prices: Prices | None = None
         self.places: tuple[Tensor, int, list[Tensor]] | None = None  # of choices that were given last
         self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
-        with lanes.here():
+        with streams.on_device():
             times = self._record(progress)
         self.divisions = {history: Division(times[history]) for history in calls}
         self.abreast = dict.fromkeys(self.sizes, 1)  # parts that run side by side, by batch size
-        with lanes.here(), torch.no_grad():
+        with streams.on_device(), torch.no_grad():
             for size in progress(self.sizes, len(self.sizes), "mixed batch"):
                 self.abreast[size] = self._fastest_abreast(size)
 
@@ -104,7 +104,7 @@ class Graphed:
         for number, own in enumerate(choices):
             held, alone = self.held[number], self.serving.before[number]
             before = len(self.gates[-1].held) if self.gates else 1
-            told = self.lanes.on_host(len(self.serving.of_pairs(number)))
+            told = self.streams.host_buffer(len(self.serving.of_pairs(number)))
             scores = next(iter(standing.values()))[1]
             self.gates.append(GatePlaces(own, held, before, self.taken[number], scores, told))
             widths = {found[0].shape[1] for found in standing.values()}
@@ -139,7 +139,7 @@ class Graphed:
         for history, size in progress(jobs, len(jobs), "program"):
             body = self._part(history, size) if history else functools.partial(self._front, size)
             key = (history, len(history) - 1, size) if history else ("front", 0, size)
-            program = self.programs[key] = self.lanes.record(body, self._memory(history))
+            program = self.programs[key] = self.streams.capture(body, self._memory(history))
             taken = [timed(program, self.device) for _ in range(ROUNDS)]
             times[history][size] = statistics.median(taken)
         for size, (number, gate) in itertools.product(self.sizes, enumerate(self.gates)):
@@ -156,7 +156,7 @@ class Graphed:
                 else:
                     steps["end"] = functools.partial(self._end, size)
             for name, step in steps.items():
-                self.programs[name, number, size] = self.lanes.record(step, 0)
+                self.programs[name, number, size] = self.streams.capture(step, 0)
         return times
 
     def _fastest_abreast(self, size: int) -> int:
@@ -294,7 +294,7 @@ class Graphed:
                 self.programs["arrange", number, size]()
             else:
                 self.programs["decide" if number else "begin", number, size]()
-            self.lanes.wait()
+            self.streams.synchronize()
             counts = gate.told.tolist()
             self._start(number, self._promote(number, counts) if promote else counts, size)
         self.programs["routes", 0, size]()
@@ -324,7 +324,7 @@ class Graphed:
         for number, threshold in zip(routes[1:], thresholds, strict=True):
             self.threshold.fill_(threshold)
             self.programs["unsure", 0, size]()
-            self.lanes.wait()
+            self.streams.synchronize()
             count = int(gate.told[0])
             if not count:
                 break
@@ -343,7 +343,7 @@ class Graphed:
     def _load(self, x: Tensor) -> tuple[int, int]:
         """Puts images into their place: how many, and the size of programs that hold them all."""
         images = len(x)
-        self.lanes.enter()
+        self.streams.acquire()
         self.images[:images].copy_(x)
         self.valid.fill_(images)
         return images, self._size(images)
@@ -355,7 +355,7 @@ class Graphed:
         if self.end is not None:
             self.programs["end", 0, self._size(images)]()
         found = RoutedOutput(self.answers[:images].clone(), routes)
-        self.lanes.leave()
+        self.streams.release()
         return found
 
     def _start(self, number: int, counts: Sequence[int], size: int) -> None:
@@ -368,13 +368,13 @@ class Graphed:
             if count:
                 jobs.append((self.division(history).time(count), history, count))
         busy = dict.fromkeys(range(1, 1 + self.abreast[size]) if self.abreast[size] > 1 else (0,), 0.0)
-        placed: dict[int, int] = {}  # lanes by memory
+        placed: dict[int, int] = {}  # streams by memory
         for took, history, count in sorted(jobs, reverse=True):
             lane = placed.setdefault(self._memory(history), min(busy, key=busy.__getitem__))  # begins first
             busy[lane] += took
-            with self.lanes.on(lane):
+            with self.streams.use(lane):
                 self._run_part(history, count)
-        self.lanes.join(lane for lane, took in busy.items() if took)
+        self.streams.join(lane for lane, took in busy.items() if took)
 
     def _promote(self, number: int, counts: list[int]) -> list[int]:
         """Groups that are faster with the next larger one join it; how many then take each pair."""
@@ -397,7 +397,7 @@ class Graphed:
                 gate.counts[b : b + 1].add_(joined[a])
                 joined[a], joined[b] = 0, joined[a] + joined[b]
         if joined != counts:
-            self.lanes.fork()
+            self.streams.fork()
         return joined
 
     def division(self, history: History) -> Division:

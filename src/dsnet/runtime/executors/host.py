@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.streams import Lanes
+from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.process_bound import InProcess
 from dsnet.errors import DsnetError
 from dsnet.models.group_by_route import finish_along
@@ -71,8 +71,8 @@ class Recorded(Protocol):
         """Images at a time."""
 
     @property
-    def lanes(self) -> Lanes:
-        """Where programs run."""
+    def streams(self) -> StreamPool:
+        """The streams of its programs."""
 
     @property
     def held(self) -> Sequence[Sequence[int]]:

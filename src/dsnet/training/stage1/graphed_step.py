@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.passes import Body, Recorded, Recorder
+from dsnet.core.cuda_graphs import CapturedPass, TrainingGraphs, TrainingPass
 from dsnet.errors import DsnetError
 from dsnet.models import State, Supernet
 from dsnet.routes import Route
@@ -77,7 +77,7 @@ def _form(*tensors: Tensor) -> Form:
 
 
 class _Network(NamedTuple):
-    recorded: Recorded
+    recorded: CapturedPass
     target: Target
     weights: tuple[Tensor, ...]
     given: list[float]  # what the weights hold
@@ -87,8 +87,8 @@ class _Prefix:
     """The shared prefix: its two graphs, and the copy of its end that networks begin at."""
 
     start: State | None = None
-    forward: Recorded
-    backward: Recorded
+    forward: CapturedPass
+    backward: CapturedPass
 
 
 class _Replays(Passes):
@@ -100,14 +100,14 @@ class _Replays(Passes):
         # What the prefix keeps for its way back must outlive the networks in between: memory of its own.
         self._pool, self._prefix_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
         drawn = {mode.generator for mode in (stage.mode, stage.largest_mode) if mode is not None} - {None}
-        self._recorder = Recorder(
+        self._graphs = TrainingGraphs(
             [model] if stage.projector is None else [model, stage.projector],
             self._device,
             generators=[generator for generator in drawn if generator is not None],
         )
         self._networks: dict[Hashable, _Network] = {}
         self._prefixes: dict[Hashable, _Prefix] = {}
-        self._teachers: dict[Hashable, Recorded] = {}
+        self._teachers: dict[Hashable, CapturedPass] = {}
 
     # --- inputs --------------------------------------------------------------------------------------
     def make_buffers(self, images: Tensor, labels: Tensor) -> None:
@@ -132,13 +132,13 @@ class _Replays(Passes):
         if key not in self._prefixes:
             self._prefixes[key] = self._record_prefix(mode)
         self._prefix = self._prefixes[key]
-        self._recorder.replay(self._prefix.forward)
+        self._graphs.replay(self._prefix.forward)
         assert self._prefix.start is not None
         self._start = self._prefix.start
 
     def leave(self) -> None:
         """Replays the prefix backward."""
-        self._recorder.replay(self._prefix.backward)
+        self._graphs.replay(self._prefix.backward)
 
     def network(
         self, task: Task, images: Tensor, labels: Tensor, target: Target, weights: Sequence[float | Tensor]
@@ -157,7 +157,7 @@ class _Replays(Passes):
             if network.given[at] != weight:
                 network.weights[at].fill_(weight)  # a kernel's argument: no copy that the host waits for
                 network.given[at] = weight
-        self._recorder.replay(network.recorded)
+        self._graphs.replay(network.recorded)
         if self.model.training and (task.mode is None or task.mode.statistics is None):
             for norm, number in self.model.norms(task.route.choices):
                 norm.states[number] = KeyState.RUNNING
@@ -186,10 +186,10 @@ class _Replays(Passes):
         return logits
 
     # --- graphs --------------------------------------------------------------------------------------
-    def _teach(self, key: Hashable, body: Body) -> tuple[Tensor, ...]:
+    def _teach(self, key: Hashable, body: TrainingPass) -> tuple[Tensor, ...]:
         if key not in self._teachers:
-            (self._teachers[key],) = self._recorder.record(self._pool, body)
-        self._recorder.replay(self._teachers[key])
+            (self._teachers[key],) = self._graphs.capture(self._pool, body)
+        self._graphs.replay(self._teachers[key])
         return self._teachers[key].outputs
 
     def _record_network(self, task: Task, target: Target, weights: list[float]) -> _Network:
@@ -200,7 +200,7 @@ class _Replays(Passes):
         dtype = SF.at_least_float32(self.model.head.classifier.weight.dtype)
         numbers = torch.tensor(weights, dtype=dtype, device=self._device).unbind()
         body = functools.partial(Passes.network, self, task, self._images, self._labels, own, numbers)
-        (recorded,) = self._recorder.record(self._pool, body)
+        (recorded,) = self._graphs.capture(self._pool, body)
         return _Network(recorded, own, numbers, list(weights))
 
     def _record_prefix(self, mode: Mode | None) -> _Prefix:
@@ -224,11 +224,11 @@ class _Replays(Passes):
             Passes.leave(self)
             return ()
 
-        prefix.forward, prefix.backward = self._recorder.record(self._prefix_pool, forward, backward)
+        prefix.forward, prefix.backward = self._graphs.capture(self._prefix_pool, forward, backward)
         del self._end  # autograd's side of it: a replay needs none
         assert prefix.start is not None
         if prefix.start.x.grad is not None:
-            self._recorder.adopt(prefix.start.x)
+            self._graphs.track(prefix.start.x)
         return prefix
 
 

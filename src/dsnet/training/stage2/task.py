@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.replay import Replay
+from dsnet.core.cuda_graphs import GraphedFunction
 from dsnet.core.seeding import reseed
 from dsnet.errors import DsnetError
 from dsnet.gate import RoutingHead
@@ -71,8 +71,8 @@ class GateTask:
         self.noise = torch.Generator(model.head.classifier.weight.device)
         model.eval().requires_grad_(False)
         # A network with one gate runs the same kernels in every step: graphs, where there is a GPU.
-        self._look = Replay(self._signals)
-        self._learn = Replay(self._learned, generators=[self.noise])
+        self._look = GraphedFunction(self._signals)
+        self._learn = GraphedFunction(self._learned, generators=[self.noise])
         self.parameters = [
             parameter.requires_grad_(True)
             for module in model.modules()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs.streams import Lanes
+from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.timer import Progress, silent
 from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
@@ -46,10 +46,10 @@ class Mixed:
         choices: Sequence[int],  # that the gate decides between
         end: Executable | None = None,  # behind ``rest``: what it gives, and the place of the choice
         sizes: Sequence[int],
-        lanes: Lanes,
+        streams: StreamPool,
         progress: Progress = silent,
     ) -> None:
-        self.front, self.space, self.lanes, self.lock = front, space, lanes, threading.Lock()
+        self.front, self.space, self.streams, self.lock = front, space, streams, threading.Lock()
         self.rest, self.end = rest, end
         self.sizes = tuple(sorted(set(sizes)))
         self.most, device = self.sizes[-1], image.device
@@ -74,7 +74,7 @@ class Mixed:
             features, scores = front(image)
             (logits,) = rest.at(0)(features)
         taken = torch.zeros(self.most, dtype=torch.long, device=device)
-        self.gates = [GatePlaces(choices, held, 1, taken, scores, lanes.on_host(len(held)))]
+        self.gates = [GatePlaces(choices, held, 1, taken, scores, streams.host_buffer(len(held)))]
         self.logits = self.answers = logits.new_zeros(self.most, logits.shape[1])
         if end is None:
             _, channels, *self.map_size = features.shape
@@ -101,9 +101,9 @@ class Mixed:
         if self.reach == rest.count:
             del steps["own"]
         jobs = [(name, size) for size in self.sizes for name in steps]
-        with lanes.here():
+        with streams.on_device():
             for name, size in progress(jobs, len(jobs), "program"):
-                self.programs[name, size] = lanes.record(functools.partial(steps[name], size), 0)
+                self.programs[name, size] = streams.capture(functools.partial(steps[name], size), 0)
 
     # --- what programs do ----------------------------------------------------------------------------
     def _gate(self, images: int) -> Gated:
@@ -257,7 +257,7 @@ class Mixed:
         """Tells programs where images are: how many, and the size of programs that hold them all."""
         images = len(x)
         size = next(size for size in self.sizes if size >= images)
-        self.lanes.enter()
+        self.streams.acquire()
         address = x.data_ptr()
         if address != self.address:
             self.begin.fill_(address)
@@ -269,5 +269,5 @@ class Mixed:
 
     def _found(self, images: int) -> RoutedOutput:
         found = RoutedOutput(self.answers[:images].clone(), self.number[self.gates[0].taken[:images]])
-        self.lanes.leave()
+        self.streams.release()
         return found
