@@ -64,7 +64,7 @@ def networks() -> Iterator[tuple[str, str]]:
                     positive = "var" in key or "norm" in key
                     drawn = torch.rand(value.shape, generator=draws, dtype=value.dtype)
                     value.copy_(drawn + 0.5 if positive else 0.2 * (drawn - 0.5))
-        side = min(model.geometry.image_size, LARGE)
+        side = min(model.input_spec.image_size, LARGE)
         x = torch.randn(4, 3, side, side, generator=draws)
         space = model.space
         chosen = {0, len(space) // 2, len(space) - 1}

@@ -26,7 +26,7 @@ import dsnet
 from benchmarks.slicing import captured
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet.data.transforms.augment import Augment
-from dsnet.models import State
+from dsnet.models import GateState
 from dsnet.report.text import table
 from dsnet.routing import CostTable
 from dsnet.training import GateConfig
@@ -38,14 +38,14 @@ from dsnet.training.stage2.task import GateTask
 @torch.no_grad()
 def passes(model: dsnet.Supernet, x: Tensor) -> None:
     """Everything that a step must run forward, and nothing else: every stage's choices behind one history."""
-    state = model.enter(x)
+    state = model.run_prefix(x)
     history: tuple[int, ...] = ()
     for gate in range(len(model.gates)):
         for choice in model.gate(gate).choices:
             if gate + 1 < len(model.gates):
-                following = model.advance(state, (*history, choice))
+                following = model.run_segment(state, (*history, choice))
             else:
-                model.finish(state, (*history, choice))
+                model.run_last_segment(state, (*history, choice))
         history = (*history, model.gate(gate).choices[-1])
         if gate + 1 < len(model.gates):
             state = following
@@ -58,10 +58,10 @@ def further(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[], object]]
     ends = model.space.smallest, model.space.largest
     middle = model.space.of_choices([row[len(row) // 2] for row in model.space.choices])
     with torch.no_grad():
-        first = {r: model.advance(model.enter(x), r.choices[:1]) for r in (*ends, middle)}
+        first = {r: model.run_segment(model.run_prefix(x), r.choices[:1]) for r in (*ends, middle)}
 
-    def finish(route: dsnet.Route, start: State) -> Tensor:
-        return model.finish_from({route.choices[:1]: start}, route.choices)
+    def finish(route: dsnet.Route, start: GateState) -> Tensor:
+        return model.run_from_states({route.choices[:1]: start}, route.choices)
 
     def there() -> None:
         with torch.no_grad():
@@ -84,7 +84,7 @@ def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[s
     space = model.space.narrow("S") if dict(model.space.narrowings).get("S") else model.space
     model.reset_routing(space, generator=torch.Generator(device).manual_seed(0))
     model.to(device)
-    size = model.geometry.image_size
+    size = model.input_spec.image_size
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (1, batch, 3, size, size), dtype=torch.uint8, generator=draw).to(device)
     labels = torch.randint(0, 10, (batch,), generator=draw).to(device)

@@ -57,7 +57,7 @@ def outputs_of(run: TrainedRun, images: Source, known: dict[str, Outputs], what:
         known[what] = collect(run.model, run.seen(images))
         return known[what]
     with torch.inference_mode():
-        scores = [run.model.score(run.model.enter(x)).float().cpu() for x, _ in run.seen(images)]
+        scores = [run.model.gate_scores(run.model.run_prefix(x)).float().cpu() for x, _ in run.seen(images)]
     return replace(known[what], scores=(torch.cat(scores)[None],))
 
 

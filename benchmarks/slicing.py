@@ -86,7 +86,7 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
 def measure(
     model: dsnet.Supernet, batch: int, device: torch.device, dtype: torch.dtype, repeats: int, graphs: bool
 ) -> dict[str, Any]:
-    size = model.geometry.image_size
+    size = model.input_spec.image_size
     x = torch.randn(batch, 3, size, size, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     calls = {name: functools.partial(way, x) for name, way in methods(model, x).items()}
     if graphs:

@@ -57,7 +57,7 @@ class Bench:
             case.model, device=device, generator=torch.Generator(device).manual_seed(0)
         )
         self.model.train().to(memory_format=torch.channels_last)
-        size, classes = self.model.geometry.image_size, self.model.head.classifier.out_features
+        size, classes = self.model.input_spec.image_size, self.model.head.classifier.out_features
         self.bytes = torch.randint(0, 256, (4 * case.batch, 3, size, size), device=device, dtype=torch.uint8)
         self.labels = torch.randint(classes, (case.batch,), device=device)
         self.generator = torch.Generator(device).manual_seed(0)

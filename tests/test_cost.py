@@ -155,7 +155,7 @@ def routing_by_hand(name: str) -> int:
 def test_counts_equal_independent_counters(name: str) -> None:
     model = meta(name)
     routes = {0, len(model.space) // 3, len(model.space) // 2, len(model.space) - 1}
-    sizes = {model.geometry.image_size, 2 * max(model.geometry.smallest, model.geometry.stride)}
+    sizes = {model.input_spec.image_size, 2 * max(model.input_spec.smallest, model.input_spec.stride)}
     for number in routes:
         for size in sizes:
             x = torch.empty(2, 3, size, size, device="meta")
@@ -165,7 +165,7 @@ def test_counts_equal_independent_counters(name: str) -> None:
                 count_by_flops(net, x) + count_by_hooks(net, x, pools_only=True) + routing_by_hand(name)
             )
             assert dsnet.madds(model, number, size, "all") == everything
-            if size == model.geometry.image_size:
+            if size == model.input_spec.image_size:
                 assert dsnet.params(model, number) == sum(p.numel() for p in net.parameters())
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import dsnet
 from dsnet.counts import Shape
-from dsnet.gate import Code, Gate, HeadForm, RoutingHead, attention_width, scalar_scores
+from dsnet.gate import Gate, GateEncoding, HeadForm, RoutingHead, attention_width, scalar_scores
 from tests.support import assert_close, error_of, images, randomise
 
 
@@ -29,10 +29,10 @@ def test_attention_and_scores_share_the_first_layer(channels: int) -> None:
     with torch.no_grad():
         hidden = plain(gate.first, channels, 16)(x.flatten(2).mean(2)).relu()
         scale = 1 + plain(gate.attention, 16, channels)(hidden).tanh()
-        scaled, code = gate(x)
+        scaled, encoding = gate(x)
         assert_close(scaled, x * scale[:, :, None, None], 1e-12)
-        assert_close(code.hidden, hidden, 1e-12)
-        assert_close(gate.score(code), plain(gate.routing.last, 16, 3)(hidden), 1e-12)
+        assert_close(encoding.hidden, hidden, 1e-12)
+        assert_close(gate.score(encoding), plain(gate.routing.last, 16, 3)(hidden), 1e-12)
         assert_close(gate.extract(channels)(x), scaled, 1e-12)
 
 
@@ -47,8 +47,8 @@ def test_a_separate_first_layer_reads_the_pooled_features() -> None:
     x = torch.randn(4, 20, 5, 5, dtype=torch.float64)
     with torch.no_grad():
         hidden = plain(gate.routing.first, 20, 16)(x.mean((2, 3))).relu()
-        _, code = gate(x)
-        assert_close(gate.score(code), plain(gate.routing.last, 16, 3)(hidden), 1e-12)
+        _, encoding = gate(x)
+        assert_close(gate.score(encoding), plain(gate.routing.last, 16, 3)(hidden), 1e-12)
     shared = Gate(24, choices=(0, 1, 2)).cost(Shape(20, 5, 5))
     assert gate.cost(Shape(20, 5, 5)).madds("paper") == shared.madds("paper") + 20 * 16
     assert gate.cost(Shape(20, 5, 5)).routing == shared.routing == 16 * 3
@@ -66,7 +66,7 @@ def test_the_scalar_heads_best_score_is_the_even_cut(s: float, routes: int) -> N
 def test_the_scalar_head_has_one_output() -> None:
     head = randomise(RoutingHead(8, 16, (0, 1, 2, 3), HeadForm(kind="scalar"), dtype=torch.float64))
     hidden = torch.rand(5, 16, dtype=torch.float64)
-    scores = head(Code(hidden[:, :8], hidden))
+    scores = head(GateEncoding(hidden[:, :8], hidden))
     s = plain(head.last, 16, 1)(hidden).sigmoid()
     expected = torch.stack([-((s[:, 0] * 4 - t - 0.5) ** 2) for t in range(4)], 1)
     assert_close(scores, expected, 1e-12)
@@ -94,6 +94,6 @@ def test_the_ablations_run_in_networks(name: str, options: dict[str, str]) -> No
 
 def test_a_gate_without_a_routing_head_says_so() -> None:
     gate = Gate(8)
-    _, code = gate(torch.zeros(1, 8, 2, 2))
-    assert "no routing head" in error_of(lambda: gate.score(code))
+    _, encoding = gate(torch.zeros(1, 8, 2, 2))
+    assert "no routing head" in error_of(lambda: gate.score(encoding))
     assert "onehot, scalar" in error_of(lambda: HeadForm(kind="softmax"))

@@ -20,7 +20,7 @@ def cost(
 ) -> Cost:
     """Everything that is counted, for one image at a route of a supernet, or for a static twin."""
     from dsnet.models.counting import route_cost
-    from dsnet.models.static_network import Twin
+    from dsnet.models.static_network import ReferenceNetwork
     from dsnet.models.supernet import Supernet
 
     if isinstance(model, Supernet):
@@ -28,11 +28,11 @@ def cost(
             raise DsnetError(
                 "a supernet's cost depends on the route: give one, for example model.space.largest"
             )
-        return route_cost(model, model.space.resolve(route).choices, model.geometry.shape(image_size))
-    if isinstance(model, Twin):
+        return route_cost(model, model.space.resolve(route).choices, model.input_spec.shape(image_size))
+    if isinstance(model, ReferenceNetwork):
         if route is not None:
             raise DsnetError(f"{type(model).__name__} is a static network and has no routes")
-        return model.cost(model.geometry.shape(image_size))
+        return model.cost(model.input_spec.shape(image_size))
     raise DsnetError(f"cannot count a {type(model).__name__}; possible: models of `dsnet.create_model`")
 
 

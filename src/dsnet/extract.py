@@ -54,7 +54,7 @@ def extract(
         return nn.Sequential(made), shape
 
     parts: OrderedDict[str, nn.Module] = OrderedDict()
-    parts["prefix"], shape = chain(model.chain(()), model.geometry.shape(image_size))
+    parts["prefix"], shape = chain(model.chain(()), model.input_spec.shape(image_size))
     for stage in range(len(model.gates)):
         parts[f"gate{stage}"] = model.gate(stage).extract(shape.channels)
         parts[f"segment{stage}"], shape = chain(model.chain(route.choices[: stage + 1]), shape)

@@ -23,7 +23,7 @@ from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.static import traced
 
 __all__ = [
-    "Code",
+    "GateEncoding",
     "DecidingGate",
     "Gate",
     "HeadForm",
@@ -70,7 +70,7 @@ def scalar_scores(s: Tensor, routes: int) -> Tensor:
     return -((s * routes - t - 0.5) ** 2)
 
 
-class Code(NamedTuple):
+class GateEncoding(NamedTuple):
     """What a routing head reads, in float32 or better: pooled features and the shared hidden layer."""
 
     pooled: Tensor  # [B, C]
@@ -104,10 +104,10 @@ class RoutingHead(nn.Module):
         outputs = len(choices) if form.kind == "onehot" else 1
         self.last = SlicedLinear(hidden, outputs, init_std=0.01, device=device, dtype=dtype)
 
-    def forward(self, code: Code, *, batch_invariant: bool = False) -> Tensor:
+    def forward(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
         """Scores [B, choices]; see `Gate.forward`."""
         linear = functools.partial(_precise_linear, by_row=batch_invariant)
-        hidden = code.hidden if self.first is None else F.relu(linear(self.first, code.pooled))
+        hidden = encoding.hidden if self.first is None else F.relu(linear(self.first, encoding.pooled))
         scores = linear(self.last, hidden)
         return scalar_scores(scores.sigmoid(), len(self.choices)) if self.form.kind == "scalar" else scores
 
@@ -148,7 +148,7 @@ class Gate(nn.Module):
             else RoutingHead(channels, hidden, choices, form, device=device, dtype=dtype)
         )
 
-    def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, Code]:
+    def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, GateEncoding]:
         """Scales ``x`` [B, C, H, W] by its attention; also gives what a routing head would read.
 
         ``batch_invariant``: on a CPU no image's numbers depend on the others of the batch, not in the last
@@ -163,7 +163,7 @@ class Gate(nn.Module):
             pooled = x.mean((2, 3), dtype=SF.at_least_float32(x.dtype))
             hidden = F.relu(_precise_linear(self.first, pooled, by_row=by_row))
             scale = 1 + torch.tanh(_precise_linear(self.attention, hidden, x.shape[1], by_row=by_row))
-        return x * scale.to(x.dtype)[:, :, None, None], Code(pooled, hidden)
+        return x * scale.to(x.dtype)[:, :, None, None], GateEncoding(pooled, hidden)
 
     def replace_routing(
         self,
@@ -202,9 +202,9 @@ class Gate(nn.Module):
         """How the routing head is made; the default without one."""
         return HeadForm() if self.routing is None else self.routing.form
 
-    def score(self, code: Code, *, batch_invariant: bool = False) -> Tensor:
+    def score(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
         """The routing head's scores [B, choices] in float32 or better."""
-        return cast(Tensor, self._routing()(code, batch_invariant=batch_invariant))
+        return cast(Tensor, self._routing()(encoding, batch_invariant=batch_invariant))
 
     def cost(self, shape: Shape) -> Cost:
         """Cost on an input of this shape, which it leaves as it is."""
@@ -239,10 +239,10 @@ class OpenGate(Gate):
         nn.Module.__init__(self)
         self.routing = None
 
-    def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, Code]:
+    def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, GateEncoding]:
         """Nothing is scaled, nothing read."""
         nothing = x.new_empty(len(x), 0)
-        return x, Code(nothing, nothing)
+        return x, GateEncoding(nothing, nothing)
 
     def replace_routing(
         self,
@@ -265,9 +265,9 @@ class OpenGate(Gate):
         """Of no head."""
         return HeadForm()
 
-    def score(self, code: Code, *, batch_invariant: bool = False) -> Tensor:
+    def score(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
         """Of one choice [B, 1]."""
-        return code.pooled.new_zeros(len(code.pooled), 1)
+        return encoding.pooled.new_zeros(len(encoding.pooled), 1)
 
     def cost(self, shape: Shape) -> Cost:
         """None."""
@@ -314,8 +314,8 @@ class DecidingGate(nn.Module):
     def decide(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Means over positions [B, C] → scores [B, choices], and what scales channels, as 1 + tanh of it."""
         hidden = self.run(self.first, pooled, "relu")
-        code = hidden if self.separate is None else self.run(self.separate, pooled, "relu")
-        scores = self.run(self.last, code)
+        encoding = hidden if self.separate is None else self.run(self.separate, pooled, "relu")
+        scores = self.run(self.last, encoding)
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
         return scores, self.run(self.attention, hidden)

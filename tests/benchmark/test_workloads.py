@@ -91,7 +91,9 @@ def test_a_plan_takes_them_too() -> None:
     assert taken == Counter(numbers)
     assert set(taken.values()) == {2, 3}
     assert_close(drawn.run_route(x, model.space.smallest), model(x, 0), 1e-4)
-    assert_close(drawn.finish_from({(): drawn.enter(x)}, model.space.largest.choices), model(x, 15), 1e-4)
+    assert_close(
+        drawn.run_from_states({(): drawn.run_prefix(x)}, model.space.largest.choices), model(x, 15), 1e-4
+    )
 
 
 # --- measured ----------------------------------------------------------------------------------------

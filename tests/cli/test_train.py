@@ -41,8 +41,8 @@ def test_every_recipe_resolves_and_says_what_to_expect(name: str) -> None:
     assert from_plain(type(config), json.loads(json.dumps(to_plain(config)))) == config
     model = dsnet.create_model(config.model, device="meta", **config.options)
     config.scheme.parse().draw(model.space, config.scheme.random, torch.Generator().manual_seed(0))
-    size = config.data.size or model.geometry.image_size
-    model.geometry.check(size, size)
+    size = config.data.size or model.input_spec.image_size
+    model.input_spec.check(size, size)
 
 
 @pytest.mark.parametrize("name", list_recipes())

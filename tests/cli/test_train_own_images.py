@@ -66,7 +66,7 @@ def made(count: int, device: str, *, side: int = 300, classes: int = 4) -> Train
 def test_settings_can_be_trained_by(count: int, side: int, device: str) -> None:
     config = made(count, device, side=side)
     model = dsnet.create_model(config.model, device="meta")
-    model.geometry.check(config.data.size, config.data.size)
+    model.input_spec.check(config.data.size, config.data.size)
     batch, trained = config.optim.batch, round(count * (1 - config.data.hold_out))
     assert batch == 2 ** round(math.log2(batch))
     assert batch <= max(16, trained / 8)

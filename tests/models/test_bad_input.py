@@ -75,7 +75,7 @@ def test_an_image_size_that_does_not_run_names_the_nearest(
 @pytest.mark.parametrize("name", SUPERNETS)
 def test_the_smallest_image_runs_at_every_end_of_the_space(name: str) -> None:
     model = dsnet.create_model(name, device="meta")
-    least = max(model.geometry.smallest, model.geometry.stride)
+    least = max(model.input_spec.smallest, model.input_spec.stride)
     for route in (model.space.smallest, model.space.largest):
         x = torch.empty(1, 3, least, 2 * least, device="meta")
         assert model(x, route).shape[0] == 1
@@ -131,14 +131,14 @@ def test_decisions_that_no_gate_can_make_are_errors(decide: Decide, words: list[
 
 def test_choices_and_sizes_that_are_none_are_errors() -> None:
     model = random_model("ds_resnet_tiny")
-    state = model.enter(images(model, 2))
+    state = model.run_prefix(images(model, 2))
     for choices in ((0, 4), (-1, 0), [0, 0], 0, None):
-        assert "0 to 3 × 0 to 3" in error_of(lambda c=choices: model.finish(state, c))
-    assert "goes on with 1 choices" in error_of(lambda: model.finish(state, (0, 0)))
-    assert "goes on with 1 choices" in error_of(lambda: model.finish(state, ()))
-    assert "use advance" in error_of(lambda: model.finish(state, (0,)))
-    further = model.advance(state, (0,))
-    assert "use finish" in error_of(lambda: model.advance(further, (0, 0)))
+        assert "0 to 3 × 0 to 3" in error_of(lambda c=choices: model.run_last_segment(state, c))
+    assert "goes on with 1 choices" in error_of(lambda: model.run_last_segment(state, (0, 0)))
+    assert "goes on with 1 choices" in error_of(lambda: model.run_last_segment(state, ()))
+    assert "use run_segment" in error_of(lambda: model.run_last_segment(state, (0,)))
+    further = model.run_segment(state, (0,))
+    assert "use run_last_segment" in error_of(lambda: model.run_segment(further, (0, 0)))
     for size in ((16, 16, 16), (16.0, 16), "16", 16.0, torch.zeros(2)):
         assert "(height, width)" in error_of(lambda s=size: dsnet.madds(model, 0, s))
     assert dsnet.madds(model, 0, np.int64(16)) == dsnet.madds(model, 0, 16)
@@ -149,7 +149,7 @@ def test_images_that_do_not_fit_the_network_are_errors() -> None:
     model = random_model("ds_mbnet_tiny")
     x = images(model, 2)
     assert x.dtype is torch.float64
-    for call in (lambda y: model(y, 0), model, model.route, model.enter, lambda y: run_gated(model, y)):
+    for call in (lambda y: model(y, 0), model, model.route, model.run_prefix, lambda y: run_gated(model, y)):
         assert "torch.float32" in error_of(lambda c=call: c(x.float()))
         assert "torch.uint8" in error_of(lambda c=call: c(x.to(torch.uint8)))
         assert "meta" in error_of(lambda c=call: c(x.to("meta")))

@@ -28,7 +28,7 @@ def test_depth_nests_a_further_block_of_zero_weight_changes_nothing(name: str) -
             )
         ):
             parameter.zero_()
-        y = model.enter(x).x
+        y = model.run_prefix(x).x
         for block, size, key in steps[:-1]:
             y = block(y, size, key)
         assert y.std() > 0
@@ -46,9 +46,9 @@ def test_bfloat16_runs_at_a_route_and_gated_and_stays_near_float32(name: str) ->
             assert actual.dtype is torch.bfloat16
             assert ((actual.float() - expected).norm() / expected.norm()) < 0.05
         assert low(x.bfloat16()).dtype is torch.bfloat16
-        assert low.score(low.enter(x.bfloat16())).dtype is torch.float32
+        assert low.gate_scores(low.run_prefix(x.bfloat16())).dtype is torch.float32
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert model.score(model.enter(x)).dtype is torch.float32
+            assert model.gate_scores(model.run_prefix(x)).dtype is torch.float32
             logits = model(x, model.space.largest)
             assert ((logits.float() - expected).norm() / expected.norm()) < 0.05
 
@@ -57,7 +57,7 @@ def test_bfloat16_runs_at_a_route_and_gated_and_stays_near_float32(name: str) ->
 def test_on_the_meta_device_networks_are_built_and_run_without_memory(name: str) -> None:
     model = dsnet.create_model(name, device="meta", num_classes=7)
     assert {p.device.type for p in model.parameters()} == {"meta"}
-    size = model.geometry.image_size
+    size = model.input_spec.image_size
     x = torch.empty(2, 3, size, size, device="meta")
     for route in (model.space.smallest, model.space.largest):
         assert model(x, route).shape == (2, 7)
@@ -93,7 +93,7 @@ def test_the_same_generator_gives_the_same_network() -> None:
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"])
 def test_a_bound_route_can_be_traced_and_a_gated_pass_cannot(name: str) -> None:
     model = randomise(dsnet.create_model(name)).requires_grad_(False)
-    side = model.geometry.image_size
+    side = model.input_spec.image_size
     bound = model.bind(model.space.smallest)
     traced = torch.jit.trace(bound, torch.randn(2, 3, side, side))
     x = torch.randn(3, 3, side, side)

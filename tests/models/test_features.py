@@ -51,7 +51,7 @@ def test_maps_are_those_of_the_stand_alone_network(name: str, size: int) -> None
         for (stride, y), wanted in zip(found.maps.items(), expected, strict=True):
             assert tuple(y.shape[1:]) == tuple(shapes[stride])
             assert_close(y, wanted, 1e-9)
-        assert max(found.maps) == model.geometry.stride
+        assert max(found.maps) == model.input_spec.stride
         assert found.places.tolist() == [0, 1]
         assert found.route == route
 
@@ -81,7 +81,7 @@ def test_routes_without_padding_have_smaller_maps_at_the_same_strides() -> None:
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_vit_plus_tiny", "ds_resnet_tiny"])
 def test_routed_images_have_the_maps_of_their_route(name: str) -> None:
     model = network(name, torch.float64)
-    x = images(model, 12, size=model.geometry.image_size)
+    x = images(model, 12, size=model.input_spec.image_size)
     groups = model.features(x)
     choices = run_gated(model, x).choices.tolist()
     assert len(groups) > 1

@@ -20,7 +20,7 @@ def test_the_deep_route_follows_or_adds_to_the_shallow_one(join: str) -> None:
         assert_close(net(x), model(x, route), 1e-10)
         seen.append(net)
     # One stage more than the other: the same blocks before it, and what they give is added or handed on.
-    state = model.enter(x)
+    state = model.run_prefix(x)
     size = model.slices((1,))[0]
     y = state.x
     for step in model.first.steps(size, 1):

@@ -73,9 +73,13 @@ def test_every_way_to_run_a_route_needs_its_statistics() -> None:
     for call in (lambda: dsnet.extract(model, 2), lambda: model.bind(2)):
         assert "dsnet recalibrate" in error_of(call)  # in training mode too
     model.eval()
-    state = model.enter(x)
-    model.finish(state, (0,))
-    for call in (lambda: model.finish(state, (2,)), lambda: model.run_stages(x, 2), lambda: bound_before(x)):
+    state = model.run_prefix(x)
+    model.run_last_segment(state, (0,))
+    for call in (
+        lambda: model.run_last_segment(state, (2,)),
+        lambda: model.run_stages(x, 2),
+        lambda: bound_before(x),
+    ):
         assert "dsnet recalibrate" in error_of(call)
 
 

@@ -18,7 +18,7 @@ from dsnet.cli import main
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetWarning
 from dsnet.inference.classify import Prediction, Unanswered, open_predictor
-from dsnet.models import State, Supernet
+from dsnet.models import GateState, Supernet
 from dsnet.models.group_by_route import Routable
 from dsnet.routing import CascadeRule, GateRule, RoutedOutput, Router
 from dsnet.routing.session import Session
@@ -34,16 +34,16 @@ BAD = [1, 4]  # images
 
 def damaged(model: Supernet, x: Tensor, *, at: set[int] | None = None) -> Supernet:
     """The network, of one gate, gives NaN for these images, at some routes or at all of them."""
-    plain, marks = model.finish, model.enter(x[BAD]).code.pooled.sum(1)
+    plain, marks = model.run_last_segment, model.run_prefix(x[BAD]).encoding.pooled.sum(1)
 
-    def finish(state: State, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+    def finish(state: GateState, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         logits = plain(state, choices, mode)
         if at is not None and model.space.of_choices(choices).number not in at:
             return logits
-        hit = torch.isclose(state.code.pooled.sum(1)[:, None], marks, rtol=1e-9).any(1)
+        hit = torch.isclose(state.encoding.pooled.sum(1)[:, None], marks, rtol=1e-9).any(1)
         return logits.masked_fill(hit[:, None], float("nan"))
 
-    model.finish = finish  # type: ignore[method-assign]
+    model.run_last_segment = finish  # type: ignore[method-assign]
     return model
 
 
@@ -103,8 +103,8 @@ def test_sessions_leave_them_out_of_what_answered(name: str, cap: str | None) ->
 
 def test_a_cap_holds_with_scores_that_are_no_numbers() -> None:
     model, x, routed = gate(ONE, weight=-3.0)
-    score = model.score
-    model.score = lambda state: torch.full_like(score(state), float("nan"))  # type: ignore[method-assign]
+    score = model.gate_scores
+    model.gate_scores = lambda state: torch.full_like(score(state), float("nan"))  # type: ignore[method-assign]
     least = routed.rule.least(model)
     session = Session(routed, cap=1.01 * least)
     session(x)

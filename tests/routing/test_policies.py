@@ -23,7 +23,7 @@ NAMES = ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"]
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_adds_up_to_every_route(name: str) -> None:
     model = random_model(name)
-    for size in (None, 2 * model.geometry.image_size):
+    for size in (None, 2 * model.input_spec.image_size):
         table = CostTable.of_model(model, size)
         for route in model.space:
             assert table.of(route.choices) == dsnet.madds(model, route, size)
@@ -53,9 +53,9 @@ def test_a_gate_decides_for_every_image_alone(name: str, weight: float) -> None:
     output = GateRule(costs=table, weight=weight)(model, x)
     for i in range(len(x)):
         choices: tuple[int, ...] = ()
-        state = model.enter(x[i : i + 1])
+        state = model.run_prefix(x[i : i + 1])
         for gate in range(len(model.gates)):
-            values = torch.log_softmax(model.score(state)[0], 0)
+            values = torch.log_softmax(model.gate_scores(state)[0], 0)
             options = model.gate(gate).choices
             costs = [table.segment(gate, choices[-1] if choices else None, c) for c in options]
             best = max(
@@ -63,7 +63,7 @@ def test_a_gate_decides_for_every_image_alone(name: str, weight: float) -> None:
             )
             choices = (*choices, options[best])
             if gate + 1 < len(model.gates):
-                state = model.advance(state, choices)
+                state = model.run_segment(state, choices)
         route = model.space.of_choices(choices)
         assert output.routes[i].item() == route.number
         assert_close(output.logits[i], model(x[i : i + 1], route)[0], 1e-9)

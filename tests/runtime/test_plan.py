@@ -109,8 +109,8 @@ def test_bfloat16_is_near_and_gates_stay_precise() -> None:
     low = copy.deepcopy(model).bfloat16()  # the network itself, rounded as much
     assert plan(x, 3).dtype == torch.bfloat16
     assert_close(plan(x, 3).float(), model(x, 3), 0.05)
-    scores, rounded = model.score(model.enter(x)), low.score(low.enter(x.bfloat16()))
-    got = plan.engine.score(plan.engine.enter(x))
+    scores, rounded = model.gate_scores(model.run_prefix(x)), low.gate_scores(low.run_prefix(x.bfloat16()))
+    got = plan.engine.gate_scores(plan.engine.run_prefix(x))
     assert got.dtype == rounded.dtype == torch.float32
     assert relative_error(got, scores) <= 1.5 * relative_error(rounded, scores)
 
@@ -131,7 +131,7 @@ def test_openvino_in_bfloat16_takes_the_routes_of_float32(name: str) -> None:
     assert relative_error(got.logits.float(), expected.logits) > 1e-6  # it is rounded somewhere
     assert_close(got.logits.float(), expected.logits, 0.03)
     assert torch.equal(plan(x.double()), got.logits)
-    assert plan.engine.score(plan.engine.enter(x)).dtype == torch.float32
+    assert plan.engine.gate_scores(plan.engine.run_prefix(x)).dtype == torch.float32
 
 
 def routers(model: dsnet.Supernet, x: Tensor) -> tuple[Router, Router]:

@@ -93,7 +93,7 @@ def test_every_time_is_in_its_place(
     rows = {}
 
     def clock(call: Any, device: torch.device) -> float:  # noqa: ANN401  (a partial)
-        history = () if call.func.__name__ == "enter" else call.args[1]
+        history = () if call.func.__name__ == "run_prefix" else call.args[1]
         if history not in rows:
             rows[history] = len(call() if len(history) == len(model.gates) else call().x)
         previous = history[-2] if len(history) > 1 else None

@@ -67,7 +67,7 @@ def test_every_time_is_in_its_place_and_parts_take_turns(name: str, monkeypatch:
     ran: list[tuple[int, ...]] = []
 
     def clock(call: Any, device: torch.device) -> float:  # noqa: ANN401  (a partial)
-        history = () if call.func.__name__ == "enter" else call.args[1]
+        history = () if call.func.__name__ == "run_prefix" else call.args[1]
         if history not in ran:
             result = call()
             if len(history) == len(model.gates):

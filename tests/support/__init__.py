@@ -67,13 +67,13 @@ def images(model: dsnet.Supernet, batch: int, *, size: int | None = None, seed: 
     generator = torch.Generator().manual_seed(seed)
     size = size or smallest_size(model)
     dtype = next(model.parameters()).dtype
-    shape = (batch, model.geometry.channels, size, size)
+    shape = (batch, model.input_spec.channels, size, size)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def smallest_size(model: dsnet.Supernet) -> int:
     """Small enough to be quick, large enough that every map has several positions."""
-    return min(model.geometry.image_size, 64)
+    return min(model.input_spec.image_size, 64)
 
 
 @torch.no_grad()

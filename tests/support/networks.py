@@ -55,7 +55,7 @@ def three_gates(dtype: torch.dtype, bn_key: str) -> dsnet.Supernet:
 
 def pictures(model: dsnet.Supernet, count: int, seed: int = 1) -> Tensor:
     """Images of the size that the network is made for."""
-    return images(model, count, size=model.geometry.image_size, seed=seed)
+    return images(model, count, size=model.input_spec.image_size, seed=seed)
 
 
 def plan_of(name: str, backend: str, memory: runtime.Memory = "packed") -> Plan:
@@ -74,11 +74,11 @@ def sure_rows(model: dsnet.Supernet, x: Tensor) -> Tensor:
     """Images whose gates do not waver between backends."""
     sure = torch.ones(len(x), dtype=torch.bool)
     for i in range(len(x)):
-        state, taken = model.enter(x[i : i + 1]), ()
+        state, taken = model.run_prefix(x[i : i + 1]), ()
         for gate in range(len(model.gates)):
             if gate:
-                state = model.advance(state, taken)
-            best = model.score(state)[0].topk(2)
+                state = model.run_segment(state, taken)
+            best = model.gate_scores(state)[0].topk(2)
             sure[i] &= bool(best[0][0] - best[0][1] > NEAR)
             taken = (*taken, model.gate(gate).choices[int(best[1][0])])
     return sure

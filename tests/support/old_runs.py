@@ -25,7 +25,7 @@ from dsnet import RouteSpace, Slice, Supernet
 from dsnet.data import load
 from dsnet.data.transforms.augment import normalise
 from dsnet.gate import Gate
-from dsnet.models import Factory, Geometry, Step, register_supernet, registry
+from dsnet.models import Factory, InputSpec, Step, register_supernet, registry
 from dsnet.models.blocks import ConvNormAct, NormSpec, PoolHead, make_activation
 from dsnet.models.options import ConvOptions
 from dsnet.slicing import SlicedConv2d
@@ -45,7 +45,7 @@ class KeptSmall(Supernet):
         super().__init__(
             "kept_small",
             slices=(ROUTES,),
-            geometry=Geometry(image_size=16, stride=4),
+            input_spec=InputSpec(image_size=16, stride=4),
             gates=[Gate(4, choices=space.choices[0], **factory)],
             head=PoolHead(8, options.num_classes or 10, factory),
         )

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -22,20 +22,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def conv(sd: State, name: str, x: Tensor, out: int, *, k: int, stride: int = 1, pad: int = 0) -> Tensor:
+def conv(sd: StateDict, name: str, x: Tensor, out: int, *, k: int, stride: int = 1, pad: int = 0) -> Tensor:
     weight = sd[f"{name}.conv.weight"]
     at = (weight.shape[2] - k) // 2
     return F.conv2d(x, weight[0:out, 0 : x.shape[1], at : at + k, at : at + k], None, stride, pad)
 
 
-def depthwise(sd: State, name: str, x: Tensor, *, k: int, stride: int, pad: int) -> Tensor:
+def depthwise(sd: StateDict, name: str, x: Tensor, *, k: int, stride: int, pad: int) -> Tensor:
     weight = sd[f"{name}.conv.weight"]
     at = (weight.shape[2] - k) // 2
     c = x.shape[1]
     return F.conv2d(x, weight[0:c, :, at : at + k, at : at + k], None, stride, pad, groups=c)
 
 
-def batch_norm(sd: State, name: str, x: Tensor, key: int) -> Tensor:
+def batch_norm(sd: StateDict, name: str, x: Tensor, key: int) -> Tensor:
     c = x.shape[1]
     mean, var = sd[f"{name}.norm.mean"][key, 0:c], sd[f"{name}.norm.var"][key, 0:c]
     weight, bias = sd[f"{name}.norm.weight"][0:c], sd[f"{name}.norm.bias"][0:c]
@@ -44,22 +44,22 @@ def batch_norm(sd: State, name: str, x: Tensor, key: int) -> Tensor:
     return normal * weight.view(shape) + bias.view(shape)
 
 
-def linear(sd: State, name: str, x: Tensor, out: int) -> Tensor:
+def linear(sd: StateDict, name: str, x: Tensor, out: int) -> Tensor:
     return x @ sd[f"{name}.weight"][0:out, 0 : x.shape[-1]].T + sd[f"{name}.bias"][0:out]
 
 
-def attend(sd: State, name: str, x: Tensor) -> Tensor:
+def attend(sd: StateDict, name: str, x: Tensor) -> Tensor:
     hidden = linear(sd, f"{name}.first", x.mean((2, 3)), sd[f"{name}.first.weight"].shape[0]).clamp(min=0)
     return x * (1 + torch.tanh(linear(sd, f"{name}.attention", hidden, x.shape[1])))[:, :, None, None]
 
 
-def layer_norm(sd: State, name: str, x: Tensor) -> Tensor:
+def layer_norm(sd: StateDict, name: str, x: Tensor) -> Tensor:
     e = x.shape[-1]
     mean, var = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
     return (x - mean) / (var + 1e-6).sqrt() * sd[f"{name}.weight"][0:e] + sd[f"{name}.bias"][0:e]
 
 
-def pool_head(sd: State, x: Tensor) -> Tensor:
+def pool_head(sd: StateDict, x: Tensor) -> Tensor:
     return linear(sd, "head.classifier", x.mean((2, 3)), sd["head.classifier.weight"].shape[0])
 
 
@@ -73,7 +73,9 @@ class MBNet:
     inside: bool
     activation: str = "silu"
 
-    def __call__(self, sd: State, x: Tensor, route: int, widths: tuple[int, ...], k: int, p: int) -> Tensor:
+    def __call__(
+        self, sd: StateDict, x: Tensor, route: int, widths: tuple[int, ...], k: int, p: int
+    ) -> Tensor:
         width, stride = self.stem
         x = self.act(batch_norm(sd, "stem", conv(sd, "stem", x, width, k=3, stride=stride, pad=1), 0))
         block = 0
@@ -99,11 +101,11 @@ class MBNet:
     def act(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](x)
 
-    def half(self, sd: State, block: int, x: Tensor, k: int, stride: int, pad: int, key: int) -> Tensor:
+    def half(self, sd: StateDict, block: int, x: Tensor, k: int, stride: int, pad: int, key: int) -> Tensor:
         name = f"blocks.{block}.depthwise"
         return self.act(batch_norm(sd, name, depthwise(sd, name, x, k=k, stride=stride, pad=pad), key))
 
-    def mix(self, sd: State, block: int, x: Tensor, width: int, key: int) -> Tensor:
+    def mix(self, sd: StateDict, block: int, x: Tensor, width: int, key: int) -> Tensor:
         name = f"blocks.{block}.pointwise"
         return self.act(batch_norm(sd, name, conv(sd, name, x, width, k=1), key))
 
@@ -117,7 +119,12 @@ class ResNet:
     several: bool  # one gate a stage
 
     def __call__(
-        self, sd: State, x: Tensor, keys: tuple[int, ...], widths: tuple[int, ...], depths: tuple[int, ...]
+        self,
+        sd: StateDict,
+        x: Tensor,
+        keys: tuple[int, ...],
+        widths: tuple[int, ...],
+        depths: tuple[int, ...],
     ) -> Tensor:
         width, stride = self.stem
         x = F.relu(batch_norm(sd, "stem", conv(sd, "stem", x, width, k=3, stride=stride, pad=1), 0))
@@ -132,7 +139,9 @@ class ResNet:
         return pool_head(sd, x)
 
     @staticmethod
-    def block(sd: State, name: str, x: Tensor, width: int, stride: int, key: int, project: bool) -> Tensor:
+    def block(
+        sd: StateDict, name: str, x: Tensor, width: int, stride: int, key: int, project: bool
+    ) -> Tensor:
         def part(which: str, y: Tensor, out: int, k: int, s: int) -> Tensor:
             at = f"{name}.{which}"
             return batch_norm(sd, at, conv(sd, at, y, out, k=k, stride=s, pad=k // 2), key)
@@ -150,7 +159,7 @@ class ViT:
     patch: int
     head_dim: int
 
-    def __call__(self, sd: State, x: Tensor, embed: int, heads: int, hidden: int, depth: int) -> Tensor:
+    def __call__(self, sd: StateDict, x: Tensor, embed: int, heads: int, hidden: int, depth: int) -> Tensor:
         width, kernel, stride = self.stem
         x = conv(sd, "stem", x, width, k=kernel, stride=stride, pad=kernel // 2)
         x = F.silu(batch_norm(sd, "stem", x, 0))
@@ -168,7 +177,7 @@ class ViT:
         logits = sd["head.classifier.weight"].shape[0]
         return linear(sd, "head.classifier", layer_norm(sd, "head.norm", x[:, 0]), logits)
 
-    def tokens(self, sd: State, x: Tensor, embed: int) -> Tensor:
+    def tokens(self, sd: StateDict, x: Tensor, embed: int) -> Tensor:
         weight, bias = sd["embedding.tokens.proj.weight"][0:embed], sd["embedding.tokens.proj.bias"][0:embed]
         x = F.conv2d(x, weight, bias, self.patch)
         positions = sd["embedding.tokens.positions"][:, 0:embed]
@@ -180,7 +189,7 @@ class ViT:
         first = sd["embedding.tokens.class_token"][0:embed] + positions[0]
         return torch.cat([first.expand(len(x), 1, embed), x], 1)
 
-    def attention(self, sd: State, name: str, x: Tensor, heads: int) -> Tensor:
+    def attention(self, sd: StateDict, name: str, x: Tensor, heads: int) -> Tensor:
         d = self.head_dim
         q, k, v = (linear(sd, f"{name}.{part}", x, heads * d) for part in "qkv")
         outputs = []
@@ -221,7 +230,7 @@ RESNET_PLUS_LAYERS = ["2252", "2252", "2362", "2362", "3362", "3372", "3473", "3
 
 def run(
     name: str,
-    sd: State,
+    sd: StateDict,
     x: Tensor,
     number: int,
     choices: tuple[int, ...],

@@ -348,7 +348,7 @@ def test_recipes_begin_with_the_run_of_another(tmp_path: Path, monkeypatch: pyte
         assert runs == "runs"
         first = get_recipe(name).config
         assert (first.model, first.options) == (config.model, config.options)
-        usual = dsnet.create_model(config.model, device="meta").geometry.image_size
+        usual = dsnet.create_model(config.model, device="meta").input_spec.image_size
         assert (first.data.size or usual) == (config.data.size or usual)
     missing = error_of(lambda: train(begun["digits_transfer"], tmp_path / "run"))
     assert "no folder runs/digits_seen_mbnet" in missing

@@ -65,13 +65,13 @@ def masking(model: Supernet, routes: Sequence[Route]) -> Callable[[Tensor, Tenso
 
     def run(x: Tensor, at: Tensor) -> Tensor:
         masks.update((layer, table[at]) for layer, table in tables.items())
-        state = network.enter(x)
+        state = network.run_prefix(x)
         for gates, own in enumerate(keys, start=1):
-            network.score(state)  # the gates are asked, as elsewhere
+            network.gate_scores(state)  # the gates are asked, as elsewhere
             mode = Mode(images=statistics.of(own[at]))
-            y = network.run_segment(state.x, largest.choices[:gates], mode)
+            y = network.segment_output(state.x, largest.choices[:gates], mode)
             if gates < len(keys):
-                state = network.stand_at(gates, y)
+                state = network.apply_gate(gates, y)
         return y
 
     return run
@@ -164,7 +164,7 @@ def _output_widths(network: Supernet, layers: Sequence[nn.Module], route: Route)
 
     handles = [layer.register_forward_hook(note) for layer in layers]
     weight = network.head.classifier.weight
-    network.run_route(weight.new_zeros(1, *network.geometry.shape()), route)
+    network.run_route(weight.new_zeros(1, *network.input_spec.shape()), route)
     for handle in handles:
         handle.remove()
     return widths

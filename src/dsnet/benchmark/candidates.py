@@ -67,7 +67,7 @@ def make_ways(
     """
     makers = {} if alone is None else alone
     space, place = engine.space, engine.device
-    shape = (batch, engine.geometry.channels, *engine.image_size)
+    shape = (batch, engine.input_spec.channels, *engine.image_size)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, engine.precision)
     own = x.to(engine.takes)  # the same images as the plan takes them
     several = batches_for(mix, batch)
@@ -201,16 +201,16 @@ def _cascade(engine: Engine, x: Tensor, routes: Sequence[int], levels: Sequence[
 def _suffixes(engine: Engine, x: Tensor, cascade: Cascade) -> dict[str, Callable[[], object]]:
     """What every further route of a cascade has to run behind those before it."""
     calls: dict[str, Callable[[], object]] = {}
-    states: dict[History, Any] = {(): engine.enter(x)}
+    states: dict[History, Any] = {(): engine.run_prefix(x)}
     for level, number in enumerate(cascade.routes):
         choices = engine.space.resolve(number).choices
         if level:
             behind = functools.partial(_finish, engine, dict(states), choices)
             calls[f"suffix {number}"] = _recorded(engine, behind)
-        engine.finish_from(states, choices)
+        engine.run_from_states(states, choices)
     return calls
 
 
 def _finish(engine: Engine, states: Mapping[History, Any], choices: tuple[int, ...]) -> Tensor:
     """Leaves ``states`` as they are: whatever is not there yet runs every time."""
-    return engine.finish_from(dict(states), choices)
+    return engine.run_from_states(dict(states), choices)

@@ -15,7 +15,7 @@ from dsnet.cost import madds
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
-from dsnet.models.static_network import Twin
+from dsnet.models.static_network import ReferenceNetwork
 from dsnet.runtime.backends import get_backend, list_backends
 from dsnet.runtime.executors.host import Engine, Runner
 from dsnet.runtime.partition.builders import make_runners
@@ -56,7 +56,7 @@ def twin_name(model: Supernet) -> str | None:
 
 def baselines(model: Supernet) -> list[Baseline]:
     """The static network of the same family and, for MobileNets, the same at half width."""
-    if model.geometry.image_size != 224:  # they are made for larger images
+    if model.input_spec.image_size != 224:  # they are made for larger images
         return []
     full = [Baseline(twin, {}) for family, twin in TWINS.items() if model.name.startswith(family)]
     return full + [Baseline(*half) for family, half in HALVES.items() if model.name.startswith(family)]
@@ -78,9 +78,9 @@ def static_network(
     the least time an image at these batch sizes.
     """
     module = create_model(name, **(options or {})).eval().requires_grad_(False)
-    cost = madds(module, image_size=engine.image_size) if isinstance(module, Twin) else 0
+    cost = madds(module, image_size=engine.image_size) if isinstance(module, ReferenceNetwork) else 0
     module = module.to(engine.device, engine.precision)
-    part = Part(module, Shape(engine.geometry.channels, *engine.image_size))
+    part = Part(module, Shape(engine.input_spec.channels, *engine.image_size))
     others = [n for n in list_backends() if get_backend(n).missing(engine.device, engine.precision) is None]
     found = _timed(part, others if any_backend else [engine.backend], batches, engine, buckets, progress)
     if not found:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
-from dsnet.models import State, Supernet
+from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.policies import CascadeRule, GateRule, margin, unsure
@@ -85,10 +85,10 @@ def collect(
             if not len(images):
                 continue
             seen += len(images)
-            states: dict[tuple[int, ...], State] = {(): model.enter(images)}
-            answers = [model.finish_from(states, route.choices) for route in chosen]
+            states: dict[tuple[int, ...], GateState] = {(): model.run_prefix(images)}
+            answers = [model.run_from_states(states, route.choices) for route in chosen]
             for gate, histories in enumerate(nodes):
-                at_gate = [model.score(states[history]).float() for history in histories]
+                at_gate = [model.gate_scores(states[history]).float() for history in histories]
                 scores[gate].append(torch.stack(at_gate).cpu())
             predicted.append(torch.stack([a.argmax(1) for a in answers], 1).cpu())
             margins.append(torch.stack([margin(a) for a in answers], 1).cpu())

@@ -20,7 +20,7 @@ MOST_ROWS = 32
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
     model = create_model(args.name, device="meta", **parse_settings(args.set))
-    size = args.image_size or model.geometry.image_size
+    size = args.image_size or model.input_spec.image_size
     height, width = size if isinstance(size, tuple) else (size, size)
     sides = f"{height} × {width}"
     facts = {"model": args.name, "image_size": [height, width], "convention": args.convention}

@@ -48,7 +48,7 @@ def _facts(name: str) -> dict[str, Any]:
         "name": name,
         "kind": entry.kind,
         "summary": entry.summary,
-        "image_size": model.geometry.image_size,
+        "image_size": model.input_spec.image_size,
         "routes": len(model.space) if dynamic else None,
         "gates": model.space.gates if dynamic else None,
         "madds": [madds(model, route) for route in ends],

@@ -86,7 +86,7 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     data = args.data or trained.get("name")
     if data is None:
         raise DsnetError(f"{args.run} does not say what it was trained on; name the data with --data")
-    root, usual = args.root or trained.get("root"), model.geometry.image_size
+    root, usual = args.root or trained.get("root"), model.input_spec.image_size
     size, ratio = _trained_size(saved), _trained_ratio(saved)
     images = load(data, split, root=root, size=size, default_size=usual, ratio=ratio)
     classes = model.head.classifier.out_features

@@ -88,13 +88,13 @@ def settle_for(
 
 def forward_work(model: Supernet, size: int | tuple[int, int] | None) -> Work:
     """Passes at the largest route on images of this size."""
-    height, width = size if isinstance(size, tuple) else (size or model.geometry.image_size,) * 2
+    height, width = size if isinstance(size, tuple) else (size or model.input_spec.image_size,) * 2
     weight = next(model.parameters())
     route = model.space.largest
 
     @torch.no_grad()
     def work(count: int) -> object:
-        x = torch.zeros(count, model.geometry.channels, height, width, dtype=weight.dtype)
+        x = torch.zeros(count, model.input_spec.channels, height, width, dtype=weight.dtype)
         return model.run_route(x, route)
 
     return work

@@ -244,7 +244,7 @@ def _plan(
         ahead = estimate(config, model, found)
         size, ending = ahead.size, before_text(config, found, ahead)
     except DsnetError as error:  # a recipe can be looked at before its data is there
-        size = config.data.size or model.geometry.image_size
+        size = config.data.size or model.input_spec.image_size
         ending = f"What the whole run costs is not known: {error}"
     cost = step_cost(config, model, size)
     batch = config.optim.batch

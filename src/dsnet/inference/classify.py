@@ -105,7 +105,7 @@ class Predictor:
         outputs = self.model.head.classifier.out_features
         if len(self.classes) != outputs:
             raise DsnetError(f"{len(self.classes)} names for the {outputs} classes of the network")
-        self.model.geometry.shape(self.size)  # raises where the network does not take this size
+        self.model.input_spec.shape(self.size)  # raises where the network does not take this size
         check_channels(*self.channels)
 
     def __call__(
@@ -239,7 +239,7 @@ def open_predictor(
 def _side(saved: Checkpoint, model: Supernet) -> int:
     """Side of the images that the run was tested with."""
     known = saved.data.get("input")
-    return int((known or {}).get("size") or model.geometry.image_size)
+    return int((known or {}).get("size") or model.input_spec.image_size)
 
 
 def _within(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import Code
+from dsnet.gate import GateEncoding
 from dsnet.models.group_by_route import Decide
 from dsnet.routes import Route
 from dsnet.slicing import Mode
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from dsnet.models.supernet import Supernet
 
 __all__ = [
-    "Entered",
+    "PrefixFeatures",
     "Features",
-    "enter_features",
+    "prefix_features",
     "feature_shapes",
-    "features_behind",
+    "route_features",
     "routed_features",
 ]
 
@@ -43,41 +43,41 @@ class Features(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class PrefixFeatures:
     """What stands at the first gate: features that it has scaled, and the maps that were made before it."""
 
     x: Tensor
     walk: _Walk
-    code: Code | None = None  # what the routing head reads; none behind `holding`
+    encoding: GateEncoding | None = None  # what the routing head reads; none behind `holding`
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of it."""
         return (self.x, *self.walk.maps.values())
 
-    def holding(self, tensors: Sequence[Tensor]) -> Entered:
+    def holding(self, tensors: Sequence[Tensor]) -> PrefixFeatures:
         """The same with other tensors in place of these."""
         maps = dict(zip(self.walk.maps, tensors[1:], strict=True))
-        return Entered(tensors[0], replace(self.walk, maps=maps))
+        return PrefixFeatures(tensors[0], replace(self.walk, maps=maps))
 
-    def only(self, strides: Iterable[int]) -> Entered:
+    def only(self, strides: Iterable[int]) -> PrefixFeatures:
         """Without the maps of other strides."""
         maps = {stride: x for stride, x in self.walk.maps.items() if stride in strides}
         return replace(self, walk=replace(self.walk, maps=maps))
 
 
-def enter_features(model: Supernet, x: Tensor, mode: Mode | None = None) -> Entered:
+def prefix_features(model: Supernet, x: Tensor, mode: Mode | None = None) -> PrefixFeatures:
     """Images up to the first gate."""
     walk = _Walk((x.shape[2], x.shape[3]), mode)
-    state = model.stand_at(0, walk.run(model, (), x))
-    return Entered(state.x, walk, state.code)
+    state = model.apply_gate(0, walk.run(model, (), x))
+    return PrefixFeatures(state.x, walk, state.encoding)
 
 
-def features_behind(model: Supernet, entered: Entered, route: Route) -> Features:
+def route_features(model: Supernet, entered: PrefixFeatures, route: Route) -> Features:
     """A route from there on."""
     own = replace(entered.walk, maps=dict(entered.walk.maps))
     y = own.run(model, route.choices[:1], entered.x)
     for gates in range(2, len(route.choices) + 1):
-        y = own.run(model, route.choices[:gates], model.stand_at(gates - 1, y).x)
+        y = own.run(model, route.choices[:gates], model.apply_gate(gates - 1, y).x)
     return own.end(y, route, torch.arange(len(y), device=y.device))
 
 
@@ -96,8 +96,8 @@ def _behind(
 ) -> Iterable[Features]:
     """Divides images by what the next gate takes for them, and goes on with each group."""
     gate = len(choices)
-    state = model.stand_at(gate, y)
-    taken = decide(model.score(state), gate, choices[-1] if choices else None)
+    state = model.apply_gate(gate, y)
+    taken = decide(model.gate_scores(state), gate, choices[-1] if choices else None)
     for position in sorted(set(taken.tolist())):
         at = (taken == position).nonzero()[:, 0]
         made = (*choices, model.gate(gate).choices[position])

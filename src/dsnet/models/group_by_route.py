@@ -13,7 +13,7 @@ from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode
 
-__all__ = ["Decide", "GatedOutput", "Routable", "Standing", "finish_along", "greedy", "run_gated"]
+__all__ = ["Decide", "GatedOutput", "Routable", "Standing", "run_from_states", "greedy", "run_gated"]
 
 
 class Standing(Protocol):
@@ -74,19 +74,19 @@ class Routable(Protocol[S]):
     def check_images(self, x: Tensor) -> None:
         """Raises an error that says what images this network takes."""
 
-    def enter(self, x: Tensor, mode: Mode | None = None) -> S:
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> S:
         """Prefix and first gate."""
 
-    def score(self, state: S) -> Tensor:
+    def gate_scores(self, state: S) -> Tensor:
         """Scores [B, choices] of the gate for what stands at it."""
 
-    def advance(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> S:
+    def run_segment(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> S:
         """From the gate that made the last of ``choices`` to the next one."""
 
-    def finish(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+    def run_last_segment(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
 
-    def finish_from(
+    def run_from_states(
         self, states: dict[tuple[int, ...], S], choices: tuple[int, ...], mode: Mode | None = None
     ) -> Tensor:
         """A route's logits from what stands at the gates on its way, by history."""
@@ -111,15 +111,15 @@ class GatedOutput(NamedTuple):
     choices: Tensor  # [B, gates]
 
 
-def finish_along(
+def run_from_states(
     model: Routable[S], states: dict[tuple[int, ...], S], choices: tuple[int, ...], mode: Mode | None = None
 ) -> Tensor:
     """A route's logits from what stands at the gates on its way, by history; adds what is not there yet."""
     for gates in range(1, len(choices)):
         history = choices[:gates]
         if history not in states:
-            states[history] = model.advance(states[history[:-1]], history, mode)
-    return model.finish(states[choices[:-1]], choices, mode)
+            states[history] = model.run_segment(states[history[:-1]], history, mode)
+    return model.run_last_segment(states[choices[:-1]], choices, mode)
 
 
 class _Group(NamedTuple):
@@ -155,16 +155,16 @@ def run_gated(
     choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
     if batch == 0:  # nothing to decide, but the logits still have their shape
         return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
-    groups = [_Group(torch.arange(batch, device=x.device), (), model.enter(x, before))]
+    groups = [_Group(torch.arange(batch, device=x.device), (), model.run_prefix(x, before))]
     for _ in range(gates - 1):
         moved = []
         for group in _split(model, groups, decide, choices):
-            moved.append(group._replace(state=model.advance(group.state, group.choices, before)))
+            moved.append(group._replace(state=model.run_segment(group.state, group.choices, before)))
         groups = _merge(model, moved)
     groups = _split(model, groups, decide, choices)
     logits = []
     for group in groups if answer else ():
-        logits.append(model.finish(group.state, group.choices, mode))
+        logits.append(model.run_last_segment(group.state, group.choices, mode))
     if not logits:
         return GatedOutput(x.new_empty(0), choices)
     order, joined = torch.cat([group.rows for group in groups]), torch.cat(logits)
@@ -175,15 +175,15 @@ def _run_one(
     model: Routable[Any], x: Tensor, decide: Decide, before: Mode | None, mode: Mode | None, *, answer: bool
 ) -> GatedOutput:
     """One image has no groups: the same, with less around it."""
-    state, taken = model.enter(x, before), tuple[int, ...]()
+    state, taken = model.run_prefix(x, before), tuple[int, ...]()
     for stage in range(len(model.gates)):
         if stage:
-            state = model.advance(state, taken, before)
-        decided = decide(model.score(state), stage, taken[-1] if taken else None)
+            state = model.run_segment(state, taken, before)
+        decided = decide(model.gate_scores(state), stage, taken[-1] if taken else None)
         _check_positions(decided, 1)
         taken = (*taken, _choice(_options(model, stage), stage, int(decided)))
     choices = torch.tensor([taken], device=x.device)
-    return GatedOutput(model.finish(state, taken, mode) if answer else x.new_empty(0), choices)
+    return GatedOutput(model.run_last_segment(state, taken, mode) if answer else x.new_empty(0), choices)
 
 
 def _options(model: Routable[Any], stage: int) -> tuple[int, ...]:
@@ -206,7 +206,7 @@ def _split(model: Routable[Any], groups: list[_Group], decide: Decide, choices: 
     options = _options(model, stage)
     taken = []
     for group in groups:
-        scores = model.score(group.state)
+        scores = model.gate_scores(group.state)
         taken.append(decide(scores, stage, group.choices[-1] if group.choices else None))
         _check_positions(taken[-1], len(scores))
     positions = torch.cat(taken).tolist()  # the one time per gate that the host waits

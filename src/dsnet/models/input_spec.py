@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 
-__all__ = ["Geometry"]
+__all__ = ["InputSpec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class InputSpec:
     """Which images a network takes."""
 
     image_size: int  # the size it is made for

@@ -26,7 +26,7 @@ from dsnet.models.blocks import (
     make_activation,
     run_steps,
 )
-from dsnet.models.input_spec import Geometry
+from dsnet.models.input_spec import InputSpec
 from dsnet.models.mobilenet import StageRow
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
@@ -55,7 +55,7 @@ class DepthOptions(ConvOptions):
 class DepthTable:
     """A network of the case study as data."""
 
-    geometry: Geometry
+    input_spec: InputSpec
     num_classes: int
     stem: StageRow
     early: tuple[StageRow, ...]
@@ -113,7 +113,7 @@ class DepthNet(Supernet):
         super().__init__(
             name,
             slices=(routes,),
-            geometry=replace(table.geometry, channels=options.in_channels),
+            input_spec=replace(table.input_spec, channels=options.in_channels),
             gates=[
                 Gate(
                     table.early[-1].width,
@@ -187,7 +187,7 @@ class DepthNet(Supernet):
 
 
 MBNET_DEPTH = DepthTable(
-    geometry=Geometry(image_size=224, stride=32),
+    input_spec=InputSpec(image_size=224, stride=32),
     num_classes=1000,
     stem=StageRow(32, 1, 2),
     early=(StageRow(64, 1, 1), StageRow(128, 2, 2), StageRow(256, 2, 2)),
@@ -197,7 +197,7 @@ MBNET_DEPTH = DepthTable(
 
 MBNET_DEPTH_CIFAR = replace(
     MBNET_DEPTH,
-    geometry=Geometry(image_size=32, stride=8),
+    input_spec=InputSpec(image_size=32, stride=8),
     num_classes=10,
     stem=StageRow(32, 1, 1),
     early=(StageRow(64, 1, 1), StageRow(128, 2, 1), StageRow(256, 2, 2)),

@@ -15,7 +15,7 @@ from torch import nn
 
 from dsnet.gate import Gate, OpenGate
 from dsnet.models.blocks import ConvNormAct, Factory, NormSpec, PoolHead, Step, make_activation
-from dsnet.models.input_spec import Geometry
+from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable_block import SeparableBlock
@@ -38,7 +38,7 @@ class StageRow(NamedTuple):
 class MBNetTable:
     """A DS-MBNet as data."""
 
-    geometry: Geometry
+    input_spec: InputSpec
     num_classes: int
     stem: StageRow
     early: tuple[StageRow, ...]
@@ -64,9 +64,14 @@ class MBNet(Supernet):
         )
         classes = table.num_classes if options.num_classes is None else options.num_classes
         head = PoolHead(table.dynamic[-1].width, classes, factory)
-        geometry = replace(table.geometry, channels=options.in_channels)
+        input_spec = replace(table.input_spec, channels=options.in_channels)
         super().__init__(
-            name, slices=(table.routes,), geometry=geometry, gates=[gate], head=head, bn_key=options.bn_key
+            name,
+            slices=(table.routes,),
+            input_spec=input_spec,
+            gates=[gate],
+            head=head,
+            bn_key=options.bn_key,
         )
         self.table = table
 
@@ -148,7 +153,7 @@ def _routes(
 
 
 DS_MBNET = MBNetTable(
-    geometry=Geometry(image_size=224, stride=32),
+    input_spec=InputSpec(image_size=224, stride=32),
     num_classes=1000,
     stem=StageRow(16, 1, 2),
     early=(StageRow(32, 1, 1), StageRow(48, 2, 2), StageRow(96, 2, 2)),
@@ -159,7 +164,7 @@ DS_MBNET = MBNetTable(
 )
 
 DS_MBNET_PLUS = MBNetTable(
-    geometry=Geometry(image_size=224, stride=32, smallest=64),
+    input_spec=InputSpec(image_size=224, stride=32, smallest=64),
     num_classes=1000,
     stem=StageRow(16, 1, 2),
     early=(StageRow(32, 1, 1), StageRow(48, 2, 2), StageRow(96, 2, 2)),
@@ -175,7 +180,7 @@ DS_MBNET_PLUS = MBNetTable(
 
 DS_MBNET_CIFAR = replace(
     DS_MBNET,
-    geometry=Geometry(image_size=32, stride=8),
+    input_spec=InputSpec(image_size=32, stride=8),
     num_classes=10,
     stem=StageRow(16, 1, 1),
     early=(StageRow(32, 1, 1), StageRow(48, 2, 1), StageRow(96, 2, 2)),
@@ -183,14 +188,14 @@ DS_MBNET_CIFAR = replace(
 
 DS_MBNET_PLUS_CIFAR = replace(
     DS_MBNET_PLUS,
-    geometry=Geometry(image_size=32, stride=8, smallest=16),
+    input_spec=InputSpec(image_size=32, stride=8, smallest=16),
     num_classes=10,
     stem=StageRow(16, 1, 1),
     early=(StageRow(32, 1, 1), StageRow(48, 2, 1), StageRow(96, 2, 2)),
 )
 
 MBNET = MBNetTable(
-    geometry=Geometry(image_size=224, stride=32),
+    input_spec=InputSpec(image_size=224, stride=32),
     num_classes=1000,
     stem=StageRow(32, 1, 2),
     early=(StageRow(64, 1, 1), StageRow(128, 2, 2), StageRow(256, 2, 2)),
@@ -203,7 +208,7 @@ MBNET = MBNetTable(
 )
 
 DS_MBNET_TINY = MBNetTable(
-    geometry=Geometry(image_size=16, stride=8),
+    input_spec=InputSpec(image_size=16, stride=8),
     num_classes=10,
     stem=StageRow(4, 1, 1),
     early=(StageRow(8, 1, 2), StageRow(12, 1, 1)),
@@ -216,7 +221,7 @@ DS_MBNET_TINY = MBNetTable(
 
 DS_MBNET_PLUS_TINY = replace(
     DS_MBNET_TINY,
-    geometry=Geometry(image_size=16, stride=8, smallest=16),
+    input_spec=InputSpec(image_size=16, stride=8, smallest=16),
     early_kernel=5,
     routes=_routes(((8, 24, 48, 96), (16, 48, 96, 192)), (2, 1), kernels=((3, 0), (3, 1), (5, 2), (7, 3))),
     gate="entrance",
@@ -224,7 +229,7 @@ DS_MBNET_PLUS_TINY = replace(
 
 
 DS_MBNET_SMALL = MBNetTable(
-    geometry=Geometry(image_size=64, stride=16),
+    input_spec=InputSpec(image_size=64, stride=16),
     num_classes=10,
     stem=StageRow(16, 1, 2),
     early=(StageRow(32, 1, 1), StageRow(64, 1, 2)),

@@ -12,10 +12,10 @@ from torch import Tensor, fx, nn
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
 from dsnet.models.blocks import Factory
-from dsnet.models.input_spec import Geometry
+from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import check_count
-from dsnet.models.registry import register_twin
-from dsnet.models.static_network import Twin, plain_cost
+from dsnet.models.registry import register_reference
+from dsnet.models.static_network import ReferenceNetwork, plain_cost
 
 __all__ = ["DeiT", "DeiTOptions", "MobileNetV1", "ResNet50", "WidthOptions"]
 
@@ -48,10 +48,10 @@ def _conv_norm(
     return [conv, nn.BatchNorm2d(channels, **factory)]
 
 
-class MobileNetV1(Twin):
+class MobileNetV1(ReferenceNetwork):
     """MobileNetV1 (Howard et al., 2017): thirteen depthwise separable blocks, ReLU."""
 
-    geometry = Geometry(image_size=224, stride=32)
+    input_spec = InputSpec(image_size=224, stride=32)
     rows = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
 
     def __init__(self, options: WidthOptions, factory: Factory) -> None:
@@ -112,10 +112,10 @@ class _Bottleneck(nn.Module):
         return branch + plain_cost(self.shortcut, shape)[0], after
 
 
-class ResNet50(Twin):
+class ResNet50(ReferenceNetwork):
     """ResNet-50 with the stride in the 3 × 3 convolution; a width scales the stem too."""
 
-    geometry = Geometry(image_size=224, stride=32)
+    input_spec = InputSpec(image_size=224, stride=32)
     rows = ((256, 3, 1), (512, 4, 2), (1024, 6, 2), (2048, 3, 2))
 
     def __init__(self, options: WidthOptions, factory: Factory) -> None:
@@ -209,15 +209,15 @@ def _check_size(height: int, width: int, size: int) -> None:
         raise DsnetError(f"this transformer takes images of {size} × {size}, not {height} × {width}")
 
 
-class DeiT(Twin):
+class DeiT(ReferenceNetwork):
     """A DeiT-style transformer on patches of 16 × 16."""
 
-    geometry = Geometry(image_size=224, stride=16)
+    input_spec = InputSpec(image_size=224, stride=16)
 
     def __init__(self, options: DeiTOptions, factory: Factory) -> None:
         super().__init__()
-        width, patch = options.embedding, self.geometry.stride
-        self.tokens = (self.geometry.image_size // patch) ** 2
+        width, patch = options.embedding, self.input_spec.stride
+        self.tokens = (self.input_spec.image_size // patch) ** 2
         self.embed = nn.Conv2d(3, width, patch, patch, **factory)
         self.class_token = nn.Parameter(torch.empty(1, 1, width, **factory))
         self.positions = nn.Parameter(torch.empty(1, 1 + self.tokens, width, **factory))
@@ -236,14 +236,14 @@ class DeiT(Twin):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, 3, 224, 224] → logits [B, classes]."""
-        _check_size(x.shape[2], x.shape[3], self.geometry.image_size)
+        _check_size(x.shape[2], x.shape[3], self.input_spec.image_size)
         patches = self.embed(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], 1) + self.positions
         return cast(Tensor, self.head(self.norm(self.blocks(x)[:, 0])))
 
     def cost(self, image: Shape) -> Cost:
         """Cost on an image of this shape."""
-        _check_size(image.height, image.width, self.geometry.image_size)
+        _check_size(image.height, image.width, self.input_spec.image_size)
         total, shape = plain_cost(self.embed, image)
         tokens = Shape(shape.channels, 1 + shape.area, 1)
         for block in self.blocks:
@@ -256,19 +256,19 @@ class DeiT(Twin):
         return total + plain_cost(nn.Sequential(self.norm, self.head), Shape(tokens.channels, 1, 1))[0]
 
 
-@register_twin("MobileNetV1 at a width: DS-MBNet's static twin", WidthOptions)
+@register_reference("MobileNetV1 at a width: DS-MBNet's static twin", WidthOptions)
 def mobilenet_v1(options: WidthOptions, factory: Factory) -> MobileNetV1:
     """MobileNetV1 at 224 × 224."""
     return MobileNetV1(options, factory)
 
 
-@register_twin("ResNet-50 at a width: DS-ResNet's static twin", WidthOptions)
+@register_reference("ResNet-50 at a width: DS-ResNet's static twin", WidthOptions)
 def resnet50(options: WidthOptions, factory: Factory) -> ResNet50:
     """ResNet-50 at 224 × 224."""
     return ResNet50(options, factory)
 
 
-@register_twin("DeiT-style transformer: DS-ViT++'s static twin", DeiTOptions)
+@register_reference("DeiT-style transformer: DS-ViT++'s static twin", DeiTOptions)
 def deit(options: DeiTOptions, factory: Factory) -> DeiT:
     """DeiT at 224 × 224; DeiT-S by default."""
     return DeiT(options, factory)

@@ -17,7 +17,7 @@ from torch import nn
 
 from dsnet.errors import DsnetError, printable, shorten
 from dsnet.models.blocks import Factory
-from dsnet.models.static_network import Twin
+from dsnet.models.static_network import ReferenceNetwork
 from dsnet.models.supernet import ModelSpec, Supernet
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "list_models",
     "model_entry",
     "register_supernet",
-    "register_twin",
+    "register_reference",
 ]
 
 O = TypeVar("O")  # noqa: E741  (an options class)
@@ -76,7 +76,7 @@ def register_supernet(
     return _register("supernet", summary, options)
 
 
-def register_twin(
+def register_reference(
     summary: str, options: type[O]
 ) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
     """Registers a function that builds a plain static network, under the function's name."""
@@ -135,7 +135,7 @@ def create_model(
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
     """Draws all weights anew, and makes all norm statistics fresh."""
-    if isinstance(model, Twin):
+    if isinstance(model, ReferenceNetwork):
         model.reset_parameters(generator)
         return
     # A module may finish what its children begin, so children come first.

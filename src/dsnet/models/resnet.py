@@ -32,7 +32,7 @@ from dsnet.models.blocks import (
     make_activation,
 )
 from dsnet.models.counting import prefix_cost, segment_cost
-from dsnet.models.input_spec import Geometry
+from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.supernet import SliceTable, Supernet, norm_keys
@@ -47,7 +47,7 @@ __all__ = ["Bottleneck", "ResNet", "ResNetTable"]
 class ResNetTable:
     """A DS-ResNet as data."""
 
-    geometry: Geometry
+    input_spec: InputSpec
     num_classes: int
     stem_width: int
     stem_stride: int
@@ -162,7 +162,7 @@ class ResNet(Supernet):
         super().__init__(
             name,
             slices=table.slices,
-            geometry=replace(table.geometry, channels=options.in_channels),
+            input_spec=replace(table.input_spec, channels=options.in_channels),
             gates=[
                 Gate(
                     width,
@@ -247,7 +247,7 @@ def _order(name: str, table: ResNetTable) -> tuple[tuple[int, ...], ...]:
     """Combinations by their cost at the family's own image size, classes and options: never changes."""
     combinations = tuple(itertools.product(*(range(len(choices)) for choices in table.slices)))
     model = ResNet(name, table, ConvOptions(), {"device": torch.device("meta")}, order=combinations)
-    image = table.geometry.shape()
+    image = table.input_spec.shape()
     # Combinations that begin alike share what is counted.
     begun: dict[tuple[int, ...], tuple[Cost, Shape]] = {(): prefix_cost(model, image)}
     for stage in range(1, len(table.slices) + 1):
@@ -288,7 +288,7 @@ def _compound(
 _BY_LOSSES = (("S", (0.0, 0.5, 1.0)), ("M", (1.0, 0.5, 1.0)), ("L", (0.0, 0.0, 1.0)))
 
 DS_RESNET = ResNetTable(
-    geometry=Geometry(image_size=224, stride=32),
+    input_spec=InputSpec(image_size=224, stride=32),
     num_classes=1000,
     stem_width=64,
     stem_stride=2,
@@ -320,12 +320,14 @@ DS_RESNET_PLUS = replace(
     gate_weights=(),
 )
 
-_CIFAR = Geometry(image_size=32, stride=8)
-DS_RESNET_CIFAR = replace(DS_RESNET, geometry=_CIFAR, num_classes=10, stem_stride=1, max_pool=False)
-DS_RESNET_PLUS_CIFAR = replace(DS_RESNET_PLUS, geometry=_CIFAR, num_classes=10, stem_stride=1, max_pool=False)
+_CIFAR = InputSpec(image_size=32, stride=8)
+DS_RESNET_CIFAR = replace(DS_RESNET, input_spec=_CIFAR, num_classes=10, stem_stride=1, max_pool=False)
+DS_RESNET_PLUS_CIFAR = replace(
+    DS_RESNET_PLUS, input_spec=_CIFAR, num_classes=10, stem_stride=1, max_pool=False
+)
 
 DS_RESNET_TINY = ResNetTable(
-    geometry=Geometry(image_size=16, stride=2),
+    input_spec=InputSpec(image_size=16, stride=2),
     num_classes=10,
     stem_width=16,
     stem_stride=1,

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.models.input_spec import Geometry
+from dsnet.models.input_spec import InputSpec
 from dsnet.slicing.functional import conv_output_size
 
-__all__ = ["Twin", "plain_cost"]
+__all__ = ["ReferenceNetwork", "plain_cost"]
 
 
-class Twin(nn.Module, ABC):
+class ReferenceNetwork(nn.Module, ABC):
     """A static network. It has one size, so it takes no route."""
 
-    geometry: Geometry
+    input_spec: InputSpec
 
     @abstractmethod
     def cost(self, image: Shape) -> Cost:

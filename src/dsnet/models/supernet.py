@@ -24,21 +24,21 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import Code, Gate, HeadForm
+from dsnet.gate import Gate, GateEncoding, HeadForm
 from dsnet.models.blocks import Head, Step, run_steps
 from dsnet.models.features import (
     Features,
-    enter_features,
     feature_shapes,
-    features_behind,
+    prefix_features,
+    route_features,
     routed_features,
 )
-from dsnet.models.group_by_route import Decide, finish_along, greedy, run_gated
-from dsnet.models.input_spec import Geometry
+from dsnet.models.group_by_route import Decide, greedy, run_from_states, run_gated
+from dsnet.models.input_spec import InputSpec
 from dsnet.routes import Route, RouteSpace, Slice
 from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d
 
-__all__ = ["BnKey", "BoundRoute", "ModelSpec", "SliceTable", "State", "Supernet", "norm_keys"]
+__all__ = ["BnKey", "BoundRoute", "ModelSpec", "SliceTable", "GateState", "Supernet", "norm_keys"]
 
 BnKey = Literal["stage", "prefix"]
 
@@ -54,28 +54,32 @@ class ModelSpec:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-class State(NamedTuple):
+class GateState(NamedTuple):
     """What stands at a gate: features already scaled by its attention, and what its routing head reads."""
 
     x: Tensor
-    code: Code
+    encoding: GateEncoding
     gate: int  # which gate
     batch_invariant: bool = False  # whether it is scored so, too
 
-    def take(self, at: Tensor) -> State:
+    def take(self, at: Tensor) -> GateState:
         """Some of the images, by their places [n]."""
-        return State(self.x[at], Code(self.code.pooled[at], self.code.hidden[at]), *self[2:])
+        return GateState(
+            self.x[at], GateEncoding(self.encoding.pooled[at], self.encoding.hidden[at]), *self[2:]
+        )
 
-    def narrow(self, start: int, stop: int) -> State:
+    def narrow(self, start: int, stop: int) -> GateState:
         """The images of a range, without a copy."""
-        code = Code(self.code.pooled[start:stop], self.code.hidden[start:stop])
-        return State(self.x[start:stop], code, *self[2:])
+        encoding = GateEncoding(self.encoding.pooled[start:stop], self.encoding.hidden[start:stop])
+        return GateState(self.x[start:stop], encoding, *self[2:])
 
     @classmethod
-    def join(cls, states: Sequence[State]) -> State:
+    def join(cls, states: Sequence[GateState]) -> GateState:
         """The images of all, in order."""
-        code = Code(*(torch.cat(parts) for parts in zip(*(state.code for state in states), strict=True)))
-        return cls(torch.cat([state.x for state in states]), code, *states[0][2:])
+        encoding = GateEncoding(
+            *(torch.cat(parts) for parts in zip(*(state.encoding for state in states), strict=True))
+        )
+        return cls(torch.cat([state.x for state in states]), encoding, *states[0][2:])
 
 
 class Supernet(nn.Module, ABC):
@@ -95,14 +99,14 @@ class Supernet(nn.Module, ABC):
         name: str,
         *,
         slices: SliceTable,
-        geometry: Geometry,
+        input_spec: InputSpec,
         gates: Sequence[Gate],
         head: Head,
         bn_key: BnKey = "prefix",
     ) -> None:
         super().__init__()
         self.spec = ModelSpec(name=name)
-        self.slice_table, self.geometry, self.bn_key = slices, geometry, bn_key
+        self.slice_table, self.input_spec, self.bn_key = slices, input_spec, bn_key
         self.gates: nn.ModuleList = nn.ModuleList(gates)
         self.head: Head = head
 
@@ -188,17 +192,17 @@ class Supernet(nn.Module, ABC):
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
         """`forward` at a route that is known to be one of this network's."""
-        state = self.enter(x, mode)
+        state = self.run_prefix(x, mode)
         for stage in range(1, len(self.gates)):
-            state = self.advance(state, route.choices[:stage], mode)
-        return self.finish(state, route.choices, mode)
+            state = self.run_segment(state, route.choices[:stage], mode)
+        return self.run_last_segment(state, route.choices, mode)
 
     def run_stages(
         self, x: Tensor, route: Route | int, mode: Mode | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits, and what every dynamic stage of the route says of the images: [B, width] each."""
         choices = self.space.resolve(route).choices
-        state = self.enter(x, mode)
+        state = self.run_prefix(x, mode)
         stages: list[Tensor] = []
         for gates in range(1, len(choices) + 1):
             made = choices[:gates]
@@ -208,7 +212,7 @@ class Supernet(nn.Module, ABC):
                 y = run_steps(steps, y, mode)
                 stages.append(self.head.pool(y))
             if gates < len(choices):
-                state = self.stand_at(gates, y)
+                state = self.apply_gate(gates, y)
         return run_steps([self.head_step(choices)], y, mode), tuple(stages)
 
     def _stage_steps(self, choices: tuple[int, ...]) -> tuple[tuple[Step, ...], ...]:
@@ -242,45 +246,47 @@ class Supernet(nn.Module, ABC):
         self.check_images(x)
         if route is None:
             return routed_features(self, x, decide)
-        return features_behind(self, enter_features(self, x, mode), self.space.resolve(route))
+        return route_features(self, prefix_features(self, x, mode), self.space.resolve(route))
 
     def feature_shapes(
         self, route: Route | int, image_size: int | tuple[int, int] | None = None
     ) -> dict[int, Shape]:
         """Channels, height and width of a route's maps, by stride."""
-        return feature_shapes(self, self.space.resolve(route), self.geometry.shape(image_size))
+        return feature_shapes(self, self.space.resolve(route), self.input_spec.shape(image_size))
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
         """Decisions [B, gates]: the route's number (one gate) or each gate's choice (several)."""
         return run_gated(self, x, decide, answer=False).choices
 
-    def enter(self, x: Tensor, mode: Mode | None = None) -> State:
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> GateState:
         """Prefix and first gate: all that runs before the first decision."""
         self.check_images(x)
         self.check_statistics((), mode)
-        return self.stand_at(0, run_steps(self.chain(()), x, mode), mode)
+        return self.apply_gate(0, run_steps(self.chain(()), x, mode), mode)
 
-    def stand_at(self, gate: int, x: Tensor, mode: Mode | None = None) -> State:
+    def apply_gate(self, gate: int, x: Tensor, mode: Mode | None = None) -> GateState:
         """What a gate makes of the features in front of it."""
         invariant = mode is not None and mode.batch_invariant
-        scaled, code = self.gates[gate](x, batch_invariant=invariant)
-        return State(scaled, code, gate, invariant)
+        scaled, encoding = self.gates[gate](x, batch_invariant=invariant)
+        return GateState(scaled, encoding, gate, invariant)
 
-    def score(self, state: State) -> Tensor:
+    def gate_scores(self, state: GateState) -> Tensor:
         """Scores [B, choices] of the gate for what stands at it."""
-        return self.gate(state.gate).score(state.code, batch_invariant=state.batch_invariant)
+        return self.gate(state.gate).score(state.encoding, batch_invariant=state.batch_invariant)
 
-    def advance(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> State:
+    def run_segment(self, state: GateState, choices: tuple[int, ...], mode: Mode | None = None) -> GateState:
         """From the gate that made the last of ``choices`` to the next one."""
         self._check_segment(state, choices, mode, last=False)
-        return self.stand_at(len(choices), run_steps(self.chain(choices), state.x, mode), mode)
+        return self.apply_gate(len(choices), run_steps(self.chain(choices), state.x, mode), mode)
 
-    def finish(self, state: State, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+    def run_last_segment(
+        self, state: GateState, choices: tuple[int, ...], mode: Mode | None = None
+    ) -> Tensor:
         """From the last gate to the logits."""
         self._check_segment(state, choices, mode, last=True)
         return run_steps((*self.chain(choices), self.head_step(choices)), state.x, mode)
 
-    def run_segment(self, x: Tensor, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+    def segment_output(self, x: Tensor, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """What stands behind the gate that made the last of ``choices``, up to the next gate or the logits.
 
         ``x`` are features that its attention has scaled; they may be wider than the previous choice, if what
@@ -292,14 +298,16 @@ class Supernet(nn.Module, ABC):
             (*chain, self.head_step(choices)) if len(choices) == len(self.gates) else chain, x, mode
         )
 
-    def finish_from(
-        self, states: dict[tuple[int, ...], State], choices: tuple[int, ...], mode: Mode | None = None
+    def run_from_states(
+        self, states: dict[tuple[int, ...], GateState], choices: tuple[int, ...], mode: Mode | None = None
     ) -> Tensor:
-        """A route's logits from what stands at the gates on its way, by history; adds what is not there yet.
+        """Run a route from the last of its gates that ``states`` holds, and return its logits.
 
-        ``states`` begins as ``{(): model.enter(x)}``; routes that begin alike then share what they share.
+        ``states`` maps choices made so far to the state at the next gate and starts as
+        ``{(): model.run_prefix(x)}``. Missing states are added, so that routes
+        with a common beginning share it.
         """
-        return finish_along(self, states, choices, mode)
+        return run_from_states(self, states, choices, mode)
 
     def head_step(self, choices: tuple[int, ...]) -> Step:
         """The head as the last link of a route's chain."""
@@ -323,15 +331,15 @@ class Supernet(nn.Module, ABC):
 
     def check_images(self, x: Tensor) -> None:
         """Raises an error that says what images this network takes."""
-        takes = f"{self.spec.name} takes images [batch, {self.geometry.channels}, height, width]"
+        takes = f"{self.spec.name} takes images [batch, {self.input_spec.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
         if x.is_nested or x.layout != torch.strided:
             kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
             raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
-        if x.ndim != 4 or x.shape[1] != self.geometry.channels:
+        if x.ndim != 4 or x.shape[1] != self.input_spec.channels:
             raise DsnetError(f"{takes}, not a tensor of shape {list(x.shape)}")
-        self.geometry.check(x.shape[2], x.shape[3])
+        self.input_spec.check(x.shape[2], x.shape[3])
         weight = self.head.classifier.weight
         if x.device != weight.device:
             raise DsnetError(
@@ -373,7 +381,7 @@ class Supernet(nn.Module, ABC):
         return {norm.states[key] for norm, key in self.norms(self.space.resolve(route).choices)}
 
     def _check_segment(
-        self, state: State, choices: tuple[int, ...], mode: Mode | None, *, last: bool | None = None
+        self, state: GateState, choices: tuple[int, ...], mode: Mode | None, *, last: bool | None = None
     ) -> None:
         """Raises where ``choices`` do not go on from where ``state`` stands, or lack statistics."""
         self.chain(choices)
@@ -382,7 +390,7 @@ class Supernet(nn.Module, ABC):
                 f"what stands at gate {state.gate} goes on with {state.gate + 1} choices, not with {choices}"
             )
         if last is not None and last != (len(choices) == len(self.gates)):
-            ahead = "a further gate: use advance" if last else "the logits: use finish"
+            ahead = "a further gate: use run_segment" if last else "the logits: use run_last_segment"
             raise DsnetError(f"choices {choices} lead to {ahead}")
         self.check_statistics(choices, mode)
 

@@ -26,7 +26,7 @@ from dsnet.models.blocks import (
     drop_features,
     make_activation,
 )
-from dsnet.models.input_spec import Geometry
+from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import ViTOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable_block import SeparableBlock
@@ -50,7 +50,7 @@ __all__ = ["TransformerBlock", "ViT", "ViTTable"]
 class ViTTable:
     """A DS-ViT++ as data."""
 
-    geometry: Geometry
+    input_spec: InputSpec
     num_classes: int
     stem_width: int
     stem_kernel: int
@@ -190,8 +190,8 @@ class ViT(Supernet):
         )
         classes = table.num_classes if options.num_classes is None else options.num_classes
         head = TokenHead(full.width, classes, factory)
-        geometry = replace(table.geometry, channels=options.in_channels)
-        super().__init__(name, slices=(table.routes,), geometry=geometry, gates=[gate], head=head)
+        input_spec = replace(table.input_spec, channels=options.in_channels)
+        super().__init__(name, slices=(table.routes,), input_spec=input_spec, gates=[gate], head=head)
         self.table = table
         norm = NormSpec()
         stem = SlicedConv2d(
@@ -216,7 +216,7 @@ class ViT(Supernet):
             )
             for _ in range(2)
         )
-        grid = table.geometry.image_size // table.geometry.stride
+        grid = table.input_spec.image_size // table.input_spec.stride
         self.embedding = Embedding(table.stem_width, full.width, table.patch, grid, factory)
         self.blocks = nn.ModuleList(
             TransformerBlock(full, factory, share=layer / max(full.depth - 1, 1))
@@ -251,7 +251,7 @@ def _routes(head_dim: int, *rows: tuple[int, int, float, int]) -> tuple[tuple[Sl
 
 
 DS_VIT_PLUS = ViTTable(
-    geometry=Geometry(image_size=224, stride=16),
+    input_spec=InputSpec(image_size=224, stride=16),
     num_classes=1000,
     stem_width=24,
     stem_kernel=7,
@@ -273,7 +273,7 @@ DS_VIT_PLUS = ViTTable(
 
 DS_VIT_PLUS_CIFAR = replace(
     DS_VIT_PLUS,
-    geometry=Geometry(image_size=32, stride=4),
+    input_spec=InputSpec(image_size=32, stride=4),
     num_classes=10,
     stem_kernel=3,
     stem_stride=1,
@@ -281,7 +281,7 @@ DS_VIT_PLUS_CIFAR = replace(
 )
 
 DS_VIT_PLUS_TINY = ViTTable(
-    geometry=Geometry(image_size=16, stride=4),
+    input_spec=InputSpec(image_size=16, stride=4),
     num_classes=10,
     stem_width=8,
     stem_kernel=3,

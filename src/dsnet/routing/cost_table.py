@@ -58,7 +58,7 @@ class CostTable:
     @classmethod
     def of_model(cls, model: Supernet, image_size: int | tuple[int, int] | None = None) -> CostTable:
         """Multiply-adds by arithmetic, gates included (the paper's convention)."""
-        image = model.geometry.shape(image_size)
+        image = model.input_spec.shape(image_size)
         prefix, first = prefix_cost(model, image)
         shapes: dict[tuple[int, ...], Shape] = {(): first}
         segments: list[list[list[float]]] = []

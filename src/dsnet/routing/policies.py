@@ -127,8 +127,8 @@ def run_cascade(
         raise DsnetError("a cascade needs the network in eval mode: call .eval(), or give a route")
     rows = torch.arange(len(x), device=x.device)
     numbers = torch.full((len(x),), routes[0], dtype=torch.long, device=x.device)
-    states: dict[tuple[int, ...], Any] = {(): model.enter(x)}
-    answers = logits = model.finish_from(states, model.space.resolve(routes[0]).choices)
+    states: dict[tuple[int, ...], Any] = {(): model.run_prefix(x)}
+    answers = logits = model.run_from_states(states, model.space.resolve(routes[0]).choices)
     for step, number in enumerate(routes[1:]):
         kept = proceed(step, answers)
         if len(kept) == 0:
@@ -136,7 +136,7 @@ def run_cascade(
         if len(kept) < len(rows):
             rows = rows[kept]
             states = {history: state.take(kept) for history, state in states.items()}
-        answers = model.finish_from(states, model.space.resolve(number).choices)
+        answers = model.run_from_states(states, model.space.resolve(number).choices)
         logits = logits.index_copy(0, rows, answers)
         numbers[rows] = number
     return RoutedOutput(logits, numbers)

@@ -187,7 +187,7 @@ def _engine(
     stand_ins = find_stand_ins(network, options, image_size=image_size) if backend.recorded(place) else {}
     pairs = len(part_histories(network, options, stand_ins)) > 1 + sum(map(len, options))
     buckets = _buckets(batch_buckets, _sizes(backend, place, pairs=pairs))
-    size = network.geometry.shape(image_size)
+    size = network.input_spec.shape(image_size)
     known: Mapping[History, Runner] = {}
     if before is not None and before.graphed is None and not before.keyed:
         known = before.runners  # parts do not depend on which others there are
@@ -216,7 +216,7 @@ def _engine(
         gates=tuple(GateChoices(network.gate(g).choices) for g in range(len(network.gates))),
         choices=network.choices,
         options=tuple(options),
-        geometry=network.geometry,
+        input_spec=network.input_spec,
         image_size=(size.height, size.width),
         classes=partitioner.outputs(model, image_size),
         device=place,

@@ -63,7 +63,7 @@ def choose_backend(
     usable = [name for name in asked if get_backend(name).missing(device, precision) is None]
     if not usable:
         raise DsnetError(f"none of the backends {', '.join(asked)} can be used on {device}")
-    shape = model.geometry.shape(image_size)
+    shape = model.input_spec.shape(image_size)
     versions = {name: _version(name) for name in PACKAGES}
     what = [model.spec.name, list(model.spec.options), list(shape), str(precision)]
     where = [device_name(device), torch.get_num_threads(), versions, usable]

@@ -114,7 +114,7 @@ def _calls(
     *,
     promote: bool,
 ) -> dict[str, Callable[[], object]]:
-    shape = (several * batch, engine.geometry.channels, *engine.image_size)
+    shape = (several * batch, engine.input_spec.channels, *engine.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     pieces = torch.split(images.to(engine.device, engine.takes), batch)
     space = engine.space

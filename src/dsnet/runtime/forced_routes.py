@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
-from dsnet.models.group_by_route import Routable, finish_along, greedy
+from dsnet.models.group_by_route import Routable, greedy, run_from_states
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.policies import RoutedOutput, margin, run_numbered, unsure
 from dsnet.runtime.executors.host import Engine, GateChoices
@@ -106,29 +106,29 @@ class Drawn:
         """Raises an error that says what images the network takes."""
         self.network.check_images(x)
 
-    def enter(self, x: Tensor, mode: Mode | None = None) -> Followed:
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> Followed:
         """Prefix and first gate."""
-        return Followed(self.network.enter(x, mode), self.rows, 0)
+        return Followed(self.network.run_prefix(x, mode), self.rows, 0)
 
-    def score(self, state: Followed) -> Tensor:
+    def gate_scores(self, state: Followed) -> Tensor:
         """1 for the choice to take, 0 for the others."""
-        self.network.score(state.state)
+        self.network.gate_scores(state.state)
         own = self.wanted[state.gate]
         return own if state.rows is self.rows else own[state.rows]
 
-    def advance(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Followed:
+    def run_segment(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Followed:
         """From the gate that made the last of ``choices`` to the next one."""
-        return Followed(self.network.advance(state.state, choices, mode), state.rows, len(choices))
+        return Followed(self.network.run_segment(state.state, choices, mode), state.rows, len(choices))
 
-    def finish(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
+    def run_last_segment(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
-        return self.network.finish(state.state, choices, mode)
+        return self.network.run_last_segment(state.state, choices, mode)
 
-    def finish_from(
+    def run_from_states(
         self, states: dict[tuple[int, ...], Followed], choices: tuple[int, ...], mode: Mode | None = None
     ) -> Tensor:
         """A route's logits from what stands at the gates on its way."""
-        return finish_along(self, states, choices, mode)
+        return run_from_states(self, states, choices, mode)
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
         """All images at one route."""

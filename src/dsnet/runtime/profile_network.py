@@ -56,7 +56,7 @@ def profile(
     network stays as it is, and statistics that its norms lack, for some routes or for all, do not matter.
     """
     weight = model.head.classifier.weight
-    device, image = weight.device, model.geometry.shape(image_size)
+    device, image = weight.device, model.input_spec.shape(image_size)
     if device.type not in get_args(DeviceKind):
         raise DsnetError(
             f"a network on {device} cannot be timed; move it to {' or '.join(get_args(DeviceKind))}"
@@ -160,18 +160,18 @@ def _histories(sizes: Sequence[int], gate: int) -> list[tuple[int, ...]]:
 
 def _calls(network: Routable[Any], x: Tensor) -> dict[tuple[int, ...], Callable[[], object]]:
     """The prefix and every segment, by the choices that lead through it, on what stands in front of it."""
-    calls: dict[tuple[int, ...], Callable[[], object]] = {(): functools.partial(network.enter, x)}
-    states: dict[tuple[int, ...], Standing] = {(): network.enter(x)}
+    calls: dict[tuple[int, ...], Callable[[], object]] = {(): functools.partial(network.run_prefix, x)}
+    states: dict[tuple[int, ...], Standing] = {(): network.run_prefix(x)}
     gates = len(network.choices)
     for gate in range(gates):
         for history in _histories(network.choices, gate):
             before = states[history[:-1]]
             if gate == gates - 1:
-                calls[history] = functools.partial(network.finish, before, history)
+                calls[history] = functools.partial(network.run_last_segment, before, history)
                 continue
-            calls[history] = functools.partial(network.advance, before, history)
+            calls[history] = functools.partial(network.run_segment, before, history)
             if not any(history[:-1]):  # the first way to this choice: what is behind it starts here
-                states[history] = network.advance(before, history)
+                states[history] = network.run_segment(before, history)
     return calls
 
 

@@ -56,7 +56,7 @@ def profile_plan(
     return measure(
         engine,
         spec=model.spec,
-        image=model.geometry.shape(image_size),
+        image=model.input_spec.shape(image_size),
         device=engine.device,
         dtype=engine.precision,
         backend=engine.backend,

@@ -179,7 +179,7 @@ def split_data(config: TrainConfig, everything: Source, watch: Watch) -> tuple[S
 
 def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
     """The training and the test split."""
-    data, usual = config.data, model.geometry.image_size
+    data, usual = config.data, model.input_spec.image_size
     if os.path.isfile(data.name):
         raise DsnetError(
             f"{data.name} is one file for both splits; name a folder with train*.parquet and test*.parquet"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.supernet import State
+from dsnet.models.supernet import GateState
 from dsnet.routes import Route
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
 
@@ -72,7 +72,7 @@ def recalibrate(
     try:
         for images in batches:
             model.check_images(images)
-            state = model.enter(images, mode)
+            state = model.run_prefix(images, mode)
             if model.bn_key == "prefix":
                 _every_history(model, state, (), reach, mode)
             else:
@@ -88,34 +88,34 @@ def recalibrate(
 
 
 def _every_history(
-    model: Supernet, state: State, history: tuple[int, ...], reach: list[tuple[int, ...]], mode: Mode
+    model: Supernet, state: GateState, history: tuple[int, ...], reach: list[tuple[int, ...]], mode: Mode
 ) -> None:
     """Keys by prefix: runs all that can follow ``history``, depth first."""
     gate = len(history)
     for choice in sorted({r[gate] for r in reach}):
         made = (*history, choice)
         if len(made) == len(model.gates):
-            model.finish(state, made, mode)
+            model.run_last_segment(state, made, mode)
         else:
             onward = [r for r in reach if r[gate] == choice]
-            _every_history(model, model.advance(state, made, mode), made, onward, mode)
+            _every_history(model, model.run_segment(state, made, mode), made, onward, mode)
 
 
 def _every_pair(
     model: Supernet,
-    state: State,
+    state: GateState,
     reach: list[tuple[int, ...]],
     mode: Mode,
     generator: torch.Generator | None,
 ) -> None:
     """Keys by stage: runs every choice behind every previous one; what lies further back is drawn."""
-    stands: list[tuple[tuple[int, ...], State]] = [((), state)]
+    stands: list[tuple[tuple[int, ...], GateState]] = [((), state)]
     for gate in range(len(model.gates)):
-        arrived: dict[int, list[tuple[tuple[int, ...], State]]] = {}
+        arrived: dict[int, list[tuple[tuple[int, ...], GateState]]] = {}
         for (history, before), choice in itertools.product(stands, sorted({r[gate] for r in reach})):
             made = (*history, choice)
             if len(made) == len(model.gates):
-                model.finish(before, made, mode)
+                model.run_last_segment(before, made, mode)
             else:
-                arrived.setdefault(choice, []).append((made, model.advance(before, made, mode)))
+                arrived.setdefault(choice, []).append((made, model.run_segment(before, made, mode)))
         stands = [ways[int(torch.randint(len(ways), (), generator=generator))] for ways in arrived.values()]

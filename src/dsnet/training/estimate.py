@@ -81,7 +81,7 @@ def step_cost(config: TrainConfig, model: Supernet, size: int) -> StepCost:
 
 def image_size(config: TrainConfig, model: Supernet, found: Survey) -> int:
     """Pixels a side that the images will have."""
-    return config.data.size or (model.geometry.image_size if found.files else found.side)
+    return config.data.size or (model.input_spec.image_size if found.files else found.side)
 
 
 def estimate(config: TrainConfig, model: Supernet, found: Survey) -> Estimate:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsnet.cost import cost
 from dsnet.errors import DsnetError
-from dsnet.models import State, Supernet, run_gated
+from dsnet.models import GateState, Supernet, run_gated
 from dsnet.routes import Route
 from dsnet.slicing import KeyState
 
@@ -93,9 +93,9 @@ def evaluate(
     different = {route.choices: route for route in chosen}.values()
     try:
         for images, labels in batches:
-            states: dict[tuple[int, ...], State] = {(): model.enter(images)}
+            states: dict[tuple[int, ...], GateState] = {(): model.run_prefix(images)}
             for route in different:
-                answers = model.finish_from(states, route.choices).argmax(1)
+                answers = model.run_from_states(states, route.choices).argmax(1)
                 correct[route.choices] += int((answers == labels).sum())
                 if seen is not None:
                     seen(route, answers, labels)

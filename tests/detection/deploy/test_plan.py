@@ -86,8 +86,8 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
         assert_close(mixed.logits[i : i + 1], alone.logits, 1e-10)
     for route in (network.space.smallest, network.space.largest):
         assert_close(plan(x, route).logits, detector(x, route).logits, 1e-10)
-        state = plan.engine.enter(x)  # as a session asks, part by part
-        row = plan.engine.finish(state, route.choices)
+        state = plan.engine.run_prefix(x)  # as a session asks, part by part
+        row = plan.engine.run_last_segment(state, route.choices)
         assert_close(plan._answers(row).logits, detector(x, route).logits, 1e-10)
 
 

@@ -84,7 +84,7 @@ def test_every_image_at_its_route(name: str) -> None:
 def test_one_route_in_one_go_or_part_by_part(name: str) -> None:
     x, expected = pictures(1), detector(name)(pictures(1), 0)
     assert_close(plan(name)(x, 0).logits, expected.logits, EXACT)
-    row = plan(name).engine.finish(plan(name).engine.enter(x), (0,))
+    row = plan(name).engine.run_last_segment(plan(name).engine.run_prefix(x), (0,))
     assert_close(plan(name)._answers(row).logits, expected.logits, EXACT)
 
 

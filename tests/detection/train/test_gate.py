@@ -152,8 +152,8 @@ def test_a_step_runs_the_prefix_once_and_pays_the_same() -> None:
     with torch.no_grad():  # the same as two passes: the gate's own, and one for all routes
         targets = targets_in(gate.priors, boxes)
         answers = list(detector.answers(images, gate.routes))
-        state = detector.network.enter(images)
-    scores = detector.network.score(state)
+        state = detector.network.run_prefix(images)
+    scores = detector.network.gate_scores(state)
     draw = gumbel_one_hot(scores, seeded(0, "gate"))
     two = gate_terms(scores, draw, answers, targets, gate.costs, total=gate.total, gate=gate.config.gate)
     calls: list[object] = []

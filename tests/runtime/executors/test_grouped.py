@@ -268,11 +268,11 @@ def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> Non
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-10)
     assert_close(plan.run(x).logits, expected.logits, 1e-10)
-    state = {(): plan.engine.enter(x)}
+    state = {(): plan.engine.run_prefix(x)}
     for route in list(model.space)[:: max(1, len(model.space) // 8)]:
         assert plan.engine.holds(route)
         assert plan.engine.milliseconds(route.choices, 3) > 0
-        assert_close(plan.engine.finish_from(state, route.choices), model(x, route), 1e-10)
+        assert_close(plan.engine.run_from_states(state, route.choices), model(x, route), 1e-10)
 
 
 @pytest.mark.parametrize("bn_key", ["stage", "prefix"])

@@ -50,10 +50,10 @@ def scores_of(plan: Plan) -> Callable[[Tensor], Tensor]:
     choices = plan.engine.space.largest.choices
 
     def scores(x: Tensor) -> Tensor:
-        state = plan.engine.enter(x)
+        state = plan.engine.run_prefix(x)
         found = [state.scores]
         for gates in range(1, len(choices)):
-            state = plan.engine.advance(state, choices[:gates])
+            state = plan.engine.run_segment(state, choices[:gates])
             found.append(state.scores)
         return torch.cat(found, 1)
 
@@ -131,7 +131,7 @@ def test_images_of_a_usual_size() -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(IMAGES, 3, 96, 96, generator=draw)
     assert_alike(scores_of(plan), x)
-    assert_alike(lambda x: model.score(model.enter(x, model.gated_mode)), x)
+    assert_alike(lambda x: model.gate_scores(model.run_prefix(x, model.gated_mode)), x)
 
 
 def test_an_image_on_a_decision_boundary_takes_one_route() -> None:
@@ -173,15 +173,15 @@ def test_the_training_of_gates_sums_as_it_did() -> None:
     """Only passes in which gates decide are changed."""
     model = network("ds_mbnet_tiny")
     x = pictures(model, 5)
-    state = model.enter(x)
+    state = model.run_prefix(x)
     assert not state.batch_invariant
     gate = model.gate(0)
     features = dsnet.models.blocks.run_steps(model.chain(()), x)
     hidden = torch.relu(
         SF.linear(features.mean((2, 3)), gate.first.weight, gate.first.bias, len(gate.first.bias))
     )
-    assert torch.equal(state.code.hidden, hidden)
-    assert model.enter(x, model.gated_mode).batch_invariant
+    assert torch.equal(state.encoding.hidden, hidden)
+    assert model.run_prefix(x, model.gated_mode).batch_invariant
 
 
 @pytest.mark.usefixtures("_threads")

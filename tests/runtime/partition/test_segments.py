@@ -72,7 +72,7 @@ def test_a_part_tells_histories_apart_on_every_backend(backend: str) -> None:
     for order in (which, which.flip(0)):
         (found,) = made(x, order)
         for i, first in enumerate(order.tolist()):
-            assert_close(found[i : i + 1], model.run_segment(x[i : i + 1], (first, 1, 2)), 1e-4)
+            assert_close(found[i : i + 1], model.segment_output(x[i : i + 1], (first, 1, 2)), 1e-4)
 
 
 def test_parts_of_four_gates_are_counted() -> None:

@@ -100,11 +100,11 @@ def test_signals_of_one_gate(name: str) -> None:
     off = logits.softmax(2) - F.one_hot(labels, 10)[:, None]
     assert_close(found.pull.double(), torch.einsum("bkc,brc->bkr", off, logits), 1e-5)
     assert torch.equal(found.right, logits.argmax(2) == labels[:, None])
-    assert torch.equal(found.code.hidden, model.enter(x).code.hidden)
+    assert torch.equal(found.encoding.hidden, model.run_prefix(x).encoding.hidden)
     halves = [found.take(torch.arange(3)), found.take(torch.arange(3, 8))]
     joined = signals.Signals.join(halves)
     assert torch.equal(joined.pull, found.pull)
-    assert torch.equal(joined.code.pooled, found.code.pooled)
+    assert torch.equal(joined.encoding.pooled, found.encoding.pooled)
 
 
 def test_signals_in_lower_precision_are_near() -> None:
@@ -112,11 +112,11 @@ def test_signals_in_lower_precision_are_near() -> None:
     model = random_model("ds_mbnet_tiny", torch.float32)
     x, labels = images(model, 32), torch.arange(32) % 10
     low = signals.one_gate(model, x, labels, model.space, torch.bfloat16)
-    off = torch.stack([model.finish(model.enter(x), r.choices) for r in model.space], 1)
+    off = torch.stack([model.run_last_segment(model.run_prefix(x), r.choices) for r in model.space], 1)
     assert not torch.equal(low.losses, signals.one_gate(model, x, labels, model.space).losses)
     with torch.autocast("cpu", torch.bfloat16):
-        state = model.enter(x)
-        logits = torch.stack([model.finish(state, r.choices) for r in model.space], 1).float()
+        state = model.run_prefix(x)
+        logits = torch.stack([model.run_last_segment(state, r.choices) for r in model.space], 1).float()
     assert_close(logits, off, 0.1)
     wanted = torch.einsum("bkc,brc->bkr", logits.softmax(2) - F.one_hot(labels, 10)[:, None], logits)
     assert_close(low.pull, wanted, 1e-5)
@@ -135,13 +135,13 @@ def one_by_one(
     """The definition, image by image: a stage's candidates, padded to full width, summed by their share."""
     rows = []
     for i in range(len(x)):
-        state = model.enter(x[i : i + 1])
+        state = model.run_prefix(x[i : i + 1])
         for gate in range(len(model.gates)):
             total: Tensor | float = 0.0
             full = model.slice_table[gate][-1][-1].width
             for position, choice in enumerate(model.gate(gate).choices):
                 choices = (*taken[i][:gate], choice)
-                y = model.run_segment(state.x, choices)
+                y = model.segment_output(state.x, choices)
                 if gate + 1 < len(model.gates):
                     padded = y.new_zeros(1, full, *y.shape[2:])
                     padded[:, : y.shape[1]] = y
@@ -149,7 +149,7 @@ def one_by_one(
                 total = total + shares[gate][i, position] * y
             assert isinstance(total, Tensor)
             if gate + 1 < len(model.gates):
-                state = model.stand_at(gate + 1, total)
+                state = model.apply_gate(gate + 1, total)
         rows.append(total)
     return torch.cat(rows)
 

@@ -146,7 +146,7 @@ def test_a_step_pays_what_the_formulas_say() -> None:
     labels = model(images[0].float(), 0).argmax(1)
     labels[16:] = (labels[16:] + 1) % 10
     paid = task.step(images, labels, 0)
-    scores = model.score(model.enter(images[0].float())).detach()
+    scores = model.gate_scores(model.run_prefix(images[0].float())).detach()
     drawn = gumbel_one_hot(scores, seeded(0, "gate", 0, 0)).argmax(1)
     logits = torch.stack([model(images[0].float(), route) for route in model.space], 1).detach()
     every = torch.arange(32)

@@ -108,7 +108,7 @@ def _pack(
     network, wanted = detector.network, detector.table.strides
     for choice in choices:
         network.require_statistics(network.space.of_choices((choice,)))
-    image = network.geometry.shape(image_size)
+    image = network.input_spec.shape(image_size)
     blocks, taps, behind = _blocks(detector, (), image, 1, begun=False)
     noted = {stride: tap for stride, tap in taps.items() if stride in wanted}
     shapes = network.feature_shapes(network.space.of_choices((choices[0],)), image_size)

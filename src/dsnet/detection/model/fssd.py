@@ -21,7 +21,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.blocks import ConvNormAct, Factory, count_steps, make_activation
 from dsnet.models.counting import prefix_cost
-from dsnet.models.features import Entered, Features, enter_features, features_behind
+from dsnet.models.features import Features, PrefixFeatures, prefix_features, route_features
 from dsnet.models.static_network import plain_cost
 from dsnet.routes import Route, Slice
 from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
@@ -166,14 +166,14 @@ class Detector(nn.Module):
         for route in routes:
             yield self.answer_from(entered, route)
 
-    def enter(self, x: Tensor, mode: Mode | None = None) -> Entered:
+    def enter(self, x: Tensor, mode: Mode | None = None) -> PrefixFeatures:
         """Images up to the gate, with the maps that were made before it and are wanted."""
         self.network.check_images(x)
-        return enter_features(self.network, x, mode).only(self.table.strides)
+        return prefix_features(self.network, x, mode).only(self.table.strides)
 
-    def answer_from(self, entered: Entered, route: Route) -> Answers:
+    def answer_from(self, entered: PrefixFeatures, route: Route) -> Answers:
         """A route's answers from there on."""
-        features = features_behind(self.network, entered, route)
+        features = route_features(self.network, entered, route)
         return self._answer(features, entered.walk.size, entered.walk.mode)
 
     def route(self, x: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class Detector(nn.Module):
         """The whole detector at a route: the network up to its features, projections, pyramid and heads."""
         network = self.network
         choices = network.space.resolve(route).choices
-        total, shape = prefix_cost(network, network.geometry.shape(image_size))
+        total, shape = prefix_cost(network, network.input_spec.shape(image_size))
         total += count_steps(network.chain(choices), shape)[0]
         maps = network.feature_shapes(route, image_size)
         for stride, projection in zip(self.table.strides, self.projections, strict=True):
@@ -231,7 +231,7 @@ class Detector(nn.Module):
 
     def fused_shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
         """Of what the pyramid stands on, the same for all routes."""
-        image, stride = self.network.geometry.shape(image_size), self.table.strides[0]
+        image, stride = self.network.input_spec.shape(image_size), self.table.strides[0]
         channels = self.table.project * len(self.table.strides)
         return Shape(channels, image.height // stride, image.width // stride)
 

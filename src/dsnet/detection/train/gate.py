@@ -127,7 +127,7 @@ class GateTraining:
             with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
                 entered = self.detector.enter(x)
                 answers = [self.detector.answer_from(entered, route) for route in self.routes]
-        assert entered.code is not None
-        scores = self.detector.network.gate(0).score(entered.code)
+        assert entered.encoding is not None
+        scores = self.detector.network.gate(0).score(entered.encoding)
         draw = gumbel_one_hot(scores, noise)
         return gate_terms(scores, draw, answers, targets, self.costs, total=self.total, gate=self.config.gate)

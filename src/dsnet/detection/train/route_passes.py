@@ -16,7 +16,7 @@ from torch import Tensor
 from dsnet.core.cuda_graphs import CapturedPass, TrainingGraphs
 from dsnet.detection.model.fssd import Detector
 from dsnet.detection.train.loss import Targets, multibox_loss
-from dsnet.models.features import Entered
+from dsnet.models.features import PrefixFeatures
 from dsnet.routes import Route
 
 __all__ = ["GraphedPasses", "Passes", "RouteLoss"]
@@ -74,7 +74,7 @@ class Passes:
 
 
 class _Prefix(NamedTuple):
-    start: Entered
+    start: PrefixFeatures
     forward: CapturedPass
     backward: CapturedPass
 
@@ -123,7 +123,7 @@ class GraphedPasses(Passes):
         return recorded
 
     def _record_prefix(self) -> _Prefix:
-        held: list[Entered] = []
+        held: list[PrefixFeatures] = []
 
         def forward() -> tuple[Tensor, ...]:
             Passes.enter(self, self._x)

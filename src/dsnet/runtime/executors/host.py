@@ -14,8 +14,8 @@ from torch import Tensor
 from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.process_bound import InProcess
 from dsnet.errors import DsnetError
-from dsnet.models.group_by_route import finish_along
-from dsnet.models.input_spec import Geometry
+from dsnet.models.group_by_route import run_from_states
+from dsnet.models.input_spec import InputSpec
 from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.policies import RoutedOutput
@@ -204,7 +204,7 @@ class Engine(InProcess):
     gates: tuple[GateChoices, ...]
     choices: tuple[int, ...]  # how many every gate of the whole space has
     options: tuple[tuple[int, ...], ...]  # those that are held, gate by gate
-    geometry: Geometry
+    input_spec: InputSpec
     image_size: tuple[int, int]
     classes: int
     device: torch.device
@@ -226,7 +226,7 @@ class Engine(InProcess):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keyed", any(runner.by_history for runner in self.runners.values()))
-        object.__setattr__(self, "image_shape", (self.geometry.channels, *self.image_size))
+        object.__setattr__(self, "image_shape", (self.input_spec.channels, *self.image_size))
         front = self.runners.get(())
         first = None if front is None else next(iter(front.executables.values()), None)
         object.__setattr__(self, "takes", first.takes if isinstance(first, Casting) else self.precision)
@@ -262,13 +262,13 @@ class Engine(InProcess):
         right = dense and x.shape[1:] == self.image_shape and x.is_floating_point()
         if right and x.device.type == self.device.type:
             return
-        takes = f"this plan of {self.name} takes images [batch, {self.geometry.channels}, height, width]"
+        takes = f"this plan of {self.name} takes images [batch, {self.input_spec.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
         if not dense:
             kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
             raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
-        if x.ndim != 4 or x.shape[1] != self.geometry.channels or not x.is_floating_point():
+        if x.ndim != 4 or x.shape[1] != self.input_spec.channels or not x.is_floating_point():
             raise DsnetError(f"{takes} of numbers, not a {x.dtype} tensor of shape {list(x.shape)}")
         if tuple(x.shape[2:]) != self.image_size:
             raise DsnetError(
@@ -298,7 +298,7 @@ class Engine(InProcess):
         ways = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
         return all(canonical(way) in self.runners for way in ways)
 
-    def enter(self, x: Tensor, mode: Mode | None = None) -> Scored:
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> Scored:
         """Prefix and first gate."""
         self._check_mode(mode)
         self.check_images(x)
@@ -306,11 +306,11 @@ class Engine(InProcess):
         earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if self.keyed else None
         return Scored(features, scores, 0, earlier)
 
-    def score(self, state: Scored) -> Tensor:
+    def gate_scores(self, state: Scored) -> Tensor:
         """Scores [B, choices] of the gate for what stands at it."""
         return state.scores
 
-    def advance(self, state: Scored, choices: History, mode: Mode | None = None) -> Scored:
+    def run_segment(self, state: Scored, choices: History, mode: Mode | None = None) -> Scored:
         """From the gate that made the last of ``choices`` to the next one."""
         self._check_mode(mode)
         features, scores = self._run(choices, state.x, state.earlier)
@@ -320,17 +320,17 @@ class Engine(InProcess):
             earlier = earlier * len(options) + options.index(choices[-2])
         return Scored(features, scores, len(choices), earlier)
 
-    def finish(self, state: Scored, choices: History, mode: Mode | None = None) -> Tensor:
+    def run_last_segment(self, state: Scored, choices: History, mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
         self._check_mode(mode)
         (logits,) = self._run(choices, state.x, state.earlier)
         return logits
 
-    def finish_from(
+    def run_from_states(
         self, states: dict[History, Scored], choices: History, mode: Mode | None = None
     ) -> Tensor:
         """A route's logits from what stands at the gates on its way; adds what is not there yet."""
-        return finish_along(self, states, choices, mode)
+        return run_from_states(self, states, choices, mode)
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
         """All images at one route."""
@@ -339,7 +339,7 @@ class Engine(InProcess):
             return x.new_empty(0, self.classes, dtype=self.precision)
         if self.graphed is not None and mode is None:
             return self.graphed.run_route(x, route)
-        return self.finish_from({(): self.enter(x, mode)}, route.choices, mode)
+        return self.run_from_states({(): self.run_prefix(x, mode)}, route.choices, mode)
 
     @torch.no_grad()
     def _run(self, history: History, x: Tensor, earlier: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -101,11 +101,11 @@ class SharedPart(nn.Module):
             what = "is in training mode" if network.training else "has other routing heads"
             raise DsnetError(f"the network that this plan shares {what} now; call .eval(), or compile again")
         mode = None if which is None else Mode(images=ImageStatistics(self.keys.to(which.device)[which]))
-        y = network.run_segment(x, self.history, mode) if gate else run_steps(network.chain(()), x)
+        y = network.segment_output(x, self.history, mode) if gate else run_steps(network.chain(()), x)
         if gate == len(network.gates):
             return y
-        state = network.stand_at(gate, y)
-        return state.x, network.score(state)
+        state = network.apply_gate(gate, y)
+        return state.x, network.gate_scores(state)
 
 
 def canonical(history: History) -> History:
@@ -229,7 +229,7 @@ def _shapes(
     """Every part, with the shape of an image in front of it."""
     for choices in itertools.product(*options):
         model.require_statistics(model.space.of_choices(choices))
-    fronts: dict[History, Shape] = {(): model.geometry.shape(image_size)}
+    fronts: dict[History, Shape] = {(): model.input_spec.shape(image_size)}
     behind: dict[History, Shape] = {}
     for history, own in part_histories(model, options).items():
         if history:  # `canonical` may name choices that are not among the options, `own` does not

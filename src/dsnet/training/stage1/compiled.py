@@ -21,17 +21,17 @@ class CompiledNetwork:
 
     def __init__(self, model: Supernet) -> None:
         self._model = model
-        self.enter = _compiled(model.enter)
-        self.advance = _compiled(model.advance)
-        self.finish = _compiled(model.finish)
+        self.run_prefix = _compiled(model.run_prefix)
+        self.run_segment = _compiled(model.run_segment)
+        self.run_last_segment = _compiled(model.run_last_segment)
         self.run_stages = _compiled(model.run_stages)
 
     def __call__(self, x: Tensor, route: Route, *, mode: Mode | None = None) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes], at one route."""
-        state = self.enter(x, mode)
+        state = self.run_prefix(x, mode)
         for gates in range(1, len(route.choices)):
-            state = self.advance(state, route.choices[:gates], mode)
-        return cast(Tensor, self.finish(state, route.choices, mode))
+            state = self.run_segment(state, route.choices[:gates], mode)
+        return cast(Tensor, self.run_last_segment(state, route.choices, mode))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the network has)
         return getattr(self._model, name)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError
-from dsnet.models import State, Supernet
+from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import Mode, batch_statistics
 
@@ -48,19 +48,19 @@ class Average:
     @torch.no_grad()
     def logits(self, x: Tensor, route: Route) -> Tensor:
         """The average's output at a route."""
-        return self.finish(self.enter(x), route)
+        return self.run_last_segment(self.run_prefix(x), route)
 
     @torch.no_grad()
-    def enter(self, x: Tensor) -> State:
+    def run_prefix(self, x: Tensor) -> GateState:
         """What stands at the first gate; the same for all routes."""
-        return self.model.enter(x, self.mode)
+        return self.model.run_prefix(x, self.mode)
 
     @torch.no_grad()
-    def finish(self, state: State, route: Route) -> Tensor:
+    def run_last_segment(self, state: GateState, route: Route) -> Tensor:
         """From the first gate to the output at a route."""
         for gates in range(1, len(route.choices)):
-            state = self.model.advance(state, route.choices[:gates], self.mode)
-        return self.model.finish(state, route.choices, self.mode)
+            state = self.model.run_segment(state, route.choices[:gates], self.mode)
+        return self.model.run_last_segment(state, route.choices, self.mode)
 
     @torch.no_grad()
     def stages(self, x: Tensor, route: Route) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsnet.core.cuda_graphs import CapturedPass, TrainingGraphs, TrainingPass
 from dsnet.errors import DsnetError
-from dsnet.models import State, Supernet
+from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import KeyState, Mode, batch_statistics
 from dsnet.slicing import functional as SF
@@ -86,7 +86,7 @@ class _Network(NamedTuple):
 class _Prefix:
     """The shared prefix: its two graphs, and the copy of its end that networks begin at."""
 
-    start: State | None = None
+    start: GateState | None = None
     forward: CapturedPass
     backward: CapturedPass
 

@@ -21,7 +21,7 @@ from dsnet.core.distributed.ranks import Ranks
 from dsnet.core.seeding import reseed
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
-from dsnet.models import State, Supernet
+from dsnet.models import GateState, Supernet
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import KeyState, Mode, batch_statistics
 from dsnet.training.config import TrainConfig
@@ -112,7 +112,7 @@ class JointTask:
         reseed(self.noise, seed, "joint", step)
         classes = self.model.head.classifier.out_features
         (x,), targets = self.views(images, labels, count=1, step=step, classes=classes)
-        state = self.model.enter(x)
+        state = self.model.run_prefix(x)
         if self.method == "gumbel":
             label, penalty = self._gumbel(state, targets)
             loss = label + scheme.complexity * penalty
@@ -135,13 +135,13 @@ class JointTask:
             "loss": paid.mean(),
         }
 
-    def _gumbel(self, state: State, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _gumbel(self, state: GateState, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The gate learns from all candidates, the weights from the images that drew their route."""
-        one_hot = gumbel_one_hot(self.model.score(state), self.noise)
+        one_hot = gumbel_one_hot(self.model.gate_scores(state), self.noise)
         choices = [route.choices for route in self.model.space]
         with torch.no_grad():
             still = Mode(statistics=batch_statistics)
-            candidates = torch.stack([self.model.finish(state, c, still) for c in choices])
+            candidates = torch.stack([self.model.run_last_segment(state, c, still) for c in choices])
         mixed = torch.einsum("br,rbc->bc", one_hot, candidates.float())
         costs = one_hot @ torch.tensor([self.costs[c] for c in choices], device=self.device)
         drawn = one_hot.argmax(1)
@@ -149,16 +149,16 @@ class JointTask:
         for number, choice in enumerate(choices):
             at = (drawn == number).nonzero()[:, 0]
             if len(at) >= LEAST:
-                logits = self.model.finish(state.take(at), choice)
+                logits = self.model.run_last_segment(state.take(at), choice)
                 losses.append(image_losses(logits, labels[at], self.smoothing))
         weights = torch.cat(losses).sum() / len(labels) if losses else mixed.new_zeros(())
         gate = image_losses(mixed, labels, self.smoothing).mean()
         # The value is that of the drawn routes; the gate's gradient comes through the candidates.
         return weights + gate - gate.detach(), costs.square().mean()
 
-    def _walk(self, state: State, labels: Tensor, log_p: Tensor, history: tuple[int, ...]) -> list[_Ran]:
+    def _walk(self, state: GateState, labels: Tensor, log_p: Tensor, history: tuple[int, ...]) -> list[_Ran]:
         """Draws for what stands at a gate, and runs every group to the next gate or to its loss."""
-        scores = self.model.score(state)
+        scores = self.model.gate_scores(state)
         drawn = torch.multinomial(F.softmax(scores.detach(), dim=1), 1, generator=self.noise)
         log_p = log_p + F.log_softmax(scores, dim=1).gather(1, drawn)[:, 0]
         ran: list[_Ran] = []
@@ -168,9 +168,9 @@ class JointTask:
                 continue
             made, group = (*history, choice), state.take(at)
             if len(made) < len(self.model.gates):
-                ran += self._walk(self.model.advance(group, made), labels[at], log_p[at], made)
+                ran += self._walk(self.model.run_segment(group, made), labels[at], log_p[at], made)
                 continue
-            losses = image_losses(self.model.finish(group, made), labels[at], self.smoothing)
+            losses = image_losses(self.model.run_last_segment(group, made), labels[at], self.smoothing)
             costs = torch.full((len(at),), self.costs[made], device=self.device)
             ran.append(_Ran(losses=losses, log_p=log_p[at], costs=costs))
         return ran

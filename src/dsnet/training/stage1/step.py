@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError
-from dsnet.gate import Code
-from dsnet.models import State, Supernet
+from dsnet.gate import GateEncoding
+from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import Mode
 from dsnet.training.stage1.ema import Average
@@ -177,9 +177,9 @@ def _prefix_mode(mode: Mode | None) -> Mode | None:
 class Passes:
     """The passes of a step, run as they come; `GraphedStep` replays the same ones."""
 
-    _end: State  # of the prefix that networks share
-    _start: State  # where they begin: the same, cut off from the prefix
-    _taught: State  # the teacher's
+    _end: GateState  # of the prefix that networks share
+    _start: GateState  # where they begin: the same, cut off from the prefix
+    _taught: GateState  # the teacher's
 
     def __init__(self, stage: Stage1, model: Supernet) -> None:
         self.stage, self.model = stage, model
@@ -187,10 +187,10 @@ class Passes:
     def enter(self, images: Tensor, mode: Mode | None) -> None:
         """Runs the prefix for the networks that share it."""
         with self.stage.precision(images):
-            self._end = self.model.enter(images, _prefix_mode(mode))
-        x, code, gate, _ = self._end
+            self._end = self.model.run_prefix(images, _prefix_mode(mode))
+        x, encoding, gate, _ = self._end
         start = x.detach().requires_grad_(x.requires_grad)
-        self._start = State(start, Code(code.pooled.detach(), code.hidden.detach()), gate)
+        self._start = GateState(start, GateEncoding(encoding.pooled.detach(), encoding.hidden.detach()), gate)
 
     def leave(self) -> None:
         """Runs the prefix backward with what those networks sent back."""
@@ -210,8 +210,8 @@ class Passes:
             if task.entered:
                 state = self._start
                 for gates in range(1, len(choices)):
-                    state = self.model.advance(state, choices[:gates], task.mode)
-                logits = self.model.finish(state, choices, task.mode)
+                    state = self.model.run_segment(state, choices[:gates], task.mode)
+                logits = self.model.run_last_segment(state, choices, task.mode)
             elif "h-ib" in task.terms and projector is not None:
                 logits, stages = self.model.run_stages(images, task.route, task.mode)
                 features = projector(stages)
@@ -246,13 +246,13 @@ class Passes:
         """The average's prefix, once for all its routes."""
         assert self.stage.average is not None
         with self.stage.precision(images):
-            self._taught = self.stage.average.enter(images)
+            self._taught = self.stage.average.run_prefix(images)
 
     def teacher_finish(self, route: Route) -> Tensor:
         """The average's logits at a route, from its prefix on."""
         assert self.stage.average is not None
         with self.stage.precision(self._taught.x):
-            return self.stage.average.finish(self._taught, route)
+            return self.stage.average.run_last_segment(self._taught, route)
 
     @torch.no_grad()
     def external(self, images: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Stage1Task:
         run = self.config.run
         if run.graphs is not None:
             return run.graphs
-        size = self.config.data.size or self.model.geometry.image_size
+        size = self.config.data.size or self.model.input_spec.image_size
         shared = self.ranks.world > 1 and run.sync_norms
         return device.type == "cuda" and size <= SMALL and not shared and not run.compile
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dsnet.gate import Code
+from dsnet.gate import GateEncoding
 from dsnet.models import Supernet
 from dsnet.routes import RouteSpace
 from dsnet.slicing import ImageStatistics, Mode
@@ -23,21 +23,25 @@ __all__ = ["Signals", "Walk", "one_gate", "several_gates"]
 class Signals(NamedTuple):
     """Of B images and R routes of a network with one gate."""
 
-    code: Code  # what the routing head reads
+    encoding: GateEncoding  # what the routing head reads
     losses: Tensor  # [B, R]: cross-entropy of every route
     pull: Tensor  # [B, R, R]: see `dsnet.training.stage2.losses.mixed_loss`
     right: Tensor  # [B, R]: whether every route is
 
     def take(self, at: Tensor) -> Signals:
         """Some of the images."""
-        code = Code(self.code.pooled[at], self.code.hidden[at])
-        return Signals(code, *(part[at] for part in self[1:]))
+        encoding = GateEncoding(self.encoding.pooled[at], self.encoding.hidden[at])
+        return Signals(encoding, *(part[at] for part in self[1:]))
 
     @staticmethod
     def join(parts: Sequence[Signals]) -> Signals:
         """The images of all parts, in order."""
-        code = Code(*(torch.cat(columns) for columns in zip(*(part.code for part in parts), strict=True)))
-        return Signals(code, *(torch.cat(columns) for columns in zip(*(p[1:] for p in parts), strict=True)))
+        encoding = GateEncoding(
+            *(torch.cat(columns) for columns in zip(*(part.encoding for part in parts), strict=True))
+        )
+        return Signals(
+            encoding, *(torch.cat(columns) for columns in zip(*(p[1:] for p in parts), strict=True))
+        )
 
 
 @torch.no_grad()
@@ -46,14 +50,14 @@ def one_gate(
 ) -> Signals:
     """Runs every route of ``space`` behind one prefix; the network alone under ``precision``, if any."""
     with torch.autocast(x.device.type, precision, enabled=precision is not None):
-        state = model.enter(x)
-        answers = [model.finish(state, route.choices) for route in space]
+        state = model.run_prefix(x)
+        answers = [model.run_last_segment(state, route.choices) for route in space]
     logits = torch.stack([answer.float() for answer in answers], 1)  # [B, R, C]
     off = F.softmax(logits, 2)
     every = torch.arange(len(labels), device=labels.device)
     off[every, :, labels] -= 1
     return Signals(
-        code=state.code,
+        encoding=state.encoding,
         losses=F.cross_entropy(
             logits.transpose(1, 2), labels[:, None].expand(-1, len(space)), reduction="none"
         ),
@@ -78,7 +82,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
     own history. A way back is made through the candidate that an image took: others have a share of 0.
     """
     with torch.no_grad():
-        state = model.enter(x)
+        state = model.run_prefix(x)
     history: tuple[int, ...] = ()  # that chains are taken from; which one changes their norm keys alone
     taken = torch.empty(len(x), 0, dtype=torch.long, device=x.device)
     norms = ImageStatistics(taken.new_empty(0))  # of no image yet: its tables serve all candidates
@@ -86,7 +90,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
     scores, draws = [], []
     for gate in range(len(model.gates)):
         options, last = model.gate(gate).choices, gate + 1 == len(model.gates)
-        scores.append(model.score(state))
+        scores.append(model.gate_scores(state))
         draws.append(gumbel_one_hot(scores[-1], noise))
         groups = _Groups(draws[-1])
         features, before = groups.sort(state.x), groups.sort(taken)
@@ -100,12 +104,12 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
                 if gate == 0:  # the candidate that all images have
                     ends.append(groups.restore(torch.cat(candidates[options.index(end[0])])))
                 else:
-                    ends[i] = model.run_segment(ends[i], end[: gate + 1])
+                    ends[i] = model.segment_output(ends[i], end[: gate + 1])
                 if not last:
-                    ends[i] = model.stand_at(gate + 1, ends[i]).x
+                    ends[i] = model.apply_gate(gate + 1, ends[i]).x
         if last:
             return Walk(mixed, scores, draws, (ends[0], ends[1]))
-        state = model.stand_at(gate + 1, mixed)
+        state = model.apply_gate(gate + 1, mixed)
         chosen = torch.tensor(options, device=x.device)[draws[-1].argmax(1)]
         taken = torch.cat([taken, chosen[:, None]], 1)
         history = (*history, options[-1])
@@ -163,13 +167,13 @@ def _candidate(
     start, stop = window
     if not taken.shape[1]:
         with torch.no_grad():  # nothing in front of the first gate learns
-            y = model.run_segment(x, choices)
+            y = model.segment_output(x, choices)
         return _Candidate(y[:start], y[start:stop], y[stop:])
     keys = model.image_keys(torch.cat([taken, torch.full_like(taken[:, :1], choices[-1])], 1))
-    own = model.run_segment(x[start:stop], choices, Mode(images=norms.of(keys[start:stop])))
+    own = model.segment_output(x[start:stop], choices, Mode(images=norms.of(keys[start:stop])))
     with torch.no_grad():
         others, theirs = (torch.cat([rows[:start], rows[stop:]]) for rows in (x, keys))
-        y = model.run_segment(others, choices, Mode(images=norms.of(theirs)))
+        y = model.segment_output(others, choices, Mode(images=norms.of(theirs)))
     return _Candidate(y[:start], own, y[start:])
 
 

@@ -141,7 +141,7 @@ class GateTask:
         return one_gate(self.model, x, labels, self.space, self.precision)
 
     def _learned(self, found: Signals) -> tuple[Terms, Gradients]:
-        scores = self.model.gate(0).score(found.code)
+        scores = self.model.gate(0).score(found.encoding)
         easy, solved = found.right[:, 0], found.right[:, -1]
         if self.config.goal == "value":
             value = value_loss(scores, found.right)
