@@ -25,7 +25,8 @@ from dsnet.benchmark.conditions import _cpu_mhz, conditions
 from dsnet.benchmark.static_network import Baseline, Static, baselines, static_network, twin_name
 from dsnet.benchmark.workloads import CASCADE_SHARE, Mix, mix_of
 from dsnet.cli import main
-from dsnet.cli.stage_progress import StageLog, seconds_of
+from dsnet.cli.parsers.common import seconds as parse_seconds
+from dsnet.cli.stage_progress import StageLog
 from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.time_limit import TimeLimit, TimeUpError
 from dsnet.counts import human
@@ -421,10 +422,10 @@ def test_progress_is_lines_that_tell_the_time(
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600)])
 def test_times_are_written_in_seconds_minutes_and_hours(text: str, seconds: float) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
     for wrong in ("0", "-5m", "five", "m", "", "nan", "inf"):
-        with pytest.raises(argparse.ArgumentTypeError, match="written as 90, 90s"):
-            seconds_of(wrong)
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a time such as 90, 90s"):
+            parse_seconds(wrong)
 
 
 def test_quick_and_the_time_limit_are_passed_on() -> None:

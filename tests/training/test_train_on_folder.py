@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dsnet.cli import main
+from dsnet.cli import build_parser, main
 from dsnet.cli.options import open_run
-from dsnet.cli.parsers.common import add_run_arguments
 from dsnet.core.settings import from_plain
 from dsnet.data.transforms.augment import normalise
 from dsnet.inference.classify import Prediction, open_predictor
@@ -47,9 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_that_evaluates_prepares_images_alike(run: Path) -> None:
     """Training's test split, `evaluate`, the routers' calibration and `predict`, against Pillow."""
     assert load_checkpoint(run, "final").data["input"]["crop_ratio"] == 0.8
-    parser = argparse.ArgumentParser()
-    add_run_arguments(parser, "test")
-    opened = open_run(parser.parse_args([str(run), "--device", "cpu"]), "test")
+    opened = open_run(build_parser().parse_args(["evaluate", str(run), "--device", "cpu"]), "test")
     trained, predictor = open_trained(run, device="cpu"), open_predictor(run, route=0, device="cpu")
     files = sorted(
         path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from dsnet.cli.options import parse_settings
+from dsnet.cli.options import model_options
 from dsnet.cost import cost
 from dsnet.models import Supernet, create_model
 from dsnet.report.routes import route_rows, route_table
@@ -19,7 +19,7 @@ MOST_ROWS = 32
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table."""
-    model = create_model(args.name, device="meta", **parse_settings(args.set))
+    model = create_model(args.name, device="meta", **model_options(args.set))
     size = args.image_size or model.input_spec.image_size
     height, width = size if isinstance(size, tuple) else (size, size)
     sides = f"{height} × {width}"

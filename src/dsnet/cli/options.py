@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any, NamedTuple
 
 from dsnet.core.device import pick_device
 from dsnet.core.run_lock import locked_outputs
+from dsnet.core.settings import parse_assignments
 from dsnet.data import ImageSet, LazySet, load
 from dsnet.data.class_mapping import in_classes_of
 from dsnet.data.registry import Split
-from dsnet.errors import DsnetError, shorten
+from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.loading import load_classifier
 from dsnet.models.registry import model_entry
@@ -26,27 +26,20 @@ __all__ = [
     "locking",
     "open_network",
     "open_run",
-    "parse_settings",
+    "model_options",
 ]
 
 
 Command = Callable[[argparse.Namespace], int]
 
 
-def parse_settings(settings: list[str]) -> dict[str, Any]:
-    """``["norm=group", "num_classes=10"]`` → ``{"norm": "group", "num_classes": 10}``."""
-    parsed = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.isidentifier():
-            raise DsnetError(f"--set takes key=value, not {shorten(setting)}")
+def model_options(settings: list[str]) -> dict[str, Any]:
+    """Parse ``--set`` of a command that takes a model by name: the options of `create_model`."""
+    options = parse_assignments(settings)
+    for key in options:
         if key in ("name", "device", "dtype", "generator"):
             raise DsnetError(f"{key} is no model option; here --set takes what `dsnet models --json` lists")
-        try:
-            parsed[key] = ast.literal_eval(text)
-        except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested deeply
-            parsed[key] = text
-    return parsed
+    return options
 
 
 def locking(*options: str) -> Callable[[Command], Command]:
@@ -79,7 +72,7 @@ class OpenedRun(NamedTuple):
 
 
 def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
-    """What the arguments of `dsnet.cli.parsers.common.add_run_arguments` name."""
+    """Open the checkpoint, network and images that `run`, `name`, `data` and `root` of the arguments name."""
     saved = load_classifier(args.run, args.name)
     model = saved.model()
     trained = _settings(saved)
@@ -123,7 +116,7 @@ def _trained_ratio(saved: Checkpoint) -> float:
 def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | None]:
     """The network, and the image size it was trained at where a run says so."""
     if network in list_models("supernet"):  # a folder of the same name is ./NAME
-        return create_model(network, **parse_settings(settings)), None
+        return create_model(network, **model_options(settings)), None
     path = Path(network)
     if path.is_dir():
         if settings:

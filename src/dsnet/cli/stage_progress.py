@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from dsnet.errors import shorten
-
-__all__ = ["StageLog", "seconds_of"]
+__all__ = ["StageLog"]
 
 T = TypeVar("T")
 
@@ -46,15 +43,3 @@ class StageLog:
 def written_seconds(seconds: float) -> str:
     """``42 s`` or ``3.5 min``."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
-
-
-def seconds_of(text: str) -> float:
-    """``90``, ``90s``, ``1.5m`` or ``1h`` as seconds, for argparse."""
-    factor = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
-    try:
-        seconds = float(text[:-1]) * factor if factor else float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"a time is written as 90, 90s, 1.5m or 1h, not {shorten(text)}")
-    return seconds

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsnet.cli.parsers import detect_train
-from dsnet.cli.parsers.common import Commands, add_parser, positive
+from dsnet.cli.parsers.common import Commands, add_parser
+from dsnet.cli.parsers.detect_train import add_detect_train
 
-__all__ = ["add_command"]
+__all__ = ["add_detect"]
 
 
-def add_command(commands: Commands) -> None:
-    """Adds the command to the command line."""
+def add_detect(commands: Commands) -> None:
+    """Add ``dsnet detect``."""
     parser = commands.add_parser(
         "detect",
         help="find boxes: train, evaluate and use a detector (FSSD)",
         description="An FSSD detector on a supernet with one gate: every image at its own route.",
     )
     steps = parser.add_subparsers(title="steps", metavar="STEP", required=True)
-    detect_train.add_command(steps)
+    add_detect_train(steps)
     _add_evaluate(steps)
     _add_predict(steps)
 
@@ -36,14 +36,14 @@ def _add_evaluate(steps: Commands) -> None:
         "  dsnet detect evaluate runs/bccd_ds_mbnet --data BCCD\n"
         "  dsnet detect evaluate runs/bccd_ds_mbnet --data BCCD --split val --routes 0 13 --json",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run of `dsnet detect train`")
+    parser.add_run("dsnet detect train")
     parser.add_argument("--data", required=True, metavar="DIR", help="folder in VOC's layout")
     parser.add_argument("--split", default="test", help="of ImageSets/Main, or FOLDER/SPLIT (default: test)")
     parser.add_argument("--routes", type=int, nargs="+", metavar="N", help="these alone, without the gate")
     parser.add_argument("--problems", type=Path, metavar="FILE.txt", help="all problems with files, listed")
-    parser.add_argument("--batch", type=positive, default=32, help="images at a time (default: 32)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_batch(32)
+    parser.add_device()
+    parser.add_json()
 
 
 def _add_predict(steps: Commands) -> None:
@@ -61,7 +61,7 @@ def _add_predict(steps: Commands) -> None:
         "  dsnet detect predict runs/bccd_ds_mbnet photos --score 0.5 --out boxes.jsonl\n"
         "  dsnet detect predict runs/bccd_ds_mbnet photos --route 0 --json | jq '.boxes | length'",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run of `dsnet detect train`")
+    parser.add_run("dsnet detect train")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="a file, a folder, or a pattern in quotes")
     parser.add_argument("--route", type=int, metavar="N", help="every image at this route")
     parser.add_argument("--score", type=float, default=0.3, help="least probability of a box (default: 0.3)")
@@ -71,8 +71,8 @@ def _add_predict(steps: Commands) -> None:
         metavar="DIR",
         help="images with their boxes, into this folder; folders inside stay",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON, an object a line, as results come")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="these lines to a file")
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
-    parser.add_argument("--batch", type=positive, default=16, help="images at a time (default: 16)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_json("print JSON, one object per line, as results come")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="write these lines to a file")
+    parser.add_flag("--force", "replace existing files")
+    parser.add_batch(16)
+    parser.add_device()

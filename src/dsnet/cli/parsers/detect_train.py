@@ -7,11 +7,11 @@ from pathlib import Path
 from dsnet.cli.parsers.common import Commands, add_parser
 from dsnet.cli.parsers.recipe_names import detector_recipes
 
-__all__ = ["add_command"]
+__all__ = ["add_detect_train"]
 
 
-def add_command(commands: Commands) -> None:
-    """Adds the step to `dsnet detect`."""
+def add_detect_train(commands: Commands) -> None:
+    """Add ``dsnet detect train``."""
     names = "\n".join(f"  {name:22}{summary}" for name, summary in detector_recipes().items())
     parser = add_parser(
         commands,
@@ -39,16 +39,8 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe by name, or the recipe.json of a run")
     parser.add_argument("--data", metavar="DIR", help="folder in VOC's layout, or one with several of them")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting, lists with commas; --dry-run shows all; may be repeated",
-    )
+    parser.add_settings("change a setting, lists with commas; --dry-run shows all")
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/RECIPE)")
-    parser.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="show the settings and what the data has; train nothing"
-    )
-    parser.add_argument("--json", action="store_true", help="the settings (--dry-run) or the results as JSON")
+    parser.add_flag("--resume", "continue from the folder's last checkpoint")
+    parser.add_flag("--dry-run", "show the settings and the size of the data; train nothing")
+    parser.add_json("print the settings (--dry-run) or the results as JSON")

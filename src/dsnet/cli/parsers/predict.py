@@ -6,11 +6,11 @@ from pathlib import Path
 
 from dsnet.cli.parsers.common import ROUTERS, Commands, add_parser, positive
 
-__all__ = ["add_command"]
+__all__ = ["add_predict"]
 
 
-def add_command(commands: Commands) -> None:
-    """Adds the command to the command line."""
+def add_predict(commands: Commands) -> None:
+    """Add ``dsnet predict``."""
     parser = add_parser(
         commands,
         "predict",
@@ -31,7 +31,7 @@ def add_command(commands: Commands) -> None:
         "  dsnet predict runs/mine photos --budget 5ms --out found.jsonl  written as results come\n"
         "  dsnet predict runs/mine photos --budget 45% --json | jq -r 'select(.probability < 0.5).path'",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, as `dsnet train` makes it")
+    parser.add_run()
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE", help="a file, a folder, or a pattern in quotes ('a/**/*.png')"
     )
@@ -42,13 +42,13 @@ def add_command(commands: Commands) -> None:
         help="who keeps the budget; single: one route for all images (default: auto, the most accurate one)",
     )
     parser.add_argument("--route", type=int, metavar="N", help="every image at this route")
-    parser.add_argument("--trace", action="store_true", help="also the routes that ran, in order")
+    parser.add_flag("--trace", "also show all routes that ran, in order")
     parser.add_argument(
         "--top", type=positive, default=1, metavar="K", help="the K most probable classes (default: 1)"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON, an object a line, as results come")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="these lines to a file")
-    parser.add_argument("--force", action="store_true", help="with --out: replace a file that is there")
-    parser.add_argument("--batch", type=positive, default=64, help="images at a time (default: 64)")
-    parser.add_argument("--name", help="which of its checkpoints (default: gated, else final, else last)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    parser.add_json("print JSON, one object per line, as results come")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="write these lines to a file")
+    parser.add_flag("--force", "with --out: replace an existing file")
+    parser.add_batch(64)
+    parser.add_checkpoint()
+    parser.add_device()
