@@ -23,11 +23,11 @@ from benchmarks.timing import environment, write_json
 from dsnet.calibration import calibrate, collect, simulate
 from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import gate_reports
-from dsnet.calibration.route_outputs import Outputs
+from dsnet.calibration.route_outputs import RouteOutputs
 from dsnet.core.settings import override, to_plain
 from dsnet.data.dataset import Source
 from dsnet.report.text import table
-from dsnet.routing import CostTable, GateRule
+from dsnet.routing import CostTable, GatePolicy
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.stage2.api import TrainedRun, calibration_images
 from dsnet.training.stage2.cache import SignalStore
@@ -51,7 +51,7 @@ GATES: dict[str, dict[str, Any]] = {
 }
 
 
-def outputs_of(run: TrainedRun, images: Source, known: dict[str, Outputs], what: str) -> Outputs:
+def outputs_of(run: TrainedRun, images: Source, known: dict[str, RouteOutputs], what: str) -> RouteOutputs:
     """What routes and gate say of images; of what is known already, the gate's part alone is made anew."""
     if what not in known:
         known[what] = collect(run.model, run.seen(images))
@@ -65,7 +65,7 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
     """Every gate, and the cascade, on one run."""
     rows: list[dict[str, Any]] = []
     store: SignalStore = {}
-    known: dict[str, Outputs] = {}
+    known: dict[str, RouteOutputs] = {}
     for name in gates:
         config = override(GateConfig(), GATES[name])
         kept = len(store)
@@ -80,7 +80,7 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
         calibrated = outputs_of(opened, held, known, f"not learnt from, gates on {config.images}")
         calibration = calibrate(calibrated, costs)
         found = compare(tested, calibration, [share * costs.largest for share in budgets])
-        own = simulate(GateRule(costs=costs), tested)
+        own = simulate(GatePolicy(costs=costs), tested)
         report = gate_reports(tested, costs)[0]
         for kind in ("gate", "cascade") if not rows else ("gate",):
             curve = [r for r in found.rows if r.router == kind]

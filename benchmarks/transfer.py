@@ -30,7 +30,7 @@ from dsnet.core.device import pick_device
 from dsnet.core.settings import override, parse_assignments, to_plain
 from dsnet.models.loading import load_checkpoint
 from dsnet.report.text import human, table
-from dsnet.routing import CostTable, GateRule
+from dsnet.routing import CostTable, GatePolicy
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.api import train
 
@@ -58,7 +58,7 @@ def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list
         opened = open_trained(folder, name)
         costs = CostTable.of_model(opened.model, opened.test.size)
         outputs = collect(opened.model, opened.seen(opened.test))
-        own = simulate(GateRule(costs=costs), outputs)
+        own = simulate(GatePolicy(costs=costs), outputs)
         taken = Counter(str(outputs.routes[column].number) for column in own.columns.tolist())
         rows.append(
             {

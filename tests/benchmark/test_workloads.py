@@ -18,7 +18,7 @@ from dsnet.calibration.calibration import Calibration
 from dsnet.cli import main
 from dsnet.models import run_gated
 from dsnet.routing import CostTable
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime.forced_routes import Drawn, decisions
 from dsnet.training import save_checkpoint
 from tests.support import assert_close, error_of
@@ -102,17 +102,25 @@ GATE = Router(
     kind="gate",
     costs=COSTS,
     curve=(
-        Point(cost=250.0, accuracy=0.6, numbers=(2.0,), taken=((0, 6), (1, 2))),
-        Point(cost=500.0, accuracy=0.8, numbers=(1.0,), taken=((0, 1), (2, 3), (3, 4))),
+        OperatingPoint(cost=250.0, accuracy=0.6, parameters=(2.0,), route_counts=((0, 6), (1, 2))),
+        OperatingPoint(cost=500.0, accuracy=0.8, parameters=(1.0,), route_counts=((0, 1), (2, 3), (3, 4))),
     ),
 )
 CASCADE = Router(
     kind="cascade",
     costs=COSTS,
     curve=(
-        Point(cost=200.0, accuracy=0.7, numbers=(), routes=(0,), taken=((0, 8),)),
-        Point(cost=510.0, accuracy=0.7, numbers=(0.5, 0.2), routes=(0, 2, 3), taken=((0, 4), (2, 3), (3, 1))),
-        Point(cost=990.0, accuracy=0.9, numbers=(0.9, 0.0), routes=(0, 1, 3), taken=((1, 8),)),
+        OperatingPoint(cost=200.0, accuracy=0.7, routes=(0,), route_counts=((0, 8),)),
+        OperatingPoint(
+            cost=510.0,
+            accuracy=0.7,
+            parameters=(0.5, 0.2),
+            routes=(0, 2, 3),
+            route_counts=((0, 4), (2, 3), (3, 1)),
+        ),
+        OperatingPoint(
+            cost=990.0, accuracy=0.9, parameters=(0.9, 0.0), routes=(0, 1, 3), route_counts=((1, 8),)
+        ),
     ),
 )
 CALIBRATION = Calibration(
@@ -140,7 +148,9 @@ def test_a_measured_mix_needs_a_budget_that_can_be_kept_and_its_routes() -> None
     model = network("ds_mbnet_tiny")
     assert "out of reach" in error_of(lambda: measured_mix(model, CALIBRATION, "5%"))
     assert "another unit" in error_of(lambda: measured_mix(model, CALIBRATION, "5ms"))
-    bare = Router(kind="gate", costs=COSTS, curve=(Point(cost=250.0, accuracy=0.6, numbers=(2.0,)),))
+    bare = Router(
+        kind="gate", costs=COSTS, curve=(OperatingPoint(cost=250.0, accuracy=0.6, parameters=(2.0,)),)
+    )
     told = Calibration(images=8, digest="x", routers={"gate": bare}, singles={})
     assert "which routes are taken" in error_of(lambda: measured_mix(model, told, 250.0))
     assert "no cascade here" in error_of(lambda: measured_mix(model, told, 250.0, "cascade"))

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.calibration import Outputs, calibrate_cascade, calibrate_gate, simulate
+from dsnet.calibration import RouteOutputs, calibrate_cascade, calibrate_gate, simulate
 from dsnet.calibration.search import interpolate, oracle, random_router, static_points
-from dsnet.routing import CostTable, Point, Router
+from dsnet.routing import CostTable, OperatingPoint, Router
 from dsnet.routing.router import parse_budget
 from tests.support import error_of, random_model
 
 
-def made_up(name: str, count: int, seed: int, *, tied: bool = False) -> tuple[Outputs, CostTable]:
-    """Outputs drawn at random: larger routes are right and sure more often."""
+def made_up(name: str, count: int, seed: int, *, tied: bool = False) -> tuple[RouteOutputs, CostTable]:
+    """RouteOutputs drawn at random: larger routes are right and sure more often."""
     model = random_model(name)
     draw = torch.Generator().manual_seed(seed)
     routes = tuple(model.space)
@@ -37,7 +37,7 @@ def made_up(name: str, count: int, seed: int, *, tied: bool = False) -> tuple[Ou
         scores.append(drawn.round() if tied else drawn)
     if tied:
         margins = (10 * margins).round() / 10
-    outputs = Outputs(
+    outputs = RouteOutputs(
         routes=routes,
         labels=labels,
         predicted=torch.where(right, labels[:, None], (labels[:, None] + 1) % 10),
@@ -58,7 +58,7 @@ def test_every_setting_does_what_it_says(name: str, tied: bool, count: int) -> N
     for router in (calibrate_gate(outputs, costs), calibrate_cascade(outputs, costs)):
         assert [p.cost for p in router.curve] == sorted({p.cost for p in router.curve})
         for point in router.curve:
-            seen = simulate(router.rule_of(point), outputs)
+            seen = simulate(router.policy_at(point), outputs)
             assert seen.cost == pytest.approx(point.cost, rel=1e-9)
             assert seen.accuracy == pytest.approx(point.accuracy, abs=1e-9)
 
@@ -78,7 +78,7 @@ def test_any_budget_is_kept_within_two_percent_and_never_exceeded() -> None:
         low, high = router.curve[0].cost, router.curve[-1].cost
         for share in torch.linspace(0, 1, 40).tolist():
             target = low + share * (high - low)
-            reached = simulate(router.rule(target), outputs)
+            reached = simulate(router.policy(target), outputs)
             assert 0.98 * target <= reached.cost <= target * (1 + 1e-9)
             near = [p.accuracy for p in router.curve if 0.98 * target <= p.cost <= target]
             assert reached.accuracy == pytest.approx(max(near, default=reached.accuracy))
@@ -90,18 +90,20 @@ def test_a_gate_without_a_choice_has_one_setting(costs: str) -> None:
     if costs == "equal":
         table = CostTable(unit="ms", prefix=1.0, segments=(((2.0,) * 4,),))
     else:
-        outputs = Outputs(
+        outputs = RouteOutputs(
             **{f: getattr(outputs, f) for f in outputs.__slots__ if f not in ("scores", "options")},
             scores=(torch.zeros(1, 30, 1),),
             options=((2,),),
         )
     (point,) = calibrate_gate(outputs, table).curve
-    assert simulate(calibrate_gate(outputs, table).rule_of(point), outputs).cost == pytest.approx(point.cost)
+    assert simulate(calibrate_gate(outputs, table).policy_at(point), outputs).cost == pytest.approx(
+        point.cost
+    )
 
 
 def test_a_gate_that_says_the_same_of_all_moves_all_at_once() -> None:
     outputs, costs = made_up("ds_mbnet_tiny", 50, seed=1)
-    static = Outputs(
+    static = RouteOutputs(
         **{f: getattr(outputs, f) for f in outputs.__slots__ if f != "scores"},
         scores=(torch.tensor([0.0, 1.0, 2.0, 3.0]).expand(1, 50, 4),),
     )
@@ -137,7 +139,7 @@ def test_cascades_are_the_best_that_enumeration_finds() -> None:
 )
 @settings(max_examples=300, deadline=None)
 def test_the_static_curve_is_the_best_mix_of_two_routes(drawn: list[tuple[int, int]], cost: float) -> None:
-    points = [Point(cost=float(c), accuracy=a / 20, numbers=()) for c, a in drawn]
+    points = [OperatingPoint(cost=float(c), accuracy=a / 20) for c, a in drawn]
     affordable = [p.accuracy for p in points if p.cost <= cost]
     mixed = [
         p.accuracy + (cost - p.cost) / (q.cost - p.cost) * (q.accuracy - p.accuracy)
@@ -153,10 +155,10 @@ def test_the_static_curve_is_the_best_mix_of_two_routes(drawn: list[tuple[int, i
 
 def test_single_routes_are_picked_by_other_images_than_they_are_judged_on() -> None:
     points = [
-        Point(cost=1.0, accuracy=0.5, numbers=(), routes=(0,)),
-        Point(cost=2.0, accuracy=0.9, numbers=(), routes=(1,)),  # lucky here
-        Point(cost=3.0, accuracy=0.7, numbers=(), routes=(2,)),
-        Point(cost=4.0, accuracy=1.0, numbers=(), routes=(7,)),  # never judged
+        OperatingPoint(cost=1.0, accuracy=0.5, routes=(0,)),
+        OperatingPoint(cost=2.0, accuracy=0.9, routes=(1,)),  # lucky here
+        OperatingPoint(cost=3.0, accuracy=0.7, routes=(2,)),
+        OperatingPoint(cost=4.0, accuracy=1.0, routes=(7,)),  # never judged
     ]
     judged = {0: 0.5, 1: 0.4, 2: 0.8}
     assert interpolate(points, 2.0, judged) == pytest.approx(0.6)  # half of 0, half of 2
@@ -208,9 +210,9 @@ def test_tables_that_are_none_are_refused(change: dict[str, object], said: str) 
 def test_settings_that_are_none_are_refused() -> None:
     costs = CostTable(unit="madds", prefix=1.0, segments=(((1.0, 2.0),),))
     for point in (
-        Point(cost=math.nan, accuracy=0.5, numbers=(0.1,)),
-        Point(cost=1.0, accuracy=0.5, numbers=(math.nan,)),
-        Point(cost=1.0, accuracy=0.5, numbers=("a",)),  # type: ignore[arg-type]
+        OperatingPoint(cost=math.nan, accuracy=0.5, parameters=(0.1,)),
+        OperatingPoint(cost=1.0, accuracy=0.5, parameters=(math.nan,)),
+        OperatingPoint(cost=1.0, accuracy=0.5, parameters=("a",)),  # type: ignore[arg-type]
     ):
         assert "router" in error_of(lambda point=point: Router(kind="gate", costs=costs, curve=(point,)))
 
@@ -219,11 +221,11 @@ def test_budgets_that_cannot_be_kept_say_what_can() -> None:
     outputs, costs = made_up("ds_mbnet_tiny", 80, seed=2)
     router = calibrate_gate(outputs, costs)
     low, high = costs.of((0,)), costs.largest
-    message = error_of(lambda: router.rule(2 * high))
+    message = error_of(lambda: router.policy(2 * high))
     assert "out of reach" in message
     assert "MAdds" in message
-    assert "dsnet calibrate" in error_of(lambda: Router(kind="gate", costs=costs).rule(low))
-    assert "give it a budget" in error_of(lambda: Router(kind="cascade", costs=costs).rule())
+    assert "dsnet calibrate" in error_of(lambda: Router(kind="gate", costs=costs).policy(low))
+    assert "give it a budget" in error_of(lambda: Router(kind="cascade", costs=costs).policy())
     assert "unknown router" in error_of(lambda: Router(kind="best", costs=costs))  # type: ignore[arg-type]
 
 

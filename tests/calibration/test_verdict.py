@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import dsnet
-from dsnet.calibration import Outputs, calibrate
+from dsnet.calibration import RouteOutputs, calibrate
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.compare import compare
 from dsnet.calibration.verdict import Contest, Paired, verdict
 from dsnet.models.loading import Checkpoint
-from dsnet.routing import CascadeRule, CostTable, Point, Routed, Router
+from dsnet.routing import CascadePolicy, CostTable, OperatingPoint, Routed, Router
 from dsnet.routing.session import Session
 from tests.support import error_of, images, random_model
 
@@ -22,10 +22,10 @@ NAME = "ds_mbnet_tiny"
 COSTS = CostTable(unit="madds", prefix=1e6, segments=(((1e6, 2e6, 3e6, 4e6),),), network=NAME)
 
 
-def outputs(right: list[list[int]], margins: list[list[float]]) -> Outputs:
+def outputs(right: list[list[int]], margins: list[list[float]]) -> RouteOutputs:
     """Images by whether each of the four routes is right, with its margins."""
     model = random_model(NAME)
-    return Outputs(
+    return RouteOutputs(
         routes=tuple(model.space),
         labels=torch.zeros(len(right), dtype=torch.long),
         predicted=1 - torch.tensor(right),
@@ -37,7 +37,7 @@ def outputs(right: list[list[int]], margins: list[list[float]]) -> Outputs:
     )
 
 
-def paying(count: int) -> Outputs:
+def paying(count: int) -> RouteOutputs:
     """The smallest route knows which images it gets wrong, and only the largest gets those right."""
     hard = [i % 4 == 0 for i in range(count)]
     return outputs(
@@ -45,7 +45,7 @@ def paying(count: int) -> Outputs:
     )
 
 
-def useless(count: int) -> Outputs:
+def useless(count: int) -> RouteOutputs:
     """Route 1 is right wherever any is, and no margin says anything."""
     draw = torch.Generator().manual_seed(0)
     right = [[int(i % 3 > 0), int(i % 10 > 0), int(i % 9 > 1), int(i % 10 > 0)] for i in range(count)]
@@ -105,7 +105,9 @@ def test_routing_that_does_not_pay_names_the_route_to_use() -> None:
     assert found.singles[2].accuracy == 1.0
     pick = calibration.pick(5e6)
     assert pick.kind == "single"
-    assert calibration.router("auto", 5e6).rule(5e6) == CascadeRule(costs=COSTS, routes=(1,), thresholds=())
+    assert calibration.router("auto", 5e6).policy(5e6) == CascadePolicy(
+        costs=COSTS, routes=(1,), thresholds=()
+    )
 
 
 def test_chance_is_no_gain() -> None:
@@ -135,7 +137,7 @@ def test_chance_is_no_gain() -> None:
 def test_one_route_for_all_is_a_router_and_wins_ties() -> None:
     costs = CostTable.of_model(random_model(NAME))
     points = tuple(
-        Point(cost=costs.of((n,)), accuracy=a, numbers=(), routes=(n,), taken=((n, 100),))
+        OperatingPoint(cost=costs.of((n,)), accuracy=a, routes=(n,), route_counts=((n, 100),))
         for n, a in enumerate((0.5, 0.8, 0.7, 0.8))
     )
     single = Router(kind="single", costs=costs, curve=points)
@@ -143,8 +145,10 @@ def test_one_route_for_all_is_a_router_and_wins_ties() -> None:
     largest = costs.largest
     assert single.point(largest).routes == (1,)
     assert single.point(costs.of((0,))).routes == (0,)
-    assert "give it a budget" in error_of(lambda: single.rule())
-    tie = Point(cost=largest, accuracy=0.8 + 1e-12, numbers=(0.5,), routes=(0, 3), taken=((0, 50), (3, 50)))
+    assert "give it a budget" in error_of(lambda: single.policy())
+    tie = OperatingPoint(
+        cost=largest, accuracy=0.8 + 1e-12, parameters=(0.5,), routes=(0, 3), route_counts=((0, 50), (3, 50))
+    )
     cascade = Router(kind="cascade", costs=costs, curve=(tie,))
     singles = {point.routes[0]: point.accuracy for point in points}
     made = Calibration(
@@ -162,7 +166,7 @@ def test_it_runs_in_routed_networks_plans_and_sessions() -> None:
     model.load_state_dict(random_model(NAME, torch.float32).state_dict())
     costs, x = CostTable.of_model(model), images(model, 5)
     points = tuple(
-        Point(cost=costs.of((n,)), accuracy=a, numbers=(), routes=(n,), taken=((n, 9),))
+        OperatingPoint(cost=costs.of((n,)), accuracy=a, routes=(n,), route_counts=((n, 9),))
         for n, a in enumerate((0.5, 0.8, 0.7, 0.75))
     )
     routed = Routed(model.eval(), Router(kind="single", costs=costs, curve=points), "100%")

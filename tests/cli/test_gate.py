@@ -61,12 +61,12 @@ def test_budgets_are_kept(run: Path) -> None:
         kept = 0
         for share in (0.1, 0.3, 0.5, 0.7, 0.9):
             budget = low + share * (high - low)
-            rule = router.rule(budget)
+            policy = router.policy(budget)
             if kind == "single":  # a budget need not be spent
-                kept += simulate(rule, held_out).cost <= budget
+                kept += simulate(policy, held_out).cost <= budget
                 continue
-            assert simulate(rule, held_out).cost == pytest.approx(budget, rel=0.02), kind
-            seen = simulate(rule, tested)
+            assert simulate(policy, held_out).cost == pytest.approx(budget, rel=0.02), kind
+            seen = simulate(policy, tested)
             kept += abs(seen.cost - budget) <= max(0.05 * budget, 3 * seen.cost_error)
         assert kept == 5, kind
 
@@ -77,7 +77,7 @@ def test_calibration_travels_with_the_checkpoint(run: Path) -> None:
     assert set(calibration.routers) == {"gate", "cascade", "single"}
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
     for router in calibration.routers.values():
-        assert all(sum(count for _, count in p.taken) == calibration.images for p in router.curve)
+        assert all(sum(count for _, count in p.route_counts) == calibration.images for p in router.curve)
     routed = dsnet.load_routed(run, "50%", router="cascade")
     assert isinstance(routed, Routed)
     opened = open_trained(run, device="cpu")
@@ -94,7 +94,7 @@ def test_calibration_travels_with_the_checkpoint(run: Path) -> None:
 
 def test_auto_picks_the_more_accurate(run: Path) -> None:
     calibration = Calibration.of(load_checkpoint(run), run)
-    low, high = calibration.reach()
+    low, high = calibration.budget_range()
     for share in (0.2, 0.5, 0.8):
         budget = low + share * (high - low)
         found = {kind: r.point(budget).accuracy for kind, r in calibration.routers.items()}

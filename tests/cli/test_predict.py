@@ -17,7 +17,7 @@ from dsnet.cli import main
 from dsnet.inference.classify import Prediction, Unread, open_predictor
 from dsnet.models import Supernet
 from dsnet.routing import (
-    CascadeRule,
+    CascadePolicy,
     RoutedOutput,
 )
 from tests.support import error_of
@@ -124,17 +124,17 @@ def test_what_was_done_is_kept_where_it_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out, real, sizes = tmp_path / "found.jsonl", CascadeRule.__call__, []
+    out, real, sizes = tmp_path / "found.jsonl", CascadePolicy.__call__, []
 
-    def stopping(rule: CascadeRule, model: Supernet, x: Tensor) -> RoutedOutput:
+    def stopping(policy: CascadePolicy, model: Supernet, x: Tensor) -> RoutedOutput:
         if len(sizes) % 3 == 2:
             if out.exists():  # what came before is on the disk while the next batch runs
                 sizes.append(len(out.read_text().splitlines()))
             raise KeyboardInterrupt
         sizes.append(len(x))
-        return real(rule, model, x)
+        return real(policy, model, x)
 
-    monkeypatch.setattr(CascadeRule, "__call__", stopping)
+    monkeypatch.setattr(CascadePolicy, "__call__", stopping)
     assert command(run, *files, "--route", "0", "--batch", "5", "--out", out) == 130
     assert sizes == [5, 5, 10]
     assert [line["path"] for line in lines_of(out.read_text())] == files[:10]

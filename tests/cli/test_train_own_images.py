@@ -420,7 +420,7 @@ def test_a_stopped_run_has_a_page_that_says_how_to_go_on() -> None:
 
 def test_the_page_tells_of_a_trained_gate() -> None:
     assert "gate" in {words[0] for words in commands_of(told_by(OUTCOME))}
-    gate = GateReport(gate=0, taken={0: 8, 3: 3}, entropy=0.8, information=0.1)
+    gate = GateReport(gate=0, choice_counts={0: 8, 3: 3}, entropy=0.8, information=0.1)
     text = told_by(OUTCOME, gates=[gate])
     assert [words[0] for words in commands_of(text)][:2] == ["predict", "calibrate"]
     assert "gate" not in {words[0] for words in commands_of(text)}

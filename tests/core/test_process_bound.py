@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dsnet import runtime
 from dsnet.routing import CostTable
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.routing.session import Session
 from tests.support import error_of
 from tests.support.networks import network, pictures, plan_of
@@ -118,7 +118,7 @@ def test_a_session_counts_what_a_plan_does() -> None:
     model = network(NAME)
     x, costs = pictures(model, 20), CostTable.of_model(model)
     points = tuple(
-        Point(cost=cost, accuracy=0.5, numbers=(weight,))
+        OperatingPoint(cost=cost, accuracy=0.5, parameters=(weight,))
         for cost, weight in ((costs.of((0,)), 0.5), (costs.largest, -0.5))
     )
     plan = runtime.Plan(

@@ -16,7 +16,7 @@ import dsnet
 from dsnet.calibration.calibration import RouterName
 from dsnet.data.transforms.augment import normalise
 from dsnet.inference.classify import Predictor, open_predictor
-from dsnet.routing import CascadeRule
+from dsnet.routing import CascadePolicy
 from dsnet.training import load_model, save_checkpoint
 from tests.support import error_of
 from tests.support.image_files import picture as noise
@@ -61,7 +61,9 @@ def test_answers_are_the_networks_at_the_reported_route(
         )
         assert [answer.name for answer in result.answers] == [str(n) for n in shares.indices[:3].tolist()]
     routes = {result.route for result in results}
-    single = isinstance(predictor.rule, CascadeRule) and len(predictor.rule.routes) == 1  # auto may take it
+    single = (
+        isinstance(predictor.policy, CascadePolicy) and len(predictor.policy.routes) == 1
+    )  # auto may take it
     assert routes == {2} if "route" in chosen else len(routes) > 1 or single or "budget" not in chosen
 
 
@@ -132,7 +134,7 @@ def test_the_side_and_the_names_are_the_runs(tmp_path: Path) -> None:
     assert opened("ds_mbnet_tiny").size == 16
     larger = opened("ds_mbnet_tiny", input={**CHANNELS, "size": 32})
     assert larger.size == 32
-    assert larger.rule.cost(larger.model, 0) == dsnet.madds(larger.model, 0, 32)
+    assert larger.policy.cost(larger.model, 0) == dsnet.madds(larger.model, 0, 32)
     assert opened("ds_mbnet_cifar").size == 32
     assert opened("ds_mbnet_tiny").classes == tuple(map(str, range(10)))
     assert opened("ds_mbnet_tiny", classes=list("abcdefghij")).classes == tuple("abcdefghij")

@@ -20,7 +20,7 @@ from dsnet.errors import DsnetWarning
 from dsnet.inference.classify import Prediction, Unanswered, open_predictor
 from dsnet.models import GateState, Supernet
 from dsnet.models.group_by_route import Routable
-from dsnet.routing import CascadeRule, GateRule, RoutedOutput, Router
+from dsnet.routing import CascadePolicy, GatePolicy, RoutedOutput, Router
 from dsnet.routing.session import Session
 from dsnet.slicing import Mode
 from dsnet.training import load_model, save_checkpoint
@@ -47,7 +47,7 @@ def damaged(model: Supernet, x: Tensor, *, at: set[int] | None = None) -> Supern
     return model
 
 
-class Poisoned(GateRule):
+class Poisoned(GatePolicy):
     """Gates whose network gives NaN for these images of every batch."""
 
     def __call__(self, model: Routable[Any], x: Tensor, allowance: float | None = None) -> RoutedOutput:
@@ -58,12 +58,12 @@ class Poisoned(GateRule):
 
 def test_a_margin_that_is_no_number_is_never_confident() -> None:
     model, x, routed = cascade(ONE, 0.0)  # no image goes on
-    first, last = routed.rule.routes[0], routed.rule.routes[-1]  # type: ignore[union-attr]
+    first, last = routed.policy.routes[0], routed.policy.routes[-1]  # type: ignore[union-attr]
     assert routed.run(x).routes.unique().tolist() == [first]
     damaged(model, x, at={first})
     output = routed.run(x)
     expected = torch.full((len(x),), first)
-    expected[BAD] = routed.rule.routes[1]  # type: ignore[union-attr]
+    expected[BAD] = routed.policy.routes[1]  # type: ignore[union-attr]
     assert torch.equal(output.routes, expected)
     assert output.finite.all()
     damaged(model, x)
@@ -73,7 +73,9 @@ def test_a_margin_that_is_no_number_is_never_confident() -> None:
     assert (~output.finite).nonzero()[:, 0].tolist() == BAD
     alone = routed.run(x[BAD[:1]])
     assert alone.routes.tolist() == [last]
-    capped = routed.rule(model, x, len(x) * routed.rule.least(model) + 1.5 * routed.router.costs.largest)
+    capped = routed.policy(
+        model, x, len(x) * routed.policy.min_cost(model) + 1.5 * routed.router.costs.largest
+    )
     assert all(int(capped.routes[i]) != first for i in BAD)  # they are the first to go on
 
 
@@ -83,16 +85,16 @@ def test_sessions_leave_them_out_of_what_answered(name: str, cap: str | None) ->
     _, x, routed = gate(name)
     clean = Session(routed, cap=cap)
     routes = clean(x).routes
-    assert isinstance(routed.rule, GateRule)
-    poisoned = Poisoned(costs=routed.rule.costs, weight=routed.rule.weight)
-    object.__setattr__(routed, "rule", poisoned)
+    assert isinstance(routed.policy, GatePolicy)
+    poisoned = Poisoned(costs=routed.policy.costs, weight=routed.policy.weight)
+    object.__setattr__(routed, "policy", poisoned)
     session = Session(routed, cap=cap)
     with pytest.warns(DsnetWarning, match=f"{len(BAD)} of {len(x)} images have no answer"):
         output = session(x)
     assert (~output.finite).nonzero()[:, 0].tolist() == BAD
     assert torch.equal(output.routes, routes)
     kept = [route for i, route in enumerate(routes.tolist()) if i not in BAD]
-    assert session.taken == dict(sorted(Counter(kept).items()))
+    assert session.route_counts == dict(sorted(Counter(kept).items()))
     assert (session.images, session.failed) == (len(x), len(BAD))
     assert session.mean_cost == pytest.approx(clean.mean_cost)  # they were paid for
     assert session.recent_cost == pytest.approx(clean.recent_cost)
@@ -105,7 +107,7 @@ def test_a_cap_holds_with_scores_that_are_no_numbers() -> None:
     model, x, routed = gate(ONE, weight=-3.0)
     score = model.gate_scores
     model.gate_scores = lambda state: torch.full_like(score(state), float("nan"))  # type: ignore[method-assign]
-    least = routed.rule.least(model)
+    least = routed.policy.min_cost(model)
     session = Session(routed, cap=1.01 * least)
     session(x)
     assert session.recent_cost <= 1.01 * least
@@ -123,7 +125,7 @@ def test_nothing_is_calibrated_on_them() -> None:
     known = collect(model, [(x[10:], labels[10:])])
     known.margins[3, 0] = float("nan")
     _, _, routed = cascade(ONE, 0.0)
-    assert simulate(routed.rule, known).columns[3] > 0
+    assert simulate(routed.policy, known).columns[3] > 0
 
 
 def test_the_command_answers_them_by_an_error(
@@ -133,17 +135,17 @@ def test_the_command_answers_them_by_an_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = CascadeRule.__call__
+    real = CascadePolicy.__call__
 
     def poisoned(
-        rule: CascadeRule, model: Supernet, x: Tensor, allowance: float | None = None
+        policy: CascadePolicy, model: Supernet, x: Tensor, allowance: float | None = None
     ) -> RoutedOutput:
-        output = real(rule, model, x, allowance)
+        output = real(policy, model, x, allowance)
         output.logits[0] = float("nan")
         output.logits[2, 3] = float("inf")
         return output
 
-    monkeypatch.setattr(CascadeRule, "__call__", poisoned)
+    monkeypatch.setattr(CascadePolicy, "__call__", poisoned)
     words = ["predict", str(run), *files[:5], "--route", "1", "--device", "cpu"]
     assert main([*words, "--json"]) == 1
     captured = capsys.readouterr()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import dsnet
 from dsnet.calibration import collect, simulate
 from dsnet.models.group_by_route import greedy
-from dsnet.routing import CascadeRule, CostTable, GateRule, Point, Routed, Router
+from dsnet.routing import CascadePolicy, CostTable, GatePolicy, OperatingPoint, Routed, Router
 from dsnet.routing.policies import margin
 from tests.support import assert_close, error_of, images, random_model
 from tests.support.routers import spread
@@ -35,9 +35,9 @@ def test_the_table_adds_up_to_every_route(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_without_weight_the_gates_decide(name: str) -> None:
     model, x = spread(name)
-    rule = GateRule(costs=CostTable.of_model(model))
+    policy = GatePolicy(costs=CostTable.of_model(model))
     plain = dsnet.run_gated(model, x, greedy)
-    output = rule(model, x)
+    output = policy(model, x)
     assert torch.equal(output.logits, plain.logits)
     taken = [model.space.of_choices(choices).number for choices in plain.choices.tolist()]
     assert output.routes.tolist() == taken
@@ -50,7 +50,7 @@ def test_a_gate_decides_for_every_image_alone(name: str, weight: float) -> None:
     """Against the definition: log-softmax less the weighted share of cost, image by image, gate by gate."""
     model, x = spread(name)
     table = CostTable.of_model(model)
-    output = GateRule(costs=table, weight=weight)(model, x)
+    output = GatePolicy(costs=table, weight=weight)(model, x)
     for i in range(len(x)):
         choices: tuple[int, ...] = ()
         state = model.run_prefix(x[i : i + 1])
@@ -77,8 +77,8 @@ def test_a_cascade_answers_as_the_route_that_answered(name: str) -> None:
     sure = [margin(model(x, route)) for route in routes[:2]]
     middle = slice(len(x) // 2 - 1, len(x) // 2 + 1)  # between two images: no margin is the threshold
     thresholds = tuple(float(s.sort()[0][middle].mean()) for s in sure)
-    rule = CascadeRule(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)
-    output = rule(model, x)
+    policy = CascadePolicy(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)
+    output = policy(model, x)
     assert len(set(output.routes.tolist())) == 3
     for i in range(len(x)):
         expected = 0
@@ -86,7 +86,7 @@ def test_a_cascade_answers_as_the_route_that_answered(name: str) -> None:
             expected += 1
         assert output.routes[i].item() == routes[expected]
         assert_close(output.logits[i], model(x[i : i + 1], routes[expected])[0], 1e-9)
-        alone = rule(model, x[i : i + 1])
+        alone = policy(model, x[i : i + 1])
         assert alone.routes.item() == output.routes[i].item()
 
 
@@ -94,18 +94,18 @@ def test_a_cascade_pays_for_everything_that_ran_once() -> None:
     model = random_model("ds_resnet_tiny")
     table = CostTable.of_model(model)
     first, second = model.space.of_choices((1, 0)), model.space.of_choices((1, 2))
-    rule = CascadeRule(costs=table, routes=(first.number, second.number), thresholds=(0.5,))
+    policy = CascadePolicy(costs=table, routes=(first.number, second.number), thresholds=(0.5,))
     shared = table.prefix + table.segment(0, None, 1)
-    assert rule.cost(model, first.number) == shared + table.segment(1, 1, 0) == table.of((1, 0))
+    assert policy.cost(model, first.number) == shared + table.segment(1, 1, 0) == table.of((1, 0))
     both = shared + table.segment(1, 1, 0) + table.segment(1, 1, 2)
-    assert rule.cost(model, second.number) == both
-    assert rule.path(second.number) == rule.routes
+    assert policy.cost(model, second.number) == both
+    assert policy.path(second.number) == policy.routes
     ran: list[tuple[int, ...]] = []
     counted = dsnet.create_model("ds_resnet_tiny", dtype=torch.float64)
     counted.requires_grad_(False).load_state_dict(model.state_dict())
     chain = counted.chain
     counted.chain = lambda choices: (ran.append(choices), chain(choices))[1]  # type: ignore[method-assign]
-    CascadeRule(costs=table, routes=rule.routes, thresholds=(2.0,))(counted, images(counted, 3))
+    CascadePolicy(costs=table, routes=policy.routes, thresholds=(2.0,))(counted, images(counted, 3))
     assert {choices for choices in ran if choices} == {(1,), (1, 0), (1, 2)}
     before = ran.count((1,))
     ran.clear()
@@ -119,8 +119,11 @@ def test_small_batches(name: str, count: int) -> None:
     model, x = spread(name)
     table = CostTable.of_model(model)
     largest = model.space.largest.number
-    for rule in (GateRule(costs=table), CascadeRule(costs=table, routes=(0, largest), thresholds=(2.0,))):
-        output = rule(model, x[:count])
+    for policy in (
+        GatePolicy(costs=table),
+        CascadePolicy(costs=table, routes=(0, largest), thresholds=(2.0,)),
+    ):
+        output = policy(model, x[:count])
         assert output.logits.shape == (count, 10)
         assert output.routes.shape == (count,)
 
@@ -132,16 +135,16 @@ def test_a_simulation_does_as_the_rule_does(name: str) -> None:
     table = CostTable.of_model(model)
     outputs = collect(model, [(x[:10], labels[:10]), (x[10:], labels[10:])])
     largest = model.space.largest.number
-    for rule in (
-        GateRule(costs=table),
-        GateRule(costs=table, weight=1.5),
-        GateRule(costs=table, weight=-1.5),
-        CascadeRule(costs=table, routes=(0, 1, largest), thresholds=(0.3, 0.2)),
+    for policy in (
+        GatePolicy(costs=table),
+        GatePolicy(costs=table, weight=1.5),
+        GatePolicy(costs=table, weight=-1.5),
+        CascadePolicy(costs=table, routes=(0, 1, largest), thresholds=(0.3, 0.2)),
     ):
-        seen, output = simulate(rule, outputs), rule(model, x)
+        seen, output = simulate(policy, outputs), policy(model, x)
         assert [outputs.routes[c].number for c in seen.columns.tolist()] == output.routes.tolist()
         assert torch.equal(seen.correct, output.logits.argmax(1) == labels)
-        assert seen.costs.tolist() == [rule.cost(model, r) for r in output.routes.tolist()]
+        assert seen.costs.tolist() == [policy.cost(model, r) for r in output.routes.tolist()]
 
 
 @given(
@@ -157,7 +160,7 @@ def test_cost_falls_with_the_weight_and_rises_with_thresholds(
     outputs = collect(model, [(images(model, 16, seed=seed), torch.zeros(16, dtype=torch.long))])
     table = CostTable.of_model(model)
     low, high = sorted(weights)
-    cheap, dear = (simulate(GateRule(costs=table, weight=w), outputs) for w in (high, low))
+    cheap, dear = (simulate(GatePolicy(costs=table, weight=w), outputs) for w in (high, low))
     assert (cheap.costs <= dear.costs).all()
     first, second, third = thresholds
     for step in (0, 1):
@@ -165,7 +168,7 @@ def test_cost_falls_with_the_weight_and_rises_with_thresholds(
         more = list(few)
         more[step] = max(third, few[step])
         small, large = (
-            simulate(CascadeRule(costs=table, routes=(0, 1, 3), thresholds=tuple(t)), outputs)
+            simulate(CascadePolicy(costs=table, routes=(0, 1, 3), thresholds=tuple(t)), outputs)
             for t in (few, more)
         )
         assert (small.costs <= large.costs).all()
@@ -175,35 +178,35 @@ def test_bad_rules_are_refused() -> None:
     model = random_model("ds_mbnet_tiny")
     table = CostTable.of_model(model)
     assert "smallest to the largest" in error_of(
-        lambda: CascadeRule(costs=table, routes=(3, 0), thresholds=(0.1,))
+        lambda: CascadePolicy(costs=table, routes=(3, 0), thresholds=(0.1,))
     )
-    assert "needs 1 thresholds" in error_of(lambda: CascadeRule(costs=table, routes=(0, 3), thresholds=()))
+    assert "needs 1 thresholds" in error_of(lambda: CascadePolicy(costs=table, routes=(0, 3), thresholds=()))
     assert "must be finite" in error_of(
-        lambda: GateRule(costs=table, weight=float("nan"))(model, images(model, 1))
+        lambda: GatePolicy(costs=table, weight=float("nan"))(model, images(model, 1))
     )
     training = dsnet.create_model("ds_mbnet_tiny").train()
-    rule = CascadeRule(costs=table, routes=(0,), thresholds=())
-    assert "eval mode" in error_of(lambda: rule(training, torch.zeros(1, 3, 16, 16)))
+    policy = CascadePolicy(costs=table, routes=(0,), thresholds=())
+    assert "eval mode" in error_of(lambda: policy(training, torch.zeros(1, 3, 16, 16)))
     router = Router(kind="gate", costs=CostTable.of_model(random_model("ds_mbnet_cifar")))
     assert "ds_mbnet_cifar" in error_of(lambda: Routed(model, router))
     alike = dsnet.create_model("ds_mbnet_plus_tiny")  # as many choices, another network
     assert "ds_mbnet_tiny" in error_of(lambda: Routed(alike, Router(kind="gate", costs=table)))
     assert "has no route 2" in error_of(
-        lambda: CascadeRule(costs=table, routes=(0, 3), thresholds=(0.1,)).path(2)
+        lambda: CascadePolicy(costs=table, routes=(0, 3), thresholds=(0.1,)).path(2)
     )
-    assert "as a tensor" in error_of(lambda: rule(model, [1, 2]))  # type: ignore[arg-type]
+    assert "as a tensor" in error_of(lambda: policy(model, [1, 2]))  # type: ignore[arg-type]
 
 
 class Mine(Router):
     """A router of a user's own: it decides by something else than a margin."""
 
-    def rule_of(self, point: Point) -> GateRule | CascadeRule:
-        return CascadeRule(costs=self.costs, routes=(0,), thresholds=())
+    def policy_at(self, point: OperatingPoint) -> GatePolicy | CascadePolicy:
+        return CascadePolicy(costs=self.costs, routes=(0,), thresholds=())
 
 
 def test_a_router_of_ones_own_is_not_read_as_another() -> None:
     table = CostTable.of_model(random_model("ds_mbnet_tiny"))
-    point = Point(cost=table.largest, accuracy=0.5, numbers=(0.5,), routes=(0, 3))
+    point = OperatingPoint(cost=table.largest, accuracy=0.5, parameters=(0.5,), routes=(0, 3))
     mine = Mine(kind="cascade", costs=table, curve=(point,))
     plain = json.loads(json.dumps(mine.to_dict()))
     message = error_of(lambda: Router.from_dict(plain))

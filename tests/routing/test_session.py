@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.routing import CascadeRule, CostTable, Point, Routed, Router
+from dsnet.routing import CascadePolicy, CostTable, OperatingPoint, Routed, Router
 from dsnet.routing.budget import cheaper_moves, within
 from dsnet.routing.policies import margin
 from dsnet.routing.session import Drift, Session
@@ -72,7 +72,7 @@ def test_a_cap_holds_after_every_batch(
     name: str, kind: str, sizes: list[int], window: int, share: float
 ) -> None:
     model, x, routed = gate(name, weight=-3.0) if kind == "gate" else cascade(name, 0.9)
-    least = routed.rule.least(model)
+    least = routed.policy.min_cost(model)
     cap = least + share * (routed.router.costs.largest - least)
     session = Session(routed, window=window, cap=cap)
     for size in sizes:
@@ -90,7 +90,7 @@ def test_capped_answers_are_those_of_their_routes(name: str, kind: str) -> None:
     assert torch.equal(loose.routes, plain.routes)
     assert torch.equal(loose.logits, plain.logits)
     mean = sum(map(routed.cost, plain.routes.tolist())) / len(x)
-    least = routed.rule.least(model)
+    least = routed.policy.min_cost(model)
     tight = Session(routed, cap=(mean + least) / 2)(x)
     assert not torch.equal(tight.routes, plain.routes)
     for i in range(len(x)):
@@ -100,13 +100,13 @@ def test_capped_answers_are_those_of_their_routes(name: str, kind: str) -> None:
 
 def test_the_least_sure_go_on_first() -> None:
     model, x, routed = cascade(ONE, 2.0)  # everyone would go on
-    rule = routed.rule
-    assert isinstance(rule, CascadeRule)
-    more = rule.cost(model, rule.routes[1]) - rule.cost(model, rule.routes[0])
-    output = rule(model, x, len(x) * rule.least(model) + 7.5 * more)
-    sure = margin(model(x, rule.routes[0]))
+    policy = routed.policy
+    assert isinstance(policy, CascadePolicy)
+    more = policy.cost(model, policy.routes[1]) - policy.cost(model, policy.routes[0])
+    output = policy(model, x, len(x) * policy.min_cost(model) + 7.5 * more)
+    sure = margin(model(x, policy.routes[0]))
     expected = set(sure.argsort()[:7].tolist())
-    assert {i for i, route in enumerate(output.routes.tolist()) if route != rule.routes[0]} == expected
+    assert {i for i, route in enumerate(output.routes.tolist()) if route != policy.routes[0]} == expected
 
 
 def test_counts_and_costs() -> None:
@@ -114,7 +114,7 @@ def test_counts_and_costs() -> None:
     session = Session(routed, window=10)
     routes = [*session(x[:15]).routes.tolist(), *session(x[15:18]).routes.tolist()]
     assert session.images == 18
-    assert session.taken == {r: routes.count(r) for r in sorted(set(routes))}
+    assert session.route_counts == {r: routes.count(r) for r in sorted(set(routes))}
     assert session.mean_cost == pytest.approx(sum(map(routed.cost, routes)) / 18)
     assert session.recent_cost == pytest.approx(sum(map(routed.cost, routes[-10:])) / 10)
     told = session.to_dict()
@@ -165,7 +165,7 @@ def test_two_budgets_run_in_two_threads() -> None:
     """Nothing is stored on the network: each thread gets what it would get alone."""
     model, x, _ = gate(ONE)
     costs = CostTable.of_model(model)
-    curve = tuple(Point(cost=c, accuracy=0.5, numbers=(w,)) for c, w in ((1e4, 9.0), (3e5, -9.0)))
+    curve = tuple(OperatingPoint(cost=c, accuracy=0.5, parameters=(w,)) for c, w in ((1e4, 9.0), (3e5, -9.0)))
     routed = Routed(model, Router(kind="gate", costs=costs, curve=curve), 1e4)
     both = [routed, routed.at(3e5)]
     alone = [one(x) for one in both]
@@ -203,5 +203,5 @@ def test_a_cap_is_no_drift() -> None:
 def test_steps_that_cost_nothing_may_always_be_taken() -> None:
     model, x = spread(ONE, 8)
     table = CostTable(unit="ms", prefix=1.0, segments=(((1.0, 0.0, 0.0, 1.0),),))
-    rule = CascadeRule(costs=table, routes=(0, 1), thresholds=(2.0,))
-    assert rule(model, x, allowance=2.0 * len(x)).routes.tolist() == [1] * len(x)
+    policy = CascadePolicy(costs=table, routes=(0, 1), thresholds=(2.0,))
+    assert policy(model, x, allowance=2.0 * len(x)).routes.tolist() == [1] * len(x)

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
-from dsnet.routing import CascadeRule, CostTable
-from dsnet.routing.router import Point, Router
+from dsnet.routing import CascadePolicy, CostTable
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime import plan as plans
 from dsnet.runtime.break_even import BreakEven, Times, _thresholds, measure
 from dsnet.runtime.executors.host import Engine
@@ -24,12 +24,12 @@ def router(kind: str = "gate") -> Router:
     costs = CostTable.of_model(network(NAME))
     numbers = (0.0,) if kind == "gate" else (0.5,)
     points = tuple(
-        Point(
+        OperatingPoint(
             cost=1.001 * costs.of((c,)),
             accuracy=c / 4,
-            numbers=numbers,
+            parameters=numbers,
             routes=(0, 3),
-            taken=((0, 3), (3, 1)),
+            route_counts=((0, 3), (3, 1)),
         )
         for c in range(4)
     )
@@ -103,11 +103,11 @@ def test_thresholds_send_on_as_many_as_they_are_to() -> None:
     x, costs = pictures(model, 40), CostTable.of_model(model)
     shares = {0: 0.5, 1: 0.3, 3: 0.2}
     thresholds = _thresholds(plan.engine, x, (0, 1, 3), shares)
-    first = CascadeRule(costs=costs, routes=(0, 1), thresholds=thresholds[:1])(plan.engine, x)
+    first = CascadePolicy(costs=costs, routes=(0, 1), thresholds=thresholds[:1])(plan.engine, x)
     assert int((first.routes == 0).sum()) == 20
-    last = CascadeRule(costs=costs, routes=(0, 1, 3), thresholds=thresholds)(plan.engine, x)
+    last = CascadePolicy(costs=costs, routes=(0, 1, 3), thresholds=thresholds)(plan.engine, x)
     assert torch.bincount(last.routes).tolist() == [20, 12, 0, 8]
-    everyone = CascadeRule(
+    everyone = CascadePolicy(
         costs=costs, routes=(0, 3), thresholds=_thresholds(plan.engine, x, (0, 3), {3: 1.0})
     )
     assert everyone(plan.engine, x).routes.tolist() == [3] * 40

@@ -12,9 +12,9 @@ from torch import Tensor
 import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
-from dsnet.routing import CascadeRule, CostTable, GateRule
+from dsnet.routing import CascadePolicy, CostTable, GatePolicy
 from dsnet.routing.policies import margin
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime.executors.penalties import prices_of
 from dsnet.runtime.plan import Plan
 from tests.support.networks import network, pictures, sure_rows
@@ -88,13 +88,13 @@ def test_prices_and_cascades(backend: str) -> None:
     x = pictures(model, 40).cuda()
     held = graphed.held
     for weight in (-2.0, 0.4, 0.0, 3.0):
-        expected = GateRule(costs=costs, weight=weight)(model, x)
+        expected = GatePolicy(costs=costs, weight=weight)(model, x)
         found = graphed.run(x, prices_of(costs, weight, [model.gate(0).choices], held))
         assert float((found.routes == expected.routes).double().mean()) > 0.95
     for routes, quantile in (((0, 3), 0.4), ((0, 1, 3), 0.7)):
         thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
-        rule = CascadeRule(costs=costs, routes=routes, thresholds=thresholds)
-        expected, found = rule(model, x), graphed.cascade(x, routes, thresholds)
+        policy = CascadePolicy(costs=costs, routes=routes, thresholds=thresholds)
+        expected, found = policy(model, x), graphed.cascade(x, routes, thresholds)
         same = found.routes == expected.routes
         assert float(same.double().mean()) > 0.9
         near(found.logits[same], expected.logits[same], 1e-3)
@@ -106,7 +106,9 @@ def test_threads_and_streams_take_turns(backend: str) -> None:
     costs, x = CostTable.of_model(model), pictures(model, 30).cuda()
     ends = [costs.of((choice,)) for choice in (0, 3)]
     points = [
-        Point(cost=cost, accuracy=0.5, numbers=(weight,), routes=(0, 1, 2, 3), taken=((0, 1),))
+        OperatingPoint(
+            cost=cost, accuracy=0.5, parameters=(weight,), routes=(0, 1, 2, 3), route_counts=((0, 1),)
+        )
         for cost, weight in zip(ends, (0.3, -0.3), strict=True)
     ]
     router = Router(kind="gate", costs=costs, curve=tuple(points))

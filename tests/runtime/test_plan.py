@@ -14,9 +14,9 @@ from torch import Tensor
 import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
-from dsnet.routing import CascadeRule, CostTable, GateRule, Routed
+from dsnet.routing import CascadePolicy, CostTable, GatePolicy, Routed
 from dsnet.routing.policies import margin
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.routing.session import Session
 from tests.support import TINY, assert_close, error_of, relative_error
 from tests.support.networks import network, pictures, plan_of, sure_rows
@@ -141,15 +141,15 @@ def routers(model: dsnet.Supernet, x: Tensor) -> tuple[Router, Router]:
     sure = margin(model(x, 0)).sort()[0]
     gate, cascade = [], []
     for share in (0.25, 0.75):
-        rule = CascadeRule(costs=costs, routes=(0, last), thresholds=(float(sure[int(share * len(x))]),))
+        policy = CascadePolicy(costs=costs, routes=(0, last), thresholds=(float(sure[int(share * len(x))]),))
         weight = 2.0 * (0.5 - share)
         for points, one, numbers, routes in (
-            (gate, GateRule(costs=costs, weight=weight), (weight,), ()),
-            (cascade, rule, rule.thresholds, rule.routes),
+            (gate, GatePolicy(costs=costs, weight=weight), (weight,), ()),
+            (cascade, policy, policy.thresholds, policy.routes),
         ):
             out = one(model, x)
             cost = sum(one.cost(model, number) for number in out.routes.tolist()) / len(x)
-            points.append(Point(cost=cost, accuracy=0.5, numbers=numbers, routes=routes))
+            points.append(OperatingPoint(cost=cost, accuracy=0.5, parameters=numbers, routes=routes))
     return Router(kind="gate", costs=costs, curve=tuple(gate)), Router(
         kind="cascade", costs=costs, curve=tuple(cascade)
     )

@@ -14,7 +14,7 @@ import dsnet
 from dsnet import runtime
 from dsnet.routing import CostTable, Routed
 from dsnet.routing.policies import margin
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime.backends import get_backend
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures, sure_rows
@@ -32,8 +32,8 @@ def cascade(model: dsnet.Supernet, last: int = 3) -> Router:
         kind="cascade",
         costs=costs,
         curve=(
-            Point(cost=costs.of(model.space[0].choices), accuracy=0.5, numbers=(), routes=(0,)),
-            Point(cost=costs.largest, accuracy=0.9, numbers=(threshold,), routes=(0, last)),
+            OperatingPoint(cost=costs.of(model.space[0].choices), accuracy=0.5, routes=(0,)),
+            OperatingPoint(cost=costs.largest, accuracy=0.9, parameters=(threshold,), routes=(0, last)),
         ),
     )
 
@@ -46,7 +46,7 @@ def gate(model: dsnet.Supernet) -> Router:
         kind="gate",
         costs=costs,
         curve=tuple(
-            Point(cost=cost, accuracy=0.5, numbers=(0.0,), taken=own)
+            OperatingPoint(cost=cost, accuracy=0.5, parameters=(0.0,), taken=own)
             for cost, own in zip((costs.of((0,)), costs.largest), taken, strict=True)
         ),
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsnet.routing import CostTable
 from dsnet.routing.policies import RoutedOutput, margin
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime import Plan
 from dsnet.runtime import compile as compile_plan
 from dsnet.runtime.stream import Answer, stream
@@ -108,8 +108,8 @@ def test_streams_keep_the_budget() -> None:
         kind="gate",
         costs=costs,
         curve=(
-            Point(cost=costs.of((0,)), accuracy=0.5, numbers=(1e6,)),
-            Point(cost=9e9, accuracy=1, numbers=(0,)),
+            OperatingPoint(cost=costs.of((0,)), accuracy=0.5, parameters=(1e6,)),
+            OperatingPoint(cost=9e9, accuracy=1, parameters=(0,)),
         ),
     )
     plan = Plan(plan_of(NAME, "eager").engine, gate, costs.of((0,)))
@@ -123,7 +123,7 @@ def test_cascades_and_several_gates_stream_too() -> None:
     model = network(NAME)
     costs, x = CostTable.of_model(model), pictures(model, 23)
     threshold = float(margin(model(x, 0)).median())
-    point = Point(cost=1e5, accuracy=0.5, numbers=(threshold,), routes=(0, 3))
+    point = OperatingPoint(cost=1e5, accuracy=0.5, parameters=(threshold,), routes=(0, 3))
     cascade = Plan(plan_of(NAME, "eager").engine, Router(kind="cascade", costs=costs, curve=(point,)), 1e5)
     several = plan_of("three_gates", "eager")
     for plan, images in ((cascade, x), (several, pictures(network("three_gates"), 23))):

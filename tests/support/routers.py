@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import dsnet
-from dsnet.routing import CostTable, Point, Routed, Router
+from dsnet.routing import CostTable, OperatingPoint, Routed, Router
 from tests.support import images, random_model, spread_gates
 
 ONE, SEVERAL = "ds_mbnet_tiny", "ds_resnet_tiny"
@@ -24,7 +24,9 @@ def gate(name: str, *, weight: float = 0.0) -> tuple[dsnet.Supernet, torch.Tenso
     model, x = spread(name, 40)
     costs = CostTable.of_model(model)
     points = tuple(
-        Point(cost=costs.largest * share, accuracy=0.5, numbers=(weight,), taken=((0, 60), (1, 40)))
+        OperatingPoint(
+            cost=costs.largest * share, accuracy=0.5, parameters=(weight,), route_counts=((0, 60), (1, 40))
+        )
         for share in (0.1, 1.0)
     )
     return model, x, Routed(model, Router(kind="gate", costs=costs, curve=points), costs.largest)
@@ -34,5 +36,5 @@ def cascade(name: str, threshold: float) -> tuple[dsnet.Supernet, torch.Tensor, 
     model, x = spread(name, 40)
     costs = CostTable.of_model(model)
     routes = (0, model.space[1].number, model.space.largest.number)
-    point = Point(cost=costs.largest, accuracy=0.5, numbers=(threshold, threshold), routes=routes)
+    point = OperatingPoint(cost=costs.largest, accuracy=0.5, parameters=(threshold, threshold), routes=routes)
     return model, x, Routed(model, Router(kind="cascade", costs=costs, curve=(point,)), costs.largest)

@@ -14,7 +14,7 @@ from dsnet.core.formats import MIX
 from dsnet.core.schema import read_json
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
-from dsnet.routing.router import parse_budget, written
+from dsnet.routing.router import format_cost, parse_budget
 from dsnet.runtime.forced_routes import adding_up
 
 __all__ = ["Cascade", "Mix", "decided_routes", "measured_mix", "mix_of", "read_mix", "shares_of"]
@@ -72,17 +72,19 @@ def measured_mix(
     cost = parse_budget(budget, calibration.costs)
     chosen = calibration.router(router, cost)
     point = chosen.point(cost)
-    images = sum(count for _, count in point.taken)
+    images = sum(count for _, count in point.route_counts)
     if not images:
         raise DsnetError("this calibration does not say which routes are taken; `dsnet calibrate` it anew")
-    shares = {model.space.resolve(route).number: count / images for route, count in sorted(point.taken)}
+    shares = {
+        model.space.resolve(route).number: count / images for route, count in sorted(point.route_counts)
+    }
     cascade = _fixed_cascade(model)
     if chosen.kind == "cascade":
-        counts = dict(point.taken)
+        counts = dict(point.route_counts)
         beyond = [sum(counts.get(r, 0) for r in point.routes[i:]) for i in range(len(point.routes))]
         run = [(route, count / images) for route, count in zip(point.routes, beyond, strict=True) if count]
         cascade = Cascade(tuple(route for route, _ in run), tuple(share for _, share in run))
-    at = written(cost, calibration.costs.unit)
+    at = format_cost(cost, calibration.costs.unit)
     source = f"as its {chosen.kind} takes them at {at}, on {images} calibration images"
     return Mix(shares=shares, cascade=cascade, source=source)
 

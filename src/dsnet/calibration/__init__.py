@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dsnet.calibration.calibration import Calibration, calibrate, load_routed
-    from dsnet.calibration.route_outputs import Outputs, collect, simulate
+    from dsnet.calibration.route_outputs import RouteOutputs, collect, simulate
     from dsnet.calibration.search import calibrate_cascade, calibrate_gate
 
 __all__ = [
     "Calibration",
-    "Outputs",
+    "RouteOutputs",
     "calibrate",
     "calibrate_cascade",
     "calibrate_gate",
@@ -26,7 +26,7 @@ _LAZY = {
     "Calibration": "dsnet.calibration.calibration",
     "calibrate": "dsnet.calibration.calibration",
     "load_routed": "dsnet.calibration.calibration",
-    "Outputs": "dsnet.calibration.route_outputs",
+    "RouteOutputs": "dsnet.calibration.route_outputs",
     "collect": "dsnet.calibration.route_outputs",
     "simulate": "dsnet.calibration.route_outputs",
     "calibrate_cascade": "dsnet.calibration.search",

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from dsnet.calibration.route_outputs import Outputs, simulate
+from dsnet.calibration.route_outputs import RouteOutputs, simulate
 from dsnet.calibration.search import calibrate_cascade, calibrate_gate, calibrate_single
 from dsnet.core.device import pick_device
 from dsnet.core.formats import ROUTING
@@ -20,7 +20,7 @@ from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
 from dsnet.models.loading import Checkpoint, load_classifier
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import Point, Routed, Router, RouterKind, parse_budget, written
+from dsnet.routing.router import OperatingPoint, Routed, Router, RouterKind, format_cost, parse_budget
 
 __all__ = ["Calibration", "Pick", "RouterName", "calibrate", "has_trained_gates", "load_routed"]
 
@@ -50,7 +50,7 @@ class Calibration:
         """What all routers count."""
         return next(iter(self.routers.values())).costs
 
-    def reach(self, name: RouterName = "auto") -> tuple[float, float]:
+    def budget_range(self, name: RouterName = "auto") -> tuple[float, float]:
         """The least and the largest mean cost that can be kept."""
         curves = [r.curve for kind, r in self.routers.items() if name in ("auto", kind)]
         return min(c[0].cost for c in curves), max(c[-1].cost for c in curves)
@@ -66,11 +66,11 @@ class Calibration:
             if r.keeps(budget) and (kinds is None or kind in kinds)
         }
         if not found:
-            low, high = self.reach()
+            low, high = self.budget_range()
             unit = self.costs.unit
             raise DsnetError(
-                f"a mean cost of {written(budget, unit)} is out of reach: the routers go from "
-                f"{written(low, unit)} to {written(high, unit)}"
+                f"a mean cost of {format_cost(budget, unit)} is out of reach: the routers go from "
+                f"{format_cost(low, unit)} to {format_cost(high, unit)}"
             )
         best = max(found, key=lambda kind: round(self.images * found[kind]))  # the first of equals
         others = [accuracy for kind, accuracy in found.items() if kind != best]
@@ -140,12 +140,11 @@ class Calibration:
             return self
         choices = {route["number"]: tuple(route["choices"]) for route in routes}
         points = [
-            Point(
+            OperatingPoint(
                 cost=self.costs.of(choices[number]),
                 accuracy=accuracy,
-                numbers=(),
                 routes=(number,),
-                taken=((number, self.images),),
+                route_counts=((number, self.images),),
             )
             for number, accuracy in self.singles.items()
         ]
@@ -171,7 +170,7 @@ def has_trained_gates(saved: Checkpoint) -> bool:
     return "gate" in saved.data or scheme.get("joint") is not None
 
 
-def calibrate(outputs: Outputs, costs: CostTable, *, gate: bool = True) -> Calibration:
+def calibrate(outputs: RouteOutputs, costs: CostTable, *, gate: bool = True) -> Calibration:
     """All settings of single routes, cascade and trained gates, with the routes that each would take."""
     made = [calibrate_cascade(outputs, costs), calibrate_single(outputs, costs)]
     if gate:
@@ -181,12 +180,12 @@ def calibrate(outputs: Outputs, costs: CostTable, *, gate: bool = True) -> Calib
     return Calibration(images=len(outputs), digest=outputs.digest, routers=routers, singles=singles)
 
 
-def _with_histograms(router: Router, outputs: Outputs) -> Router:
+def _with_histograms(router: Router, outputs: RouteOutputs) -> Router:
     points = []
     for point in router.curve:
-        counts = np.bincount(simulate(router.rule_of(point), outputs).columns.numpy()).tolist()
+        counts = np.bincount(simulate(router.policy_at(point), outputs).columns.numpy()).tolist()
         taken = tuple((outputs.routes[c].number, n) for c, n in enumerate(counts) if n)
-        points.append(replace(point, taken=taken))
+        points.append(replace(point, route_counts=taken))
     return replace(router, curve=tuple(points))
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.difficulty import DIFFICULTIES, difficulties, mutual_information
-from dsnet.calibration.route_outputs import Outputs, Simulated, simulate
+from dsnet.calibration.route_outputs import RouteOutputs, Simulation, simulate
 from dsnet.calibration.search import interpolate, oracle, random_router, static_points
 from dsnet.calibration.verdict import Contest, Paired, Verdict, verdict
 from dsnet.errors import DsnetError
-from dsnet.routing.router import Point, RouterKind
+from dsnet.routing.router import OperatingPoint, RouterKind
 
 __all__ = ["Comparison", "Row", "compare", "needed_routes"]
 
@@ -34,7 +34,7 @@ class Row:
     random: float  # routes drawn with the same histogram
     alone: float | None  # stand-alone networks, mixed to the same mean cost
     by_difficulty: dict[str, float | None]  # accuracy on easy, dependent and hard images
-    taken: dict[int, int]  # route → images that it answered
+    route_counts: dict[int, int]  # route → images that it answered
     information: float  # bits that the route tells about the difficulty of its image
     single: int  # the single route that was most accurate within the budget on the calibration images
     single_cost: float
@@ -44,7 +44,8 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types)."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        keys = {"route_counts": "taken"}
+        return {keys.get(name, name): getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,9 @@ class Comparison:
 
     images: int
     rows: tuple[Row, ...]
-    singles: tuple[Point, ...]  # the accuracy of every route by itself
-    alone: tuple[Point, ...]
-    oracle: Point
+    singles: tuple[OperatingPoint, ...]  # the accuracy of every route by itself
+    alone: tuple[OperatingPoint, ...]
+    oracle: OperatingPoint
     shares: dict[str, float]  # of easy, dependent and hard images
     verdict: Verdict | None  # whether routing pays; none where there are single routes only
 
@@ -65,10 +66,10 @@ class Comparison:
 
 
 def compare(
-    outputs: Outputs,
+    outputs: RouteOutputs,
     calibration: Calibration,
     budgets: Sequence[float],
-    alone: Sequence[Point] = (),
+    alone: Sequence[OperatingPoint] = (),
     *,
     images: str = "test images",
 ) -> Comparison:
@@ -79,7 +80,7 @@ def compare(
     for kind, router in calibration.routers.items():
         for budget in budgets:
             if router.keeps(budget):
-                seen = simulate(router.rule(budget), outputs)
+                seen = simulate(router.policy(budget), outputs)
                 contest = _contest(outputs, calibration, kind, budget, seen)
                 rows.append(_row(outputs, calibration, contest, seen, static, alone, hard))
                 contests += [contest] if kind != "single" else []
@@ -92,7 +93,7 @@ def compare(
         rows=tuple(rows),
         singles=tuple(static),
         alone=tuple(alone),
-        oracle=Point(cost=best.cost, accuracy=best.accuracy, numbers=()),
+        oracle=OperatingPoint(cost=best.cost, accuracy=best.accuracy),
         shares={name: float((hard == i).double().mean()) for i, name in enumerate(DIFFICULTIES)},
         verdict=verdict(contests, costs.unit, images),
     )
@@ -105,7 +106,7 @@ def needed_routes(calibration: Calibration, budgets: Sequence[float]) -> list[in
 
 
 def _contest(
-    outputs: Outputs, calibration: Calibration, kind: RouterKind, budget: float, seen: Simulated
+    outputs: RouteOutputs, calibration: Calibration, kind: RouterKind, budget: float, seen: Simulation
 ) -> Contest:
     """A router beside the best single route within its budget; the calibration chose both."""
     costs, singles = calibration.costs, calibration.singles
@@ -128,12 +129,12 @@ def _contest(
 
 
 def _row(
-    outputs: Outputs,
+    outputs: RouteOutputs,
     calibration: Calibration,
     contest: Contest,
-    seen: Simulated,
-    static: list[Point],
-    alone: Sequence[Point],
+    seen: Simulation,
+    static: list[OperatingPoint],
+    alone: Sequence[OperatingPoint],
     hard: Tensor,
 ) -> Row:
     groups = {name: seen.correct[hard == i] for i, name in enumerate(DIFFICULTIES)}
@@ -150,7 +151,7 @@ def _row(
         random=random_router(outputs, seen),
         alone=interpolate(list(alone), seen.cost) if alone else None,
         by_difficulty={n: float(g.double().mean()) if len(g) else None for n, g in groups.items()},
-        taken={route.number: n for route, n in zip(outputs.routes, counts, strict=True) if n},
+        route_counts={route.number: n for route, n in zip(outputs.routes, counts, strict=True) if n},
         information=mutual_information(seen.columns, hard),
         single=contest.route,
         single_cost=contest.route_cost,

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dsnet.calibration.route_outputs import Outputs, walk
+from dsnet.calibration.route_outputs import RouteOutputs, walk
 from dsnet.routing.cost_table import CostTable
 
 __all__ = ["DIFFICULTIES", "GateReport", "difficulties", "gate_reports", "mutual_information"]
@@ -23,33 +23,35 @@ class GateReport:
     """What one gate did with some images."""
 
     gate: int
-    taken: Mapping[int, int]  # choice → images
+    choice_counts: Mapping[int, int]  # choice → images
     entropy: float  # bits, of the choices
     information: float  # bits that a choice tells about the difficulty of its image
 
     @property
     def static(self) -> bool:
         """Whether (nearly) all images got the same choice."""
-        return max(self.taken.values()) >= STATIC * sum(self.taken.values())
+        return max(self.choice_counts.values()) >= STATIC * sum(self.choice_counts.values())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """From what `to_dict` gave."""
         taken = {int(choice): count for choice, count in data["taken"].items()}
-        return cls(gate=data["gate"], taken=taken, entropy=data["entropy"], information=data["information"])
+        return cls(
+            gate=data["gate"], choice_counts=taken, entropy=data["entropy"], information=data["information"]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types)."""
         return {
             "gate": self.gate,
-            "taken": {str(choice): count for choice, count in self.taken.items()},
+            "taken": {str(choice): count for choice, count in self.choice_counts.items()},
             "entropy": self.entropy,
             "information": self.information,
             "static": self.static,
         }
 
 
-def difficulties(outputs: Outputs) -> Tensor:
+def difficulties(outputs: RouteOutputs) -> Tensor:
     """[N]: 0 easy (the smallest route is right), 1 dependent (another one is), 2 hard (the largest is not).
 
     The paper's three kinds; what neither end solves but a route between them does counts as hard.
@@ -58,7 +60,7 @@ def difficulties(outputs: Outputs) -> Tensor:
     return torch.where(easy, 0, torch.where(solved, 1, 2))
 
 
-def gate_reports(outputs: Outputs, costs: CostTable, weight: float = 0.0) -> list[GateReport]:
+def gate_reports(outputs: RouteOutputs, costs: CostTable, weight: float = 0.0) -> list[GateReport]:
     """Every gate's decisions on these images, at a weight of cost."""
     columns = torch.from_numpy(walk(outputs, costs, weight))
     choices = torch.tensor([route.choices for route in outputs.routes])[columns]  # [N, gates]
@@ -71,7 +73,7 @@ def gate_reports(outputs: Outputs, costs: CostTable, weight: float = 0.0) -> lis
         reports.append(
             GateReport(
                 gate=gate,
-                taken=taken,
+                choice_counts=taken,
                 entropy=_entropy(counts),
                 information=mutual_information(own, hard),
             )

@@ -20,15 +20,15 @@ from dsnet.errors import DsnetError, shorten
 from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.policies import CascadeRule, GateRule, margin, unsure
+from dsnet.routing.policies import CascadePolicy, GatePolicy, margin, unsure
 
-__all__ = ["Outputs", "Simulated", "collect", "simulate", "walk"]
+__all__ = ["RouteOutputs", "Simulation", "collect", "simulate", "walk"]
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outputs:
+class RouteOutputs:
     """N images at R routes, and their scores at every gate behind every history that leads there."""
 
     routes: tuple[Route, ...]  # the columns
@@ -63,7 +63,7 @@ class Outputs:
 @torch.no_grad()
 def collect(
     model: Supernet, batches: Iterable[tuple[Tensor, Tensor]], routes: Sequence[Route | int] = ()
-) -> Outputs:
+) -> RouteOutputs:
     """One pass over (images, labels) in eval mode: all routes that the gates can take, and ``routes``.
 
     Every part of the way that routes share runs once a batch.
@@ -109,7 +109,7 @@ def collect(
         model.train(training)
     if size is None:
         raise DsnetError("no images to learn from: the data gave no batch")
-    return Outputs(
+    return RouteOutputs(
         routes=chosen,
         labels=torch.cat(labels),
         predicted=torch.cat(predicted),
@@ -122,8 +122,8 @@ def collect(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Simulated:
-    """What a rule would have done with images whose outputs are known."""
+class Simulation:
+    """What a policy would have done with images whose outputs are known."""
 
     columns: Tensor  # [N]: of the outputs, the route that answered
     costs: Tensor  # [N], float64
@@ -145,24 +145,24 @@ class Simulated:
         return float(self.correct.double().mean())
 
 
-def simulate(rule: GateRule | CascadeRule, outputs: Outputs) -> Simulated:
-    """Routes, costs and answers of a rule, without running the network.
+def simulate(policy: GatePolicy | CascadePolicy, outputs: RouteOutputs) -> Simulation:
+    """Routes, costs and answers of a policy, without running the network.
 
     By numpy: calibration asks a thousand times for something small, where threads of torch would wait for
     each other longer than they work.
     """
-    if isinstance(rule, GateRule):
-        columns = walk(outputs, rule.costs, rule.weight)
-        costs = np.array([rule.costs.of(route.choices) for route in outputs.routes])[columns]
+    if isinstance(policy, GatePolicy):
+        columns = walk(outputs, policy.costs, policy.weight)
+        costs = np.array([policy.costs.of(route.choices) for route in outputs.routes])[columns]
     else:
-        columns, costs = _cascade(rule, outputs)
+        columns, costs = _cascade(policy, outputs)
     right = outputs.predicted.numpy()[np.arange(len(outputs)), columns] == outputs.labels.numpy()
-    return Simulated(
+    return Simulation(
         columns=torch.from_numpy(columns), costs=torch.from_numpy(costs), correct=torch.from_numpy(right)
     )
 
 
-def walk(outputs: Outputs, costs: CostTable, weight: float) -> Array:
+def walk(outputs: RouteOutputs, costs: CostTable, weight: float) -> Array:
     """The column [N] that the gates lead every image to, by score − weight · cost / largest cost."""
     every, node = np.arange(len(outputs)), np.zeros(len(outputs), dtype=np.int64)
     penalties = costs.penalties(weight, outputs.options)
@@ -177,14 +177,14 @@ def walk(outputs: Outputs, costs: CostTable, weight: float) -> Array:
     return np.array([column_of[leaf] for leaf in leaves])[node]
 
 
-def _cascade(rule: CascadeRule, outputs: Outputs) -> tuple[Array, Array]:
-    at = [outputs.column(number) for number in rule.routes]
+def _cascade(policy: CascadePolicy, outputs: RouteOutputs) -> tuple[Array, Array]:
+    at = [outputs.column(number) for number in policy.routes]
     ways = [outputs.routes[column].choices for column in at]
-    paid = [rule.costs.of_several(ways[: step + 1]) for step in range(len(ways))]
+    paid = [policy.costs.of_several(ways[: step + 1]) for step in range(len(ways))]
     margins = outputs.margins.numpy()
     columns, costs = np.full(len(outputs), at[0]), np.full(len(outputs), paid[0])
     going = np.ones(len(outputs), dtype=bool)
-    for step, threshold in enumerate(rule.thresholds):
+    for step, threshold in enumerate(policy.thresholds):
         going &= unsure(margins[:, at[step]], threshold)
         columns[going], costs[going] = at[step + 1], paid[step + 1]
     return columns, costs

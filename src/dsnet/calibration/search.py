@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsnet.calibration.route_outputs import Array, Outputs, Simulated, walk
+from dsnet.calibration.route_outputs import Array, RouteOutputs, Simulation, walk
 from dsnet.routes import evenly
 from dsnet.routing.budget import cheaper_moves
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.policies import unsure
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 
 __all__ = [
     "calibrate_cascade",
@@ -31,31 +31,33 @@ CANDIDATES = 16  # routes at most that cascades are made of
 GRID = 33  # thresholds of each step that cascades of three routes try
 
 
-def static_points(outputs: Outputs, costs: CostTable) -> list[Point]:
+def static_points(outputs: RouteOutputs, costs: CostTable) -> list[OperatingPoint]:
     """Every route by itself."""
     right = outputs.correct.double().mean(0).tolist()
     points = [
-        Point(cost=costs.of(route.choices), accuracy=accuracy, numbers=(), routes=(route.number,))
+        OperatingPoint(cost=costs.of(route.choices), accuracy=accuracy, routes=(route.number,))
         for route, accuracy in zip(outputs.routes, right, strict=True)
     ]
     return sorted(points, key=lambda point: (point.cost, point.accuracy))
 
 
-def interpolate(points: list[Point], cost: float, judged: Mapping[int, float] | None = None) -> float:
+def interpolate(
+    points: list[OperatingPoint], cost: float, judged: Mapping[int, float] | None = None
+) -> float:
     """Accuracy of a mix of the two best single routes around a mean cost: the upper hull of the points.
 
     Which routes are best is said by ``judged`` (accuracies by number, on other images), where it is given:
     who picks routes by the images that they are judged on reports luck.
     """
 
-    def merit(point: Point) -> float:
+    def merit(point: OperatingPoint) -> float:
         return point.accuracy if judged is None else judged[point.routes[0]]
 
-    def slope(low: Point, high: Point) -> float:
+    def slope(low: OperatingPoint, high: OperatingPoint) -> float:
         return (merit(high) - merit(low)) / (high.cost - low.cost)
 
     known = [p for p in points if judged is None or p.routes[0] in judged]
-    hull: list[Point] = []
+    hull: list[OperatingPoint] = []
     for point in sorted(known, key=lambda p: (p.cost, -merit(p))):
         if hull and merit(point) <= merit(hull[-1]):
             continue
@@ -71,23 +73,23 @@ def interpolate(points: list[Point], cost: float, judged: Mapping[int, float] | 
     return hull[-1].accuracy
 
 
-def oracle(outputs: Outputs, costs: CostTable) -> Simulated:
+def oracle(outputs: RouteOutputs, costs: CostTable) -> Simulation:
     """The cheapest route that is right; the cheapest of all where none is."""
     table = torch.tensor([costs.of(route.choices) for route in outputs.routes], dtype=torch.float64)
     cheapest = int(table.argmin())
     price = table.expand(len(outputs), -1).masked_fill(~outputs.correct, float("inf"))
     columns = torch.where(outputs.correct.any(1), price.argmin(1), torch.tensor(cheapest))
     right = outputs.correct.gather(1, columns[:, None])[:, 0]
-    return Simulated(columns=columns, costs=table[columns], correct=right)
+    return Simulation(columns=columns, costs=table[columns], correct=right)
 
 
-def random_router(outputs: Outputs, like: Simulated) -> float:
+def random_router(outputs: RouteOutputs, like: Simulation) -> float:
     """Accuracy to expect of routes drawn with the same histogram, whatever the image."""
     shares = torch.bincount(like.columns, minlength=len(outputs.routes)).double() / len(outputs)
     return float(outputs.correct.double().mean(0) @ shares)
 
 
-def calibrate_single(outputs: Outputs, costs: CostTable) -> Router:
+def calibrate_single(outputs: RouteOutputs, costs: CostTable) -> Router:
     """One route for all images: every route is a setting."""
     return Router(kind="single", costs=costs, curve=tuple(static_points(outputs, costs)))
 
@@ -99,25 +101,25 @@ class _Settings:
 
     costs: Array
     accuracies: Array
-    numbers: Array  # [settings, numbers]
+    parameters: Array  # [settings, numbers]
     routes: tuple[int, ...] = ()
 
-    def point(self, at: int) -> Point:
-        return Point(
+    def point(self, at: int) -> OperatingPoint:
+        return OperatingPoint(
             cost=float(self.costs[at]),
             accuracy=float(self.accuracies[at]),
-            numbers=tuple(self.numbers[at].tolist()),
+            parameters=tuple(self.parameters[at].tolist()),
             routes=self.routes,
         )
 
 
-def calibrate_gate(outputs: Outputs, costs: CostTable) -> Router:
+def calibrate_gate(outputs: RouteOutputs, costs: CostTable) -> Router:
     """All weights of cost, from everyone at the cheapest choices to everyone at the dearest."""
     found = _one_gate(outputs, costs) if len(outputs.options) == 1 else _several_gates(outputs, costs)
     return Router(kind="gate", costs=costs, curve=tuple(_levels(found)))
 
 
-def _one_gate(outputs: Outputs, costs: CostTable) -> _Settings:
+def _one_gate(outputs: RouteOutputs, costs: CostTable) -> _Settings:
     """Exactly: as the weight rises every image moves to cheaper choices, at weights that can be computed."""
     columns = [_column(outputs, (choice,)) for choice in outputs.options[0]]
     price = np.array([costs.of((choice,)) for choice in outputs.options[0]])
@@ -145,7 +147,7 @@ def _one_gate(outputs: Outputs, costs: CostTable) -> _Settings:
     return _Settings(total[kept] / count, correct[kept] / count, between[kept][:, None])
 
 
-def _several_gates(outputs: Outputs, costs: CostTable) -> _Settings:
+def _several_gates(outputs: RouteOutputs, costs: CostTable) -> _Settings:
     """By trying: the weights at which any gate would change its mind, and what the whole comes to there."""
     weights = []
     for gate, (options, scores) in enumerate(zip(outputs.options, outputs.scores, strict=True)):
@@ -171,7 +173,7 @@ def _several_gates(outputs: Outputs, costs: CostTable) -> _Settings:
 
 
 # --- cascades ------------------------------------------------------------------------------------------
-def calibrate_cascade(outputs: Outputs, costs: CostTable) -> Router:
+def calibrate_cascade(outputs: RouteOutputs, costs: CostTable) -> Router:
     """At every level of cost the most accurate cascade of one, two or three routes."""
     places = evenly(len(outputs.routes), CANDIDATES)
     few = [places[i] for i in evenly(len(places), 4)]
@@ -187,9 +189,9 @@ def calibrate_cascade(outputs: Outputs, costs: CostTable) -> Router:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Outputs as cascades need them."""
+    """RouteOutputs as cascades need them."""
 
-    outputs: Outputs
+    outputs: RouteOutputs
     costs: CostTable
     margins: Array  # [N, R]
     right: Array  # [N, R]
@@ -245,7 +247,7 @@ class _Known:
 
 
 # --- what is kept --------------------------------------------------------------------------------------
-def _levels(found: _Settings) -> list[Point]:
+def _levels(found: _Settings) -> list[OperatingPoint]:
     """Settings at evenly spaced costs, as many as a router keeps."""
     if len(found.costs) <= LEVELS:
         return [found.point(at) for at in range(len(found.costs))]
@@ -253,7 +255,7 @@ def _levels(found: _Settings) -> list[Point]:
     return [found.point(at) for at in dict.fromkeys(_nearest(found.costs, wanted).tolist())]
 
 
-def _best_levels(families: list[_Settings], low: float, high: float) -> list[Point]:
+def _best_levels(families: list[_Settings], low: float, high: float) -> list[OperatingPoint]:
     """At evenly spaced costs the most accurate of what the families have near it; fewer routes if equal."""
     wanted = np.linspace(low, high, LEVELS)
     near = (high - low) / (LEVELS - 1) / 2
@@ -279,5 +281,5 @@ def _nearest(sorted_values: Array, wanted: Array) -> Array:
     return np.where(closer, before, after)
 
 
-def _column(outputs: Outputs, choices: tuple[int, ...]) -> int:
+def _column(outputs: RouteOutputs, choices: tuple[int, ...]) -> int:
     return next(i for i, route in enumerate(outputs.routes) if route.choices == choices)

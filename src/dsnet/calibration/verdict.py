@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from dsnet.routing.cost_table import Unit
-from dsnet.routing.router import RouterKind, written
+from dsnet.routing.router import RouterKind, format_cost
 
 __all__ = ["CHANCE", "Contest", "Paired", "Verdict", "verdict"]
 
@@ -106,9 +106,9 @@ class Verdict:
 
     def __str__(self) -> str:
         at, use = self.at, self.largest
-        cost = written(at.cost, self.unit)
-        alone = f"{_percent(at.route_accuracy)} at {written(at.route_cost, self.unit)}"
-        routed = f"within {written(at.budget, self.unit)} the {at.router} gets {_percent(at.accuracy)}"
+        cost = format_cost(at.cost, self.unit)
+        alone = f"{_percent(at.route_accuracy)} at {format_cost(at.route_cost, self.unit)}"
+        routed = f"within {format_cost(at.budget, self.unit)} the {at.router} gets {_percent(at.accuracy)}"
         if self.pays:
             return (
                 f"Routing pays here: {routed} of the {self.images} right at a mean of {cost}, {at.paired} "
@@ -120,7 +120,7 @@ class Verdict:
         return (
             f"Routing does not pay here: use route {use.route} for all images (--route {use.route}), "
             f"{_percent(use.route_accuracy)} of the {self.images} right at "
-            f"{written(use.route_cost, self.unit)}; {routed} at a mean of {cost}, {at.paired} against "
+            f"{format_cost(use.route_cost, self.unit)}; {routed} at a mean of {cost}, {at.paired} against "
             f"{than}{explained}."
         )
 

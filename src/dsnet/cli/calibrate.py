@@ -9,7 +9,7 @@ from typing import Any
 
 from dsnet.calibration.calibration import Calibration, RouterName, has_trained_gates
 from dsnet.calibration.compare import compare
-from dsnet.calibration.route_outputs import Outputs, simulate
+from dsnet.calibration.route_outputs import RouteOutputs, simulate
 from dsnet.calibration.search import interpolate, static_points
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import forward_work, settle
@@ -19,7 +19,7 @@ from dsnet.errors import DsnetError
 from dsnet.models.loading import load_classifier
 from dsnet.report.text import table
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import parse_budget, written
+from dsnet.routing.router import format_cost, parse_budget
 from dsnet.training.stage2.api import calibrate_run
 
 __all__ = ["run"]
@@ -102,20 +102,20 @@ def _advise(made: Calibration, row: dict[str, Any], router: RouterName) -> None:
     ]
     if as_good:
         least = min(as_good, key=lambda point: point.cost)
-        print(f"\n{written(least.cost, unit)} would do: {100 * least.accuracy:.2f} % on the same images.")
+        print(f"\n{format_cost(least.cost, unit)} would do: {100 * least.accuracy:.2f} % on the same images.")
 
 
 def _budgets(made: Calibration, router: RouterName) -> list[float]:
-    low, high = made.reach(router)
+    low, high = made.budget_range(router)
     return [low + share / 8 * (high - low) for share in range(9)]
 
 
-def _row(made: Calibration, outputs: Outputs, budget: float, router: RouterName) -> dict[str, Any]:
+def _row(made: Calibration, outputs: RouteOutputs, budget: float, router: RouterName) -> dict[str, Any]:
     """What a budget comes to on the calibration images."""
     pick = made.pick(budget)
     kind = pick.kind if router == "auto" else router
-    rule = made.router(kind, budget).rule(budget)
-    seen = simulate(rule, outputs)
+    policy = made.router(kind, budget).policy(budget)
+    seen = simulate(policy, outputs)
     mix = interpolate(static_points(outputs, made.costs), seen.cost)
     known = {k: r.point(budget).accuracy for k, r in made.routers.items() if r.keeps(budget)}
     return {
@@ -127,7 +127,7 @@ def _row(made: Calibration, outputs: Outputs, budget: float, router: RouterName)
         "accuracy": seen.accuracy,
         "static_mix": mix,
         "accuracies": known,
-        "setting": {k: v for k, v in asdict(rule).items() if k != "costs"},
+        "setting": {k: v for k, v in asdict(policy).items() if k != "costs"},
     }
 
 
@@ -137,8 +137,8 @@ def _table(rows: list[dict[str, Any]], costs: CostTable) -> str:
     for row in rows:
         body.append(
             [
-                written(row["target"], costs.unit),
-                f"{written(row['cost'], costs.unit)} ± {row['cost_error'] / row['cost']:.1%}",
+                format_cost(row["target"], costs.unit),
+                f"{format_cost(row['cost'], costs.unit)} ± {row['cost_error'] / row['cost']:.1%}",
                 f"{row['cost'] / costs.largest:.0%}",
                 *(f"{100 * row['accuracies'][k]:.2f} %" if k in row["accuracies"] else "–" for k in kinds),
                 f"{100 * row['static_mix']:.2f} %",

@@ -30,7 +30,7 @@ from dsnet.recipes import get_recipe
 from dsnet.report.page import png_bytes
 from dsnet.report.routing import Example, Story, story_page
 from dsnet.report.text import human, table
-from dsnet.routing import CostTable, Point, Routed
+from dsnet.routing import CostTable, OperatingPoint, Routed
 from dsnet.training import GateConfig, train_gate
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
@@ -97,7 +97,7 @@ def _tell(out: Path, epochs: int) -> Story:
         outputs = collect(opened.model, opened.seen(opened.test))
         budgets = [share * costs.largest for share in BUDGETS]
         found = compare(outputs, calibration, budgets, alone)
-        low, high = calibration.reach()
+        low, high = calibration.budget_range()
         curve = compare(outputs, calibration, [low + i / 24 * (high - low) for i in range(25)], alone)
     _write_images(opened, out / IMAGES)
     _print_table(found, costs)
@@ -136,7 +136,7 @@ def _whole(ending: Ending) -> None:
         raise KeyboardInterrupt
 
 
-def _stand_alone(config: TrainConfig, out: Path) -> list[Point]:
+def _stand_alone(config: TrainConfig, out: Path) -> list[OperatingPoint]:
     points = []
     model: Supernet = create_model(config.model, device="meta")
     for route in (route.number for route in model.space):
@@ -145,7 +145,7 @@ def _stand_alone(config: TrainConfig, out: Path) -> list[Point]:
         optim = replace(config.optim, lr=0.2)  # the better one for a single loss
         _train(replace(config, scheme=alone, optim=optim), folder)
         (result,) = read_json(folder / "results.json", RESULTS)["test"]
-        points.append(Point(cost=result["madds"], accuracy=result["accuracy"], numbers=(), routes=(route,)))
+        points.append(OperatingPoint(cost=result["madds"], accuracy=result["accuracy"], routes=(route,)))
     return points
 
 

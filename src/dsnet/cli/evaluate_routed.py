@@ -24,7 +24,7 @@ from dsnet.report.routing import router_curves
 from dsnet.report.text import bar, csv_text, table
 from dsnet.routes import RouteSpace, evenly
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import Point, parse_budget, written
+from dsnet.routing.router import OperatingPoint, format_cost, parse_budget
 from dsnet.training.stage2.api import open_trained
 
 __all__ = ["run_routed"]
@@ -41,7 +41,7 @@ def run_routed(args: argparse.Namespace) -> int:
     where = f"{args.run} --name {args.name}" if args.name else str(args.run)
     calibration = Calibration.of(opened.saved, where)
     costs = calibration.costs
-    low, high = calibration.reach()
+    low, high = calibration.budget_range()
     budgets = [parse_budget(text, costs) for text in args.budget or ()]
     budgets = list(dict.fromkeys(budgets)) or [low + share * (high - low) for share in SHARES]
     for budget in budgets:
@@ -85,7 +85,7 @@ def run_routed(args: argparse.Namespace) -> int:
     return 0
 
 
-def _stand_alone(folder: Path, costs: CostTable, name: str) -> Point:
+def _stand_alone(folder: Path, costs: CostTable, name: str) -> OperatingPoint:
     """A network trained alone at one route, from its run."""
     saved = load_checkpoint(folder)
     route, network = saved.data.get("route"), saved.data["network"]["name"]
@@ -99,7 +99,7 @@ def _stand_alone(folder: Path, costs: CostTable, name: str) -> Point:
     choices = next((tuple(r["choices"]) for r in space if r["number"] == route), None)
     if choices is None:
         raise DsnetError(f"--alone {folder}: it has no route {route}, at which it says it was trained")
-    return Point(cost=costs.of(choices), accuracy=result["accuracy"], numbers=(), routes=(route,))
+    return OperatingPoint(cost=costs.of(choices), accuracy=result["accuracy"], routes=(route,))
 
 
 def _percent(value: float | None) -> str:
@@ -116,8 +116,8 @@ def _shown(found: Comparison, costs: CostTable, space: RouteSpace) -> str:
             continue
         cells = [
             row.router,
-            written(row.budget, costs.unit),
-            f"{written(row.cost, costs.unit)} ± {row.cost_error / row.cost:.1%}",
+            format_cost(row.budget, costs.unit),
+            f"{format_cost(row.cost, costs.unit)} ± {row.cost_error / row.cost:.1%}",
             f"{row.cost / costs.largest:.0%}",
             f"{100 * row.accuracy:.2f} ± {100 * row.error:.2f} %",
             f"{row.single}: {_percent(row.single_accuracy)}",
@@ -131,7 +131,7 @@ def _shown(found: Comparison, costs: CostTable, space: RouteSpace) -> str:
     shares = ", ".join(f"{share:.0%} {name}" for name, share in found.shares.items())
     lines.append(
         f"Images: {shares}. Oracle (the cheapest route that is right): {_percent(found.oracle.accuracy)} at "
-        f"{written(found.oracle.cost, costs.unit)}.\n"
+        f"{format_cost(found.oracle.cost, costs.unit)}.\n"
         "Best single route: all images at the route that was most accurate within the budget on held-out\n"
         "images; difference: points above it, image by image, ± standard error. Static mix, stand-alone:\n"
         "two routes or networks mixed at random to the same mean cost. Random: drawn with the same\n"
@@ -141,7 +141,7 @@ def _shown(found: Comparison, costs: CostTable, space: RouteSpace) -> str:
         lines.append(f"\n{found.verdict}")
     for row in _middle(found):
         lines.append(
-            f"\nRoutes that answered, {row.router} at {written(row.budget, costs.unit)} "
+            f"\nRoutes that answered, {row.router} at {format_cost(row.budget, costs.unit)} "
             f"({row.information:.3f} bits about how hard an image is):"
         )
         for name, counts in _histograms(row, space).items():
@@ -156,11 +156,11 @@ def _shown(found: Comparison, costs: CostTable, space: RouteSpace) -> str:
 def _histograms(row: Row, space: RouteSpace) -> dict[str, dict[int, int]]:
     """Images by route or, where several gates decide, by the choice of each."""
     if space.gates == 1:
-        return {"route": row.taken}
+        return {"route": row.route_counts}
     found: dict[str, dict[int, int]] = {}
     for gate, options in enumerate(space.choices):
         chosen = found[f"gate {gate}"] = dict.fromkeys(options, 0)
-        for route, count in row.taken.items():
+        for route, count in row.route_counts.items():
             chosen[space.resolve(route).choices[gate]] += count
     return found
 
@@ -186,7 +186,8 @@ def _page(
     for row in _middle(found):
         parts.append(f"<h2>{escape(f'Routes that answered: {row.router}')}</h2>")
         parts.append(
-            f"<p>At a mean of {escape(written(row.cost, costs.unit))}, {_percent(row.accuracy)} right.</p>"
+            f"<p>At a mean of {escape(format_cost(row.cost, costs.unit))}, "
+            f"{_percent(row.accuracy)} right.</p>"
         )
         for name, counts in _histograms(row, space).items():
             labels = [f"{name}: {choice}" if space.gates > 1 else f"route {choice}" for choice in counts]
@@ -199,7 +200,7 @@ def _routers_table(found: Comparison, costs: CostTable) -> str:
     rows = [
         (
             row.router,
-            written(row.budget, costs.unit),
+            format_cost(row.budget, costs.unit),
             f"{row.cost / costs.largest:.0%}",
             _percent(row.accuracy),
             f"{row.single}: {_percent(row.single_accuracy)}",

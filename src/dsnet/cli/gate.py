@@ -89,7 +89,7 @@ def tell(outcome: GateOutcome, *, as_json: bool) -> int:
 def _shown(outcome: GateOutcome) -> str:
     lines = []
     for report in outcome.reports:
-        total, most = sum(report.taken.values()), max(report.taken.values())
+        total, most = sum(report.choice_counts.values()), max(report.choice_counts.values())
         which = f"Gate {report.gate}" if len(outcome.reports) > 1 else "The gate"
         lines.append(
             f"{which} on {total} held-out images: {report.entropy:.2f} bits of choice, "
@@ -97,7 +97,7 @@ def _shown(outcome: GateOutcome) -> str:
         )
         rows = [
             [str(choice), str(count), f"{count / total:.0%}", bar(count, most) if count else ""]
-            for choice, count in report.taken.items()
+            for choice, count in report.choice_counts.items()
         ]
         lines.append(table(["choice", "images", "share", ""], rows, left=("",)) + "\n")
     static = [report for report in outcome.reports if report.static]

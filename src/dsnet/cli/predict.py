@@ -17,7 +17,7 @@ from dsnet.errors import DsnetError, printable
 from dsnet.inference.classify import Prediction, Unanswered, Unread, open_predictor
 from dsnet.report.text import human, table
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import written
+from dsnet.routing.router import format_cost
 
 __all__ = ["run"]
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
     )
     settle_for(args, predictor.model, predictor.size, batch=min(args.batch, len(paths)))
-    costs = predictor.rule.costs
+    costs = predictor.policy.costs
     results: Iterator[Prediction | Unread | Unanswered] = predictor(paths, batch=args.batch, top=args.top)
     if len(paths) > args.batch and not (args.json and sys.stdout.isatty()):  # lines there show how far it is
         results = progress(results, len(paths), "image")
@@ -110,6 +110,8 @@ def _closing(count: int, unread: int, unanswered: int, total: float, costs: Cost
     said = f"{count} image{'s' * (count != 1)}"
     if count:
         mean = total / count
-        said += f", {written(mean, costs.unit)} on average, {mean / costs.largest:.0%} of the largest route"
+        said += (
+            f", {format_cost(mean, costs.unit)} on average, {mean / costs.largest:.0%} of the largest route"
+        )
     said += f"; {unread} could not be read" if unread else ""
     return f"{said}; {unanswered} without an answer" if unanswered else said

@@ -22,8 +22,8 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.loading import Checkpoint, load_classifier
 from dsnet.routing.cost_table import CostTable, Unit
-from dsnet.routing.policies import CascadeRule, GateRule
-from dsnet.routing.router import Routed, parse_budget, written
+from dsnet.routing.policies import CascadePolicy, GatePolicy
+from dsnet.routing.router import Routed, format_cost, parse_budget
 from dsnet.training.stage1.teacher import Channels
 
 __all__ = ["Answer", "Prediction", "Predictor", "Unanswered", "Unread", "open_predictor"]
@@ -91,10 +91,10 @@ class Unanswered(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictor:
-    """A network, the rule that routes its images, and how they are prepared."""
+    """A network, the policy that routes its images, and how they are prepared."""
 
     model: Supernet
-    rule: GateRule | CascadeRule
+    policy: GatePolicy | CascadePolicy
     classes: tuple[str, ...]
     channels: Channels
     size: int
@@ -133,7 +133,7 @@ class Predictor:
     @torch.no_grad()
     def _answered(self, images: dict[str, Tensor], top: int) -> dict[str, Prediction | Unanswered]:
         pixels = torch.stack(list(images.values())).to(self.model.head.classifier.weight.device)
-        output = self.rule(self.model, normalise(pixels, *self.channels))
+        output = self.policy(self.model, normalise(pixels, *self.channels))
         best = F.softmax(output.logits, 1).topk(top)
         numbers = best.indices.tolist(), best.values.tolist(), output.routes.tolist(), output.finite.tolist()
         found: dict[str, Prediction | Unanswered] = {}
@@ -145,9 +145,9 @@ class Predictor:
                 path=path,
                 answers=tuple(Answer(n, self.classes[n], p) for n, p in zip(labels, shares, strict=True)),
                 route=route,
-                routes=self.rule.path(route),
-                cost=self.rule.cost(self.model, route),
-                unit=self.rule.costs.unit,
+                routes=self.policy.path(route),
+                cost=self.policy.cost(self.model, route),
+                unit=self.policy.costs.unit,
             )
         return found
 
@@ -210,12 +210,12 @@ def open_predictor(
     calibration = None if saved.data.get("routing") is None else Calibration.of(saved, where)
     costs = CostTable.of_model(model, size) if calibration is None else calibration.costs
     gated = has_trained_gates(saved)
-    rule: GateRule | CascadeRule
+    policy: GatePolicy | CascadePolicy
     if route is not None:
         model.require_statistics(model.space.resolve(route))
-        rule = CascadeRule(costs=costs, routes=(route,), thresholds=())  # its first route is its last
+        policy = CascadePolicy(costs=costs, routes=(route,), thresholds=())  # its first route is its last
     elif budget is None and router != "cascade" and gated:
-        rule = GateRule(costs=costs)
+        policy = GatePolicy(costs=costs)
     elif router == "gate" and not gated:
         raise DsnetError(f"the gates of {where} are not trained; run `dsnet gate {where}` first")
     elif calibration is None:
@@ -224,11 +224,11 @@ def open_predictor(
             f"route for every image: --route N, 0 to {len(model.space) - 1}"
         )
     else:
-        rule = _within(budget, router, calibration, model, where)
+        policy = _within(budget, router, calibration, model, where)
     numbers = map(str, range(model.head.classifier.out_features))
     return Predictor(
         model=model,
-        rule=rule,
+        policy=policy,
         classes=tuple(saved.data.get("classes") or numbers),
         channels=(tuple(known["mean"]), tuple(known["std"])),
         size=size,
@@ -244,16 +244,16 @@ def _side(saved: Checkpoint, model: Supernet) -> int:
 
 def _within(
     budget: float | str | None, router: RouterName, calibration: Calibration, model: Supernet, where: str
-) -> GateRule | CascadeRule:
-    """The rule that keeps a budget; without one, an error that says which are possible."""
+) -> GatePolicy | CascadePolicy:
+    """The policy that keeps a budget; without one, an error that says which are possible."""
     costs = calibration.costs
     if budget is None:
-        low, high = calibration.reach(router)
-        reach = f"{written(low, costs.unit)} to {written(high, costs.unit)}"
+        low, high = calibration.budget_range(router)
+        reach = f"{format_cost(low, costs.unit)} to {format_cost(high, costs.unit)}"
         shares = f"{low / costs.largest:.1%} to {high / costs.largest:.1%}"
         raise DsnetError(
             f"{where} needs a budget (--budget 45%) from {reach}, which is {shares} of the largest route; "
             "or one route for every image (--route N)"
         )
     number = parse_budget(budget, costs) if isinstance(budget, str) else budget
-    return Routed(model, calibration.router(router, number), number).rule
+    return Routed(model, calibration.router(router, number), number).policy

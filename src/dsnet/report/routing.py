@@ -13,7 +13,7 @@ from dsnet.calibration.compare import Comparison, Row
 from dsnet.report.page import bar_chart, escape, html_table, image_tag, page
 from dsnet.report.plot import Point, Size, accuracy_plot, for_any_width, line_plot
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import RouterKind, written
+from dsnet.routing.router import RouterKind, format_cost
 
 __all__ = ["Example", "Story", "router_curves", "story_page"]
 
@@ -79,7 +79,7 @@ def story_page(story: Story) -> str:
         f"{story.comparison.images} test images the standard error of an accuracy is about "
         f"{100 * best.error:.1f} points: small differences are chance.</p>",
         _budgets(story),
-        f"<h2>Routes taken at {escape(written(story.main, story.costs.unit))}</h2>",
+        f"<h2>Routes taken at {escape(format_cost(story.main, story.costs.unit))}</h2>",
         *(_histogram(story, kind) for kind in _kinds(story)),
         f"<h2>Images by route ({story.picked})</h2>",
         _gallery(story),
@@ -128,14 +128,14 @@ def _budgets(story: Story) -> str:
 
 def _histogram(story: Story, kind: RouterKind) -> str:
     row = _row(story, kind)
-    total = sum(row.taken.values())
+    total = sum(row.route_counts.values())
     groups = ", ".join(
         f"{name} {'–' if value is None else f'{value:.0%}'}" for name, value in row.by_difficulty.items()
     )
     return f"<p><strong>{kind}</strong>: {row.accuracy:.1%} right ({groups})</p>" + bar_chart(
-        [f"route {route}" for route in row.taken],
-        list(row.taken.values()),
-        [f"{count} images, {count / total:.0%}" for count in row.taken.values()],
+        [f"route {route}" for route in row.route_counts],
+        list(row.route_counts.values()),
+        [f"{count} images, {count / total:.0%}" for count in row.route_counts.values()],
     )
 
 

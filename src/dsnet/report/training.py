@@ -141,9 +141,9 @@ def _gates(gates: Sequence[GateReport]) -> list[str]:
     count = "a trained gate" if len(gates) == 1 else f"{len(gates)} trained gates"
     parts = [f"<h2>The gate</h2><p>The checkpoint <code>gated</code> of this run has {count}.</p>"]
     for report in gates:
-        total = sum(report.taken.values())
+        total = sum(report.choice_counts.values())
         which = "It" if len(gates) == 1 else f"Gate {report.gate}"
-        shares = ", ".join(f"{choice}: {count / total:.0%}" for choice, count in report.taken.items())
+        shares = ", ".join(f"{choice}: {count / total:.0%}" for choice, count in report.choice_counts.items())
         parts.append(f"<p>{which} decides for {total:,} held-out images, choice by choice: {shares}.</p>")
     return parts
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dsnet.routing.cost_table import CostTable
     from dsnet.routing.latency import LatencyTable
-    from dsnet.routing.policies import CascadeRule, GateRule, RoutedOutput
-    from dsnet.routing.router import Point, Routed, Router, parse_budget
+    from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput
+    from dsnet.routing.router import OperatingPoint, Routed, Router, parse_budget
 
 __all__ = [
-    "CascadeRule",
+    "CascadePolicy",
     "CostTable",
-    "GateRule",
+    "GatePolicy",
     "LatencyTable",
-    "Point",
+    "OperatingPoint",
     "Routed",
     "RoutedOutput",
     "Router",
@@ -27,10 +27,10 @@ __all__ = [
 _LAZY = {
     "CostTable": "dsnet.routing.cost_table",
     "LatencyTable": "dsnet.routing.latency",
-    "CascadeRule": "dsnet.routing.policies",
-    "GateRule": "dsnet.routing.policies",
+    "CascadePolicy": "dsnet.routing.policies",
+    "GatePolicy": "dsnet.routing.policies",
     "RoutedOutput": "dsnet.routing.policies",
-    "Point": "dsnet.routing.router",
+    "OperatingPoint": "dsnet.routing.router",
     "Routed": "dsnet.routing.router",
     "Router": "dsnet.routing.router",
     "parse_budget": "dsnet.routing.router",

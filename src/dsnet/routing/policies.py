@@ -1,8 +1,8 @@
-"""Rules that say at which route every image of a batch runs: frozen values, called with a network and images.
+"""Policies: frozen values that choose a route for every image of a batch, called with a network and images.
 
-`GateRule` lets the gates decide, each choice handicapped by what it costs; `CascadeRule` runs a cheap route
-first and goes on to a dearer one where the answer is not sure. A rule draws nothing, keeps nothing, and
-leaves the network as it is.
+`GatePolicy` lets the gates decide, by score − λ · cost. `CascadePolicy` runs a cheap route first and goes on
+to a larger one where the prediction is not confident. A policy draws no random numbers, keeps no state and
+does not change the network.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dsnet.routing.budget import within
 from dsnet.routing.cost_table import CostTable
 
 __all__ = [
-    "CascadeRule",
-    "GateRule",
+    "CascadePolicy",
+    "GatePolicy",
     "RoutedOutput",
     "Rule",
     "gate_decision",
     "margin",
     "run_cascade",
-    "run_numbered",
+    "run_gated_routes",
     "unsure",
 ]
 
@@ -60,7 +60,7 @@ class Rule(Protocol):
     def __call__(self, model: Routable[Any], x: Tensor, allowance: float | None = None) -> RoutedOutput:
         """Runs every image at its route; all of them together for no more than ``allowance``."""
 
-    def least(self, model: Routable[Any]) -> float:
+    def min_cost(self, model: Routable[Any]) -> float:
         """What an image costs at least."""
 
     def path(self, route: int) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def gate_decision(costs: CostTable, weight: float, options: Sequence[Sequence[in
     return decide
 
 
-def run_numbered(model: Routable[Any], x: Tensor, decide: Decide = greedy) -> RoutedOutput:
+def run_gated_routes(model: Routable[Any], x: Tensor, decide: Decide = greedy) -> RoutedOutput:
     """`run_gated`, with routes by their number."""
     output = run_gated(model, x, decide)
     if len(model.gates) == 1:
@@ -178,7 +178,7 @@ class _Capped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateRule:
+class GatePolicy:
     """The gates decide; ``weight`` (λ) above 0 saves, below 0 spends, 0 is the gates' own decision."""
 
     costs: CostTable
@@ -190,9 +190,9 @@ class GateRule:
         decide = gate_decision(self.costs, self.weight, options)
         if allowance is not None:
             decide = _Capped(self.costs, self.weight, options, allowance, len(x))
-        return run_numbered(model, x, decide)
+        return run_gated_routes(model, x, decide)
 
-    def least(self, model: Routable[Any]) -> float:
+    def min_cost(self, model: Routable[Any]) -> float:
         """The cheapest route that the gates can take."""
         return min(self.costs.of(choices) for choices in itertools.product(*_options(model)))
 
@@ -206,7 +206,7 @@ class GateRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CascadeRule:
+class CascadePolicy:
     """Runs ``routes`` one after the other; an image whose margin is under the threshold goes on to the next.
 
     So does one whose margin is no number. One threshold fewer than routes. What two routes share (the prefix;
@@ -231,7 +231,7 @@ class CascadeRule:
 
         Within an ``allowance`` the least sure go on first.
         """
-        left = math.inf if allowance is None else allowance - len(x) * self.least(model)
+        left = math.inf if allowance is None else allowance - len(x) * self.min_cost(model)
 
         def proceed(step: int, logits: Tensor) -> Tensor:
             nonlocal left
@@ -247,7 +247,7 @@ class CascadeRule:
 
         return run_cascade(model, x, self.routes, proceed)
 
-    def least(self, model: Routable[Any]) -> float:
+    def min_cost(self, model: Routable[Any]) -> float:
         """The first route."""
         return self.costs.of(model.space.resolve(self.routes[0]).choices)
 

@@ -1,4 +1,4 @@
-"""A router with a knob: which rule meets a budget, as calibration found it; and a network routed by it."""
+"""A router with a knob: which policy meets a budget, as calibration found it; and a network routed by it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError, shorten
 from dsnet.models.group_by_route import Routable
 from dsnet.routing.cost_table import CostTable, Unit
-from dsnet.routing.policies import CascadeRule, GateRule, RoutedOutput
+from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput
 
-__all__ = ["Point", "Routed", "Router", "RouterKind", "parse_budget", "written"]
+__all__ = ["OperatingPoint", "Routed", "Router", "RouterKind", "parse_budget", "format_cost"]
 
 RouterKind = Literal["gate", "cascade", "single"]
 NEAR = 0.02  # of the budget: so much less a setting may cost to be more accurate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class OperatingPoint:
     """A setting of a router, and what it came to on the calibration images."""
 
     cost: float  # mean of an image
     accuracy: float
-    numbers: tuple[float, ...]  # a gate's weight of cost; a cascade's thresholds
+    parameters: tuple[float, ...] = ()  # a gate's weight of cost; a cascade's thresholds
     routes: tuple[int, ...] = ()  # of a cascade; the one route of a single one
-    taken: tuple[tuple[int, int], ...] = ()  # (route, images that it answered)
+    route_counts: tuple[tuple[int, int], ...] = ()  # (route, images that it answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Router:
 
     kind: RouterKind
     costs: CostTable
-    curve: tuple[Point, ...] = ()
+    curve: tuple[OperatingPoint, ...] = ()
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
@@ -55,8 +55,8 @@ class Router:
         for point in self.curve:
             if not isinstance(point.accuracy, int | float) or not math.isfinite(point.accuracy):
                 raise DsnetError(f"a setting of a router has an accuracy, not {shorten(point.accuracy)}")
-            if not all(isinstance(n, int | float) and not math.isnan(n) for n in point.numbers):
-                raise DsnetError(f"a setting of a router has numbers, not {point.numbers}")
+            if not all(isinstance(n, int | float) and not math.isnan(n) for n in point.parameters):
+                raise DsnetError(f"a setting of a router has numbers, not {point.parameters}")
 
     def keeps(self, budget: float) -> bool:
         """Whether a mean cost is within reach."""
@@ -65,7 +65,7 @@ class Router:
         # An end that was written with three digits is still reached.
         return 0.995 * self.curve[0].cost <= budget <= 1.005 * self.curve[-1].cost
 
-    def point(self, budget: float) -> Point:
+    def point(self, budget: float) -> OperatingPoint:
         """The most accurate setting whose mean cost was at most the budget, and at most 2 % below it.
 
         Where there is none so near, the dearest one below the budget. Of single routes, the most accurate of
@@ -78,26 +78,26 @@ class Router:
         if not self.keeps(budget):
             low, high, unit = self.curve[0].cost, self.curve[-1].cost, self.costs.unit
             raise DsnetError(
-                f"a mean cost of {written(budget, unit)} is out of reach: this {self.kind} goes from "
-                f"{written(low, unit)} to {written(high, unit)}"
+                f"a mean cost of {format_cost(budget, unit)} is out of reach: this {self.kind} goes from "
+                f"{format_cost(low, unit)} to {format_cost(high, unit)}"
             )
         below = [point for point in self.curve if point.cost <= budget * (1 + 1e-9)] or [self.curve[0]]
         near = [point for point in below if point.cost >= (1 - NEAR) * budget] or below[-1:]
         return max(below if self.kind == "single" else near, key=lambda point: (point.accuracy, -point.cost))
 
-    def rule(self, budget: float | None = None) -> GateRule | CascadeRule:
-        """The rule for a budget, in the unit of the costs; without one, the gates' own decision."""
+    def policy(self, budget: float | None = None) -> GatePolicy | CascadePolicy:
+        """The policy for a budget, in the unit of the costs; without one, the gates' own decision."""
         if budget is None:
             if self.kind != "gate":
                 raise DsnetError(f"a {self.kind} router has no setting of its own: give it a budget")
-            return GateRule(costs=self.costs)
-        return self.rule_of(self.point(budget))
+            return GatePolicy(costs=self.costs)
+        return self.policy_at(self.point(budget))
 
-    def rule_of(self, point: Point) -> GateRule | CascadeRule:
-        """The rule of a setting."""
+    def policy_at(self, point: OperatingPoint) -> GatePolicy | CascadePolicy:
+        """The policy of a setting."""
         if self.kind == "gate":
-            return GateRule(costs=self.costs, weight=point.numbers[0])
-        return CascadeRule(costs=self.costs, routes=point.routes, thresholds=point.numbers)
+            return GatePolicy(costs=self.costs, weight=point.parameters[0])
+        return CascadePolicy(costs=self.costs, routes=point.routes, thresholds=point.parameters)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types); of a class of your own it names the class, which alone can read it."""
@@ -107,7 +107,13 @@ class Router:
             **own,
             "costs": asdict(self.costs),
             "curve": [
-                [p.cost, p.accuracy, list(p.numbers), list(p.routes), [list(pair) for pair in p.taken]]
+                [
+                    p.cost,
+                    p.accuracy,
+                    list(p.parameters),
+                    list(p.routes),
+                    [list(pair) for pair in p.route_counts],
+                ]
                 for p in self.curve
             ],
         }
@@ -131,12 +137,12 @@ class Router:
                 network=costs.get("network", ""),
             )
             curve = tuple(
-                Point(
+                OperatingPoint(
                     cost=cost,
                     accuracy=accuracy,
-                    numbers=tuple(numbers),
+                    parameters=tuple(numbers),
                     routes=tuple(routes),
-                    taken=tuple((int(route), int(count)) for route, count in taken),
+                    route_counts=tuple((int(route), int(count)) for route, count in taken),
                 )
                 for cost, accuracy, numbers, routes, taken in data["curve"]
             )
@@ -167,7 +173,7 @@ class Routed:
     model: Routable[Any]
     router: Router
     budget: float | str | None = None
-    rule: GateRule | CascadeRule = field(init=False)
+    policy: GatePolicy | CascadePolicy = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.router.costs.fits(self.model):
@@ -175,23 +181,23 @@ class Routed:
             raise DsnetError(f"this router is one of {whose}, not of {self.model.name}")
         budget = None if self.budget is None else parse_budget(self.budget, self.router.costs)
         object.__setattr__(self, "budget", budget)
-        object.__setattr__(self, "rule", self.router.rule(budget))
+        object.__setattr__(self, "policy", self.router.policy(budget))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes]."""
-        return self.rule(self.model, x).logits
+        return self.policy(self.model, x).logits
 
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
-        return self.rule(self.model, x)
+        return self.policy(self.model, x)
 
     def path(self, route: int) -> tuple[int, ...]:
         """The routes that ran for an image that ``route`` answered."""
-        return self.rule.path(route)
+        return self.policy.path(route)
 
     def cost(self, route: int) -> float:
         """What an image cost that ``route`` answered, in the unit of the router."""
-        return self.rule.cost(self.model, route)
+        return self.policy.cost(self.model, route)
 
     def __repr__(self) -> str:
         return f"Routed({self.model.name}, {self.router.kind}, budget={self.budget})"
@@ -240,6 +246,6 @@ def _check_percent(number: float, costs: CostTable) -> None:
         )
 
 
-def written(cost: float, unit: Unit) -> str:
+def format_cost(cost: float, unit: Unit) -> str:
     """A cost as people write it."""
     return f"{cost:.3g} ms" if unit == "ms" else f"{human(cost)} MAdds"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError, DsnetWarning
 from dsnet.routing.policies import RoutedOutput
-from dsnet.routing.router import Routed, parse_budget, written
+from dsnet.routing.router import Routed, format_cost, parse_budget
 
 __all__ = ["Drift", "Session"]
 
@@ -99,12 +99,12 @@ class Session:
         self.routed, self.window, self._run = found, window, routed.run
         costs = found.router.costs
         self.cap = None if cap is None else parse_budget(cap, costs)
-        least = found.rule.least(found.model)
+        least = found.policy.min_cost(found.model)
         if self.cap is not None and self.cap < least:
             unit = costs.unit
             raise DsnetError(
-                f"a cap of {written(self.cap, unit)} cannot be kept: an image costs at least "
-                f"{written(least, unit)}"
+                f"a cap of {format_cost(self.cap, unit)} cannot be kept: an image costs at least "
+                f"{format_cost(least, unit)}"
             )
         self._lock = threading.Lock()
         self._recent: deque[tuple[int | None, float]] = deque(maxlen=window)  # (route that answered, cost)
@@ -122,7 +122,7 @@ class Session:
         with self._lock:  # what one batch may cost depends on all before it
             parts = []
             for part in torch.split(x, self.window) if len(x) else (x,):
-                parts.append(self.routed.rule(self.routed.model, part, self._allowance(len(part))))
+                parts.append(self.routed.policy(self.routed.model, part, self._allowance(len(part))))
                 self._note(parts[-1])
         return RoutedOutput(torch.cat([p.logits for p in parts]), torch.cat([p.routes for p in parts]))
 
@@ -162,7 +162,7 @@ class Session:
         return self._failed
 
     @property
-    def taken(self) -> dict[int, int]:
+    def route_counts(self) -> dict[int, int]:
         """Route → images that it answered, of all."""
         return dict(sorted(self._taken.items()))
 
@@ -202,7 +202,7 @@ class Session:
 
     def _expected(self) -> dict[int, int]:
         budget = self.routed.budget
-        return {} if budget is None else dict(self.routed.router.point(float(budget)).taken)
+        return {} if budget is None else dict(self.routed.router.point(float(budget)).route_counts)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (JSON types), for logs."""
@@ -212,7 +212,7 @@ class Session:
             "failed": self.failed,
             "mean_cost": self.mean_cost,
             "recent_cost": self.recent_cost,
-            "taken": {str(route): count for route, count in self.taken.items()},
+            "taken": {str(route): count for route, count in self.route_counts.items()},
             "drift": None if drift is None else {"distance": drift.distance, "chance": drift.chance},
             "drifted": bool(drift and drift.drifted),
         }

@@ -15,7 +15,7 @@ from dsnet.core.timer import timed
 from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
-from dsnet.routing.policies import CascadeRule
+from dsnet.routing.policies import CascadePolicy
 from dsnet.runtime.executors.host import Engine
 from dsnet.runtime.forced_routes import adding_up, decisions, mixed, thresholds_for
 
@@ -81,7 +81,7 @@ def measure(
     single: Route,
     batches: Iterable[int] | int,
     *,
-    cascade: CascadeRule | None = None,
+    cascade: CascadePolicy | None = None,
     promote: bool = False,
 ) -> BreakEven:
     """Times mixed batches with these shares, or a cascade whose routes answer them."""
@@ -110,7 +110,7 @@ def _calls(
     single: Route,
     batch: int,
     several: int,
-    cascade: CascadeRule | None,
+    cascade: CascadePolicy | None,
     *,
     promote: bool,
 ) -> dict[str, Callable[[], object]]:
@@ -120,7 +120,7 @@ def _calls(
     space = engine.space
     routed: list[Callable[[], object]]
     if cascade is not None:
-        same = CascadeRule(
+        same = CascadePolicy(
             costs=cascade.costs,
             routes=cascade.routes,
             thresholds=_thresholds(engine, torch.cat(list(pieces)), cascade.routes, shares),
@@ -140,10 +140,10 @@ def _calls(
     }
 
 
-def _run_cascade(engine: Engine, rule: CascadeRule, x: Tensor) -> object:
+def _run_cascade(engine: Engine, policy: CascadePolicy, x: Tensor) -> object:
     if engine.graphed is not None:
-        return engine.graphed.cascade(x, rule.routes, rule.thresholds)
-    return rule(engine, x)
+        return engine.graphed.cascade(x, policy.routes, policy.thresholds)
+    return policy(engine, x)
 
 
 def _thresholds(

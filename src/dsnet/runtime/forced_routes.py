@@ -13,7 +13,7 @@ from torch import Tensor
 from dsnet.errors import DsnetError, shorten
 from dsnet.models.group_by_route import Routable, greedy, run_from_states
 from dsnet.routes import Route, RouteSpace
-from dsnet.routing.policies import RoutedOutput, margin, run_numbered, unsure
+from dsnet.routing.policies import RoutedOutput, margin, run_gated_routes, unsure
 from dsnet.runtime.executors.host import Engine, GateChoices
 from dsnet.runtime.promotion import promoting
 from dsnet.slicing import Mode
@@ -153,7 +153,7 @@ def mixed(
         return lambda x: graphed.run(x, given=given, own=own, promote=promote)
     network = Drawn.of(engine, routes, engine.device)
     decide = promoting(greedy, engine, network.gates) if promote else greedy
-    return lambda x: run_numbered(network, x, decide)
+    return lambda x: run_gated_routes(network, x, decide)
 
 
 def thresholds_for(engine: Engine, x: Tensor, routes: Sequence[int], counts: Sequence[int]) -> list[float]:

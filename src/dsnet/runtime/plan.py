@@ -16,7 +16,7 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError, DsnetWarning
 from dsnet.models.group_by_route import Decide, greedy
 from dsnet.routes import Route
-from dsnet.routing.policies import CascadeRule, GateRule, RoutedOutput, gate_decision, run_numbered
+from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput, gate_decision, run_gated_routes
 from dsnet.routing.router import Routed, Router, parse_budget
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.break_even import BreakEven, measure
@@ -53,14 +53,14 @@ class Plan(InProcess):
         routed = None if self.router is None else Routed(self.engine, self.router, self.budget)
         object.__setattr__(self, "routed", routed)
         object.__setattr__(self, "budget", None if routed is None else routed.budget)
-        rule = None if routed is None else routed.rule
-        if rule is None:
+        policy = None if routed is None else routed.policy
+        if policy is None:
             object.__setattr__(self, "decide", greedy)
-        elif isinstance(rule, GateRule):
+        elif isinstance(policy, GatePolicy):
             choices = [gate.choices for gate in self.engine.gates]
-            object.__setattr__(self, "decide", gate_decision(rule.costs, rule.weight, choices))
+            object.__setattr__(self, "decide", gate_decision(policy.costs, policy.weight, choices))
             if self.engine.graphed is not None:
-                prices = prices_of(rule.costs, rule.weight, choices, self.engine.graphed.held)
+                prices = prices_of(policy.costs, policy.weight, choices, self.engine.graphed.held)
                 object.__setattr__(self, "prices", prices)
         if self.allow_bypass:
             paying = self.break_even()
@@ -90,16 +90,16 @@ class Plan(InProcess):
             logits = self.engine.run_route(x, self.paying.single)
             numbers = torch.full((len(x),), self.paying.single.number, device=logits.device)
             return RoutedOutput(logits, numbers)
-        graphed, rule = self.engine.graphed, None if self.routed is None else self.routed.rule
+        graphed, policy = self.engine.graphed, None if self.routed is None else self.routed.policy
         if graphed is not None and some:
-            if isinstance(rule, CascadeRule):
-                return graphed.cascade(x, rule.routes, rule.thresholds)
+            if isinstance(policy, CascadePolicy):
+                return graphed.cascade(x, policy.routes, policy.thresholds)
             return graphed.run(x, self.prices, promote=self.allow_promotion)
         if self.decide is None:
             assert self.routed is not None
             return self.routed.run(x)
         decide = promoting(self.decide, self.engine) if self.allow_promotion else self.decide
-        return run_numbered(self.engine, x, decide)
+        return run_gated_routes(self.engine, x, decide)
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that answers each image."""
@@ -140,7 +140,7 @@ class Plan(InProcess):
 
         ``shares`` by route, by default those that the calibration images took, or else equal ones.
         """
-        rule = None if self.routed is None else self.routed.rule
+        policy = None if self.routed is None else self.routed.policy
         if batches is None:
             batches = (1, 4, 16) if self.engine.graphed is None else (1, 8, 64, 256)
         return measure(
@@ -148,7 +148,7 @@ class Plan(InProcess):
             self._shares() if shares is None else shares,
             self._single(),
             batches,
-            cascade=rule if isinstance(rule, CascadeRule) else None,
+            cascade=policy if isinstance(policy, CascadePolicy) else None,
             promote=self.allow_promotion,
         )
 
@@ -156,7 +156,7 @@ class Plan(InProcess):
         """Of the routes that images take at this budget."""
         taken: Sequence[tuple[int, int]] = ()
         if self.router is not None and isinstance(self.budget, float):
-            taken = self.router.point(self.budget).taken
+            taken = self.router.point(self.budget).route_counts
         if not taken:
             decided = [gate.choices for gate in self.engine.gates]
             ways = (self.engine.space.of_choices(way) for way in itertools.product(*decided))

@@ -50,7 +50,7 @@ def needed_for(network: Supernet, router: Router | None, budget: float | None, *
         return Needed(options, options)
     if every or budget is None or len(gates) > 1:
         return Needed(gates, gates)
-    taken = {number for point in points for number, count in point.taken if count}
+    taken = {number for point in points for number, count in point.route_counts if count}
     return Needed(_choices(network, taken) if taken else gates, gates)
 
 

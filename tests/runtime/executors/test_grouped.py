@@ -22,9 +22,9 @@ from dsnet.models.blocks import ChannelAttention, ConvNormAct, Factory, MaxPool,
 from dsnet.models.group_by_route import run_gated
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
-from dsnet.routing import CascadeRule, CostTable, GateRule
-from dsnet.routing.policies import margin, run_numbered
-from dsnet.routing.router import Point, Router
+from dsnet.routing import CascadePolicy, CostTable, GatePolicy
+from dsnet.routing.policies import margin, run_gated_routes
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime import api as making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.executors.batching import Division
@@ -126,7 +126,7 @@ def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None, s
     choices = [model.gate(g).choices for g in range(len(model.gates))]
     seen = set()
     for weight in (-5.0, -0.5, 0.0, 0.3, 2.0, 0.0):
-        expected = GateRule(costs=costs, weight=weight)(model, x)
+        expected = GatePolicy(costs=costs, weight=weight)(model, x)
         found = graphed.run(x, prices_of(costs, weight, choices, graphed.held))
         assert torch.equal(found.routes, expected.routes)
         assert_close(found.logits, expected.logits, 1e-10)
@@ -145,7 +145,7 @@ def test_cascades(kind: tuple[str, str | None, bool], quantiles: tuple[float, ..
         float(margin(model(x, route)).quantile(q)) + (1e-9 if q == 1 else -1e-9)
         for route, q in zip(routes, quantiles, strict=False)
     )
-    expected = CascadeRule(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
+    expected = CascadePolicy(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
     found = graphed.cascade(x, routes, thresholds)
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-10)
@@ -231,14 +231,16 @@ def test_a_plan_runs_on_it() -> None:
     engine = dataclasses.replace(plan.engine, graphed=graphed)
     x, costs = pictures(model, 21), CostTable.of_model(model)
     own = Plan(engine)
-    assert torch.equal(own.run(x).routes, run_numbered(model, x).routes)
+    assert torch.equal(own.run(x).routes, run_gated_routes(model, x).routes)
     assert_close(own(x, 2), model(x, 2), 1e-10)
     assert own(x[:0]).shape == (0, 10)
     assert own.engine.programs == len(graphed.programs)
     ends = [costs.of((choice,)) for choice in (0, 3)]
     for kind, first, last in (("gate", (4.0,), (-4.0,)), ("cascade", (-1.0,), (2.0,))):
         curve = tuple(
-            Point(cost=cost, accuracy=0.5, numbers=n, routes=(0, 3), taken=((0, 1), (3, 1)))
+            OperatingPoint(
+                cost=cost, accuracy=0.5, parameters=n, routes=(0, 3), route_counts=((0, 1), (3, 1))
+            )
             for cost, n in zip(ends, (first, last), strict=True)
         )
         routed = Plan(engine, Router(kind=kind, costs=costs, curve=curve), ends[0])
@@ -264,7 +266,7 @@ def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> Non
     model = network(name, torch.float64, bn_key)
     plan = as_on_a_gpu(model)
     x = pictures(model, 6)
-    expected, found = run_numbered(model, x), run_numbered(plan.engine, x)
+    expected, found = run_gated_routes(model, x), run_gated_routes(plan.engine, x)
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-10)
     assert_close(plan.run(x).logits, expected.logits, 1e-10)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
-from dsnet.routing import CascadeRule, CostTable, GateRule
+from dsnet.routing import CascadePolicy, CostTable, GatePolicy
 from dsnet.routing.policies import margin
 from dsnet.runtime.backends.triton import BACKEND
 from dsnet.runtime.executors.penalties import prices_of
@@ -194,7 +194,7 @@ def test_prices_and_given_choices() -> None:
     assert recorded is not None
     x, costs = pictures(model, 4), CostTable.of_model(model)
     for weight in (-2.0, 0.4, 0.0):
-        expected = GateRule(costs=costs, weight=weight)(model, x)
+        expected = GatePolicy(costs=costs, weight=weight)(model, x)
         found = recorded.run(x, prices_of(costs, weight, [model.gate(0).choices], recorded.held))
         assert torch.equal(found.routes, expected.routes)
     taken, wrong = torch.tensor([[3], [1], [0]]), torch.tensor([[0], [99], [0]])
@@ -236,7 +236,7 @@ def test_cascades(routes: tuple[int, ...], quantile: float) -> None:
     assert recorded is not None
     x = pictures(model, 4)
     thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
-    expected = CascadeRule(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
+    expected = CascadePolicy(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
     found = recorded.cascade(x, routes, thresholds)
     assert torch.equal(found.routes, expected.routes)
     assert len(set(found.routes.tolist())) > 1

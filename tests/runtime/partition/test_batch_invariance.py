@@ -14,7 +14,7 @@ import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CostTable
-from dsnet.routing.router import Point, Router
+from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime import api as making
 from dsnet.runtime.partition.batch_invariance import _OneKernel, _RowLinear, make_invariant
 from dsnet.runtime.partition.segments import History, Part
@@ -116,7 +116,7 @@ def test_cascades_are_where_logits_are() -> None:
         plan = plan_of("ds_mbnet_tiny", backend)
         engine = replace(plan.engine, batch_invariant=True)
         costs = CostTable.of_model(network("ds_mbnet_tiny"))
-        point = Point(cost=costs.largest, accuracy=1.0, numbers=(0.5,), routes=(0, 3))
+        point = OperatingPoint(cost=costs.largest, accuracy=1.0, parameters=(0.5,), routes=(0, 3))
         cascade = Plan(engine, Router(kind="cascade", costs=costs, curve=(point,)), "100%")
         assert cascade.batch_invariant is invariant
         assert Plan(engine).batch_invariant

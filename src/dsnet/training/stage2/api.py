@@ -17,7 +17,7 @@ from torch import Tensor
 from dsnet.calibration.calibration import Calibration, RouterName, calibrate, has_trained_gates
 from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import GateReport, gate_reports
-from dsnet.calibration.route_outputs import Outputs, collect
+from dsnet.calibration.route_outputs import RouteOutputs, collect
 from dsnet.core.checkpoint_files import has_last
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.ranks import ALONE, Ranks, joined
@@ -233,7 +233,7 @@ class CalibratedRun(NamedTuple):
 
     run: TrainedRun
     name: str  # of the checkpoint
-    outputs: Outputs
+    outputs: RouteOutputs
     calibration: Calibration
     latency: LatencyTable | None  # whose milliseconds were counted
 
@@ -268,10 +268,10 @@ def calibrate_run(
         outputs = collect(model, batches, routes)
         made = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
         if wanted is not None:
-            made.router(router, wanted).rule(wanted)
+            made.router(router, wanted).policy(wanted)
         name = name or default_name(folder)
         tensors = {group: values for group, values in run.saved.tensors.items() if group != "model"}
-        low, high = made.reach()
+        low, high = made.budget_range()
         budgets = [low + share / 8 * (high - low) for share in range(9)]
         said = compare(outputs, made, budgets, images="held-out images").verdict
         routing = {**made.to_dict(), "verdict": None if said is None else said.to_dict()}
