@@ -273,7 +273,7 @@ def test_a_joint_run_shows_what_its_gates_reach(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_plot_of_one_point_or_equal_ones_is_readable(count: int) -> None:
-    picture = accuracy_plot("x", {"a": [Point(1000.0 + i, 0.5, "r") for i in range(count)]})
+    picture = accuracy_plot({"a": [Point(1000.0 + i, 0.5, "r") for i in range(count)]}).svg("x")
     labels = [text for text in picture.split(">") if text.endswith("%</text")]
     assert len(set(labels)) == len(labels) >= 2
 

@@ -57,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_output(args.out, json.dumps(_record(found), indent=2, allow_nan=False) + "\n")
     if args.plot is not None:
-        picture = bench_plot(found) if args.plot.suffix == ".svg" else bench_page(found)
-        write_output(args.plot, picture)
+        title = f"{found.network} on {found.device}, {found.backend}"
+        svg = args.plot.suffix == ".svg"
+        write_output(args.plot, bench_plot(found).svg(title) if svg else bench_page(found))
     if args.json:
         print(json.dumps(_record(found), indent=2, allow_nan=False))
         return 0

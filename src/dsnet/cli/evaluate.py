@@ -15,7 +15,7 @@ from dsnet.core.files import write_output
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError, printable, shorten
 from dsnet.report.page import page
-from dsnet.report.plot import Point, accuracy_plot, for_any_width
+from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import bar, csv_text, human, table
 from dsnet.routes import evenly
 from dsnet.training.evaluate import evaluate
@@ -57,9 +57,8 @@ def run(args: argparse.Namespace) -> int:
         title = f"{model.spec.name} on {data}: {len(images)} test images"
         points = [Point(r.madds, r.accuracy, f"route {r.route}") for r in results]
         curves = {"supernet": points}
-        picture = accuracy_plot(title, curves)
-        chart = for_any_width(lambda size: accuracy_plot("", curves, size=size))
-        write_output(args.plot, picture if args.plot.suffix == ".svg" else page(title, chart))
+        chart = accuracy_plot(curves)
+        write_output(args.plot, chart.svg(title) if args.plot.suffix == ".svg" else page(title, chart.html()))
     if args.json:
         about = {"model": model.spec.name, "data": data, "step": saved.data["step"], "routes": rows}
         print(json.dumps(about, indent=2, allow_nan=False))

@@ -19,7 +19,7 @@ from dsnet.errors import DsnetError, printable
 from dsnet.models.loading import load_checkpoint
 from dsnet.report.page import bar_chart, escape, html_table, page
 from dsnet.report.plot import Point as Dot
-from dsnet.report.plot import accuracy_plot, for_any_width
+from dsnet.report.plot import accuracy_plot
 from dsnet.report.routing import router_curves
 from dsnet.report.text import bar, csv_text, table
 from dsnet.routes import RouteSpace, evenly
@@ -60,7 +60,7 @@ def run_routed(args: argparse.Namespace) -> int:
     if args.plot is not None:
         curves = router_curves(compare(outputs, calibration, many, alone))
         if args.plot.suffix == ".svg":
-            write_output(args.plot, accuracy_plot(title, curves, unit=costs.unit))
+            write_output(args.plot, accuracy_plot(curves, unit=costs.unit).svg(title))
         else:
             write_output(args.plot, _page(title, curves, found, costs, opened.model.space))
     if args.json:
@@ -177,7 +177,7 @@ def _page(
     title: str, curves: dict[str, list[Dot]], found: Comparison, costs: CostTable, space: RouteSpace
 ) -> str:
     parts = [] if found.verdict is None else [f"<p><strong>{escape(str(found.verdict))}</strong></p>"]
-    parts.append(for_any_width(lambda size: accuracy_plot("", curves, unit=costs.unit, size=size)))
+    parts.append(accuracy_plot(curves, unit=costs.unit).html())
     parts.append(
         "<p>Single routes: all images at one route, as measured. Gate and cascade: each image at a route of "
         "its own. Oracle: the cheapest route that is right, which nobody can know beforehand.</p>"
@@ -192,7 +192,7 @@ def _page(
         for name, counts in _histograms(row, space).items():
             labels = [f"{name}: {choice}" if space.gates > 1 else f"route {choice}" for choice in counts]
             parts.append(bar_chart(labels, list(counts.values()), [f"{n} images" for n in counts.values()]))
-    return page(title, "\n".join(parts))
+    return page(title, *parts)
 
 
 def _routers_table(found: Comparison, costs: CostTable) -> str:

@@ -14,8 +14,8 @@ from dsnet.detection.data.voc import Problem
 from dsnet.detection.eval.evaluate import DetectionResult
 from dsnet.detection.visualize import drawn
 from dsnet.inference.detect import Found
-from dsnet.report.page import bar_chart, escape, page
-from dsnet.report.plot import Point, accuracy_plot, for_any_width
+from dsnet.report.page import bar_chart, command, escape, html_table, notes, page
+from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import bar, human, table
 
 __all__ = ["detection_page", "detection_table"]
@@ -62,10 +62,10 @@ def detection_page(
         )
     run = shlex.quote(str(folder))
     at = "" if gate is not None else f" --route {largest.route}"
-    notes = [] if train is None or test is None else _notes(train, test, problems)
+    warnings = [] if train is None or test is None else _notes(train, test, problems)
     body = [
         f"<p>{text}</p>",
-        *(["<h2>Look at this first</h2>", _noted(notes)] if notes else []),
+        notes(warnings),
         "<h2>Precision against cost</h2>",
         _plot(routes, gate),
         _table(results),
@@ -77,12 +77,13 @@ def detection_page(
         *(_example(found, classes) for found in examples),
         *(["<h2>Problems with files</h2>", _problems(problems)] if problems else []),
         "<h2>What to do next</h2>",
-        f"<pre><code>{escape(f'dsnet detect predict {run} photos --draw found{at}')}</code></pre>"
-        "<p>Boxes in your own images, as a table and drawn; --out boxes.jsonl writes them down.</p>",
-        f"<pre><code>{escape(f'dsnet detect evaluate {run} --data DIR --split test')}</code></pre>"
-        "<p>The same figures on other images.</p>",
+        command(
+            f"dsnet detect predict {run} photos --draw found{at}",
+            "Boxes in your own images, as a table and drawn; --out boxes.jsonl writes them down.",
+        ),
+        command(f"dsnet detect evaluate {run} --data DIR --split test", "The same figures on other images."),
     ]
-    return page(title, "\n".join(body))
+    return page(title, *body)
 
 
 def _notes(train: Counted, test: Counted, problems: Sequence[Problem]) -> list[str]:
@@ -116,10 +117,6 @@ def _notes(train: Counted, test: Counted, problems: Sequence[Problem]) -> list[s
     return notes
 
 
-def _noted(notes: Sequence[str]) -> str:
-    return f'<div class="notes">{"".join(f"<p>{escape(note)}</p>" for note in notes)}</div>'
-
-
 def _problems(problems: Sequence[Problem]) -> str:
     shown = "".join(f"<li>{escape(str(file))}: {escape(what)}</li>" for file, what in problems[:LISTED])
     more = len(problems) - LISTED
@@ -131,18 +128,21 @@ def _plot(routes: Sequence[DetectionResult], gate: DetectionResult | None) -> st
     curves = {"routes": [Point(r.madds, r.mean["voc2007"], f"route {r.route}") for r in routes]}
     if gate is not None:
         curves["gate"] = [Point(gate.madds, gate.mean["voc2007"])]
-    return for_any_width(lambda size: accuracy_plot("mAP by VOC 2007's rule", curves, size=size))
+    return accuracy_plot(curves, title="mAP by VOC 2007's rule").html()
 
 
 def _table(results: Sequence[DetectionResult]) -> str:
-    header = "".join(f"<th>{name}</th>" for name in ("route", "MAdds", *RULES.values()))
-    rows = "".join(
-        f"<tr><td>{'gate' if r.route is None else r.route}</td><td>{human(r.madds)}</td>"
-        + "".join(f"<td>{100 * r.mean[rule]:.1f}</td>" for rule in RULES)
-        + "</tr>"
-        for r in results
+    return html_table(
+        ("route", "MAdds", *RULES.values()),
+        (
+            (
+                "gate" if r.route is None else str(r.route),
+                human(r.madds),
+                *(f"{100 * r.mean[rule]:.1f}" for rule in RULES),
+            )
+            for r in results
+        ),
     )
-    return f'<div class="wide"><table><tr>{header}</tr>{rows}</table></div>'
 
 
 def _example(found: Found, classes: Sequence[str]) -> str:

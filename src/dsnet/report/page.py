@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: styles, pictures and charts inline, so that one file is the whole report."""
+"""Self-contained HTML pages: styles, images and charts are inline, so that one file is the whole report."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import base64
 import html
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from dsnet.errors import printable
 
-__all__ = ["bar_chart", "escape", "html_table", "image_tag", "page", "png_bytes"]
+__all__ = [
+    "bar_chart",
+    "command",
+    "escape",
+    "html_table",
+    "image_tag",
+    "notes",
+    "page",
+    "png_bytes",
+]
 
 _STYLE = """
 :root { color-scheme: light dark;
@@ -36,7 +45,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 1.2rem 0 .3rem; pa
   border-radius: 6px; border: 1px solid var(--line) }
 pre + p { margin-top: 0 } .notes { border-left: 4px solid #d9480f; padding: .1rem 0 .1rem 1rem }
 svg { display: block; max-width: 46rem; width: 100% } .narrow { display: none }
-.wide { overflow-x: auto; background: /* shadows at the sides where more columns are */
+.wide { overflow-x: auto; background: /* shadows on sides with hidden columns */
   linear-gradient(to right, var(--back) 40%, transparent) 0 0 / 3rem 100% no-repeat local,
   linear-gradient(to left, var(--back) 40%, transparent) 100% 0 / 3rem 100% no-repeat local,
   linear-gradient(to right, var(--shade), transparent) 0 0 / 1rem 100% no-repeat scroll,
@@ -58,12 +67,13 @@ td:first-child, th:first-child { text-align: left }
 
 
 def escape(text: str) -> str:
-    """Text as HTML; what a file cannot hold (names that are not UTF-8) or show becomes visible escapes."""
+    """Escape text for HTML; control characters and names that are not UTF-8 become visible escapes."""
     return html.escape(printable(text))
 
 
-def page(title: str, body: str) -> str:
-    """A whole page."""
+def page(title: str, *parts: str) -> str:
+    """Build a page from parts of HTML."""
+    body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -72,8 +82,19 @@ def page(title: str, body: str) -> str:
     )
 
 
+def notes(texts: Sequence[str]) -> str:
+    """Build a marked list of warnings under a heading; empty if there are none."""
+    marked = "".join(f"<p>{escape(text)}</p>" for text in texts)
+    return f'<h2>Look at this first</h2>\n<div class="notes">{marked}</div>' if texts else ""
+
+
+def command(text: str, explanation: str) -> str:
+    """Build a shell command with a sentence on what it does."""
+    return f"<pre><code>{escape(text)}</code></pre><p>{escape(explanation)}</p>"
+
+
 def bar_chart(labels: Sequence[str], values: Sequence[float], captions: Sequence[str]) -> str:
-    """Horizontal bars: a label to the left of each, a caption to its right."""
+    """Build horizontal bars with a label on the left and a caption on the right."""
     largest = max(max(values), 1e-12)
     rows = (
         f"<span>{escape(label)}</span>"
@@ -83,8 +104,8 @@ def bar_chart(labels: Sequence[str], values: Sequence[float], captions: Sequence
     return f'<div class="bars">{"".join(rows)}</div>'
 
 
-def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls sideways where it is wider than the page; cells are text."""
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Build a table that scrolls sideways where it is wider than the page; cells are plain text."""
 
     def line(kind: str, cells: Sequence[str]) -> str:
         return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"
@@ -94,7 +115,7 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def png_bytes(image: Tensor) -> bytes:
-    """Return an image [3, H, W] with values in [0, 1] as a PNG file."""
+    """Encode an image [3, H, W] with values in [0, 1] as a PNG file."""
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels)
@@ -108,6 +129,6 @@ def png_bytes(image: Tensor) -> bytes:
 
 
 def image_tag(image: Tensor, alt: str) -> str:
-    """An image [3, H, W] with values in [0, 1] as an inline PNG."""
+    """Build an inline image from a tensor [3, H, W] with values in [0, 1]."""
     source = base64.b64encode(png_bytes(image)).decode()
     return f'<img alt="{escape(alt)}" src="data:image/png;base64,{source}">'

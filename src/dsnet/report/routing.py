@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from dsnet.calibration.compare import Comparison, Row
 from dsnet.report.page import bar_chart, escape, html_table, image_tag, page
-from dsnet.report.plot import Point, Size, accuracy_plot, for_any_width, line_plot
+from dsnet.report.plot import Point, accuracy_plot, line_plot
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import RouterKind, format_cost
 
@@ -70,9 +69,7 @@ def story_page(story: Story) -> str:
         f"{largest.accuracy:.1%}. Made by <code>{escape(story.command)}</code>.</p>",
         f"<p><strong>{escape(str(story.comparison.verdict))}</strong></p>",
         "<h2>Accuracy against cost</h2>",
-        for_any_width(
-            lambda size: accuracy_plot("", router_curves(story.curve), unit=story.costs.unit, size=size)
-        ),
+        accuracy_plot(router_curves(story.curve), unit=story.costs.unit).html(),
         "<p>Single routes: all images at the same route of the supernet. Stand-alone: a network of that size "
         "trained by itself, for as long. Gate and cascade: one checkpoint, one knob. Oracle: the cheapest "
         "route that is right, which nobody can know beforehand. With "
@@ -91,7 +88,7 @@ def story_page(story: Story) -> str:
         "<h2>Training</h2>",
         _training(story),
     ]
-    return page("Easy images cost little", "\n".join(body))
+    return page("Easy images cost little", *body)
 
 
 def _kinds(story: Story) -> list[RouterKind]:
@@ -169,18 +166,9 @@ def _training(story: Story) -> str:
         name.replace("_", " "): [(line["epoch"] + 1, 100 * line[name]) for line in checks] for name in routes
     }
     gate = {"loss": [(line["step"], line["loss"]) for line in story.stage2]}
-    return "\n".join(
-        [
-            for_any_width(partial(_losses, "Stage I: losses of the sandwich's networks", losses)),
-            for_any_width(
-                lambda size: line_plot(
-                    "Stage I: held-out accuracy", reached, axis="epoch", percent=True, size=size
-                )
-            ),
-            for_any_width(partial(_losses, "Stage II: the gate's loss", gate)),
-        ]
+    charts = (
+        line_plot("Stage I: losses of the sandwich's networks", losses, axis="step"),
+        line_plot("Stage I: held-out accuracy", reached, axis="epoch", percent=True),
+        line_plot("Stage II: the gate's loss", gate, axis="step"),
     )
-
-
-def _losses(title: str, losses: Mapping[str, Sequence[tuple[float, float]]], size: Size) -> str:
-    return line_plot(title, losses, axis="step", size=size)
+    return "\n".join(chart.html() for chart in charts)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from dsnet.calibration.difficulty import GateReport
 from dsnet.data.inspect import Survey
-from dsnet.report.page import bar_chart, escape, page
-from dsnet.report.plot import Point, accuracy_plot, for_any_width, line_plot
+from dsnet.report.page import bar_chart, command, escape, html_table, notes, page
+from dsnet.report.plot import Point, accuracy_plot, line_plot
 from dsnet.report.text import human, roughly
 from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import Estimate
@@ -73,20 +73,16 @@ def training_page(
     assert outcome.images is not None
     checks = [line for line in metrics if {"score", "epoch"} <= line.keys()]
     trend = _trend(checks, outcome.images.held_out)
-    notes = _notes(outcome, outcome.images)
-    body = [_summary(outcome, config, outcome.images)]
-    if notes:
-        body.append("<h2>Look at this first</h2>")
-        body.append(f'<div class="notes">{"".join(f"<p>{escape(note)}</p>" for note in notes)}</div>')
+    body = [_summary(outcome, config, outcome.images), notes(_notes(outcome, outcome.images))]
     if outcome.test:
         body += ["<h2>Accuracy against cost</h2>", _routes(outcome)]
         body += _gates(gates)
         body += _verdict(verdict)
         body += _classes(outcome, outcome.images)
     advice = _advice(outcome, config, trend, gated=bool(gates) or outcome.gated is not None)
-    body += ["<h2>What to do next</h2>", *map(_advised, advice)]
+    body += ["<h2>What to do next</h2>", *(command(*one) for one in advice)]
     body += _training(metrics, checks)
-    return page(_title(outcome, config), "\n".join(body))
+    return page(_title(outcome, config), *body)
 
 
 # --- what was reached ---------------------------------------------------------------------------------
@@ -125,14 +121,11 @@ def _routes(outcome: Outcome) -> str:
     if outcome.gated is not None:
         curves["gated"] = [Point(outcome.gated.madds, outcome.gated.accuracy)]
     largest = outcome.test[-1].madds
-    rows = "".join(
-        f"<tr><td>{r.route}</td><td>{r.accuracy:.1%}</td><td>{human(r.madds)}</td>"
-        f"<td>{r.madds / largest:.0%}</td><td>{human(r.params)}</td></tr>"
+    rows = (
+        (str(r.route), f"{r.accuracy:.1%}", human(r.madds), f"{r.madds / largest:.0%}", human(r.params))
         for r in outcome.test
     )
-    header = "<tr><th>route</th><th>right</th><th>MAdds</th><th>share</th><th>params</th></tr>"
-    picture = for_any_width(lambda size: accuracy_plot("", curves, size=size))
-    return f'{picture}<div class="wide"><table>{header}{rows}</table></div>'
+    return accuracy_plot(curves).html() + html_table(("route", "right", "MAdds", "share", "params"), rows)
 
 
 def _gates(gates: Sequence[GateReport]) -> list[str]:
@@ -186,20 +179,12 @@ def _training(metrics: Metrics, checks: Metrics) -> list[str]:
             name.replace("_", " "): [(line["epoch"] + 1, 100 * line[name]) for line in checks if name in line]
             for name in routes
         }
-        parts.append(
-            for_any_width(
-                lambda size: line_plot("Held-out accuracy", reached, axis="epoch", percent=True, size=size)
-            )
-        )
+        parts.append(line_plot("Held-out accuracy", reached, axis="epoch", percent=True).html())
     steps = [line for line in metrics if "loss" in line]
     if len(steps) > 1:
         terms = list(dict.fromkeys(name for line in steps for name in line if "/" in name))[:LINES]
         losses = {name: [(line["step"], line[name]) for line in steps if name in line] for name in terms}
-        parts.append(
-            for_any_width(
-                lambda size: line_plot("Losses, network by network", losses, axis="step", size=size)
-            )
-        )
+        parts.append(line_plot("Losses, network by network", losses, axis="step").html())
     return ["<h2>Training</h2>", *parts] if parts else []
 
 
@@ -363,10 +348,6 @@ def _longer(outcome: Outcome, config: TrainConfig, recipe: str, rises: float | N
             "The same settings with another seed show how much is chance.",
         ),
     ]
-
-
-def _advised(advice: _Advice) -> str:
-    return f"<pre><code>{escape(advice.command)}</code></pre><p>{escape(advice.why)}</p>"
 
 
 # --- small things -------------------------------------------------------------------------------------
