@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -103,6 +104,15 @@ def test_the_readmes_models_are_the_models() -> None:
 def test_tables_match_the_committed_figures(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert filled(text) == text, "run `python -m benchmarks.tables`"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
+def test_functions_and_classes_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in re.findall(r"(?<![\w./-])dsnet(?:\.[A-Za-z_]\w*)+(?=\()", text):
+        assert pkgutil.resolve_name(name) is not None
 
 
 def test_readme_names_the_two_commands() -> None:
