@@ -124,6 +124,14 @@ def test_more_pixels_than_pillow_allows_can_be_allowed(monkeypatch: pytest.Monke
     assert decode(encoded(40, 30), 8).shape == (1, 3, 8, 8)
 
 
+def test_what_pillow_itself_refuses_names_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # Pillow refuses twice as many before we are asked
+    monkeypatch.setenv("DSNET_MAX_PIXELS", "500")
+    message = damage_of(lambda: decode(encoded(40, 30), 8))
+    assert message.startswith("it has more than 500 pixels")
+    assert "DSNET_MAX_PIXELS" in message
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -39,6 +39,7 @@ THREADS = 8
 ASPECT = (3 / 4, 4 / 3)
 MAX_PIXELS = 100_000_000  # of an image file, unless DSNET_MAX_PIXELS says otherwise
 ELONGATED = 16  # times as long as broad: from here on images are cropped before they are resized
+_OTHER_LIMIT = "the environment variable DSNET_MAX_PIXELS sets another limit"
 
 
 class Items(Protocol):
@@ -170,11 +171,13 @@ def _reason(error: Exception) -> str:
     """Why an image cannot be read, in a line."""
     if isinstance(error, pillow().UnidentifiedImageError):  # its message only has the address of the bytes
         return "it is no image that Pillow can read"
+    if isinstance(error, pillow().DecompressionBombError):  # Pillow's message has another limit, twice this
+        return f"it has more than {max_pixels():,} pixels; {_OTHER_LIMIT}"
     if isinstance(error, MemoryError):
         return "decoding it takes more memory than there is"
     told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = printable(told, 200).replace("\n", " ")
-    plain = isinstance(error, OSError | ValueError | SyntaxError | pillow().DecompressionBombError)
+    plain = isinstance(error, OSError | ValueError | SyntaxError)
     return text if plain and text else f"{type(error).__name__}: {text}"
 
 
@@ -182,8 +185,7 @@ def _check_pixels(size: tuple[int, int]) -> None:
     width, height = size
     if width * height > max_pixels():
         raise DamagedError(
-            f"it has {width} × {height} pixels, more than {max_pixels():,} in all; "
-            "the environment variable DSNET_MAX_PIXELS sets another limit"
+            f"it has {width} × {height} pixels, more than {max_pixels():,} in all; {_OTHER_LIMIT}"
         )
 
 
