@@ -58,7 +58,7 @@ def settle(
     elif asked is None and _chosen_by_user(args):
         return
     elif launched().several:
-        torch.set_num_threads(max(1, cpus // int(os.environ.get("LOCAL_WORLD_SIZE") or launched().world)))
+        torch.set_num_threads(max(1, cpus // (launched().local_world or launched().world)))
     elif device.type != "cpu":
         torch.set_num_threads(min(torch.get_num_threads(), cpus))
     else:

@@ -73,6 +73,8 @@ def test_the_environment_says_which_process_this_is(environment: pytest.MonkeyPa
         ("RANK", "one", ["RANK='one'", "whole number"]),
         ("LOCAL_RANK", "2", ["LOCAL_RANK='2'", "below WORLD_SIZE=2"]),
         ("LOCAL_RANK", "", ["not LOCAL_RANK", "torchrun"]),
+        ("LOCAL_WORLD_SIZE", "0", ["LOCAL_WORLD_SIZE='0'", "at least 1"]),
+        ("LOCAL_WORLD_SIZE", "two", ["LOCAL_WORLD_SIZE='two'", "whole number"]),
         ("WORLD_SIZE", "0", ["WORLD_SIZE='0'", "at least 1"]),
         ("WORLD_SIZE", "1e3", ["WORLD_SIZE='1e3'", "whole number"]),
         ("WORLD_SIZE", "", ["RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT but not WORLD_SIZE"]),

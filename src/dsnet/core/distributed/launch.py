@@ -19,6 +19,7 @@ class Launch:
     rank: int = 0
     world: int = 1
     local: int = 0  # among those of this machine
+    local_world: int | None = None  # how many those are, where torchrun says it
     host: str = ""  # where rank 0 is; empty: there is this process alone
     port: int = 0
     restart: str = "0"  # how often torchrun has started the processes again
@@ -42,10 +43,12 @@ def launched() -> Launch:
             f"all of {', '.join(NAMES)}, or none of them to train with one process"
         )
     world = _number(given, "WORLD_SIZE", 1)
+    beside = {name: os.environ[name] for name in ("LOCAL_WORLD_SIZE",) if os.environ.get(name)}
     return Launch(
         rank=_number(given, "RANK", 0, world - 1, f"below WORLD_SIZE={world}"),
         world=world,
         local=_number(given, "LOCAL_RANK", 0, world - 1, f"below WORLD_SIZE={world}"),
+        local_world=_number(beside, "LOCAL_WORLD_SIZE", 1) if beside else None,
         host=given["MASTER_ADDR"],
         port=_number(given, "MASTER_PORT", 1, 65535, "a port, 1 to 65535"),
         restart=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
