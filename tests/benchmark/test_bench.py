@@ -278,7 +278,7 @@ def test_quick_leaves_out_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> No
     text = bench_text(found)
     assert "gated plan" in text
     assert not re.search("^masking", text, re.M)
-    assert bench_plot(found)
+    assert bench_plot(found).svg()
 
 
 # --- the static network, and the machine ---------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_the_table_says_what_was_measured_and_where() -> None:
 
 
 def test_the_picture_shows_theory_ideal_and_measured_by_batch() -> None:
-    picture = bench_plot(made_up())
+    picture = bench_plot(made_up()).svg("A <fast> one")
     heights = [float(h) for h in re.findall(r'class="bar".*? height="([\d.]+)"', picture)]
     assert len(heights) == 6
     assert heights[:3] == heights[3:], "the same shares at both batch sizes"

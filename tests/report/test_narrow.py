@@ -1,9 +1,10 @@
-"""Pages on a phone, 375 pixels wide: legible charts, and tables that say that there is more to the side."""
+"""Pages on a phone, 375 pixels wide: charts are legible, tables scroll and show that they do."""
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,10 @@ from dsnet.report.plot import (
     NARROW,
     WIDE,
     Bar,
+    Chart,
     Point,
-    Size,
     accuracy_plot,
     bar_plot,
-    for_any_width,
     line_plot,
 )
 from tests.support.bench_result import made_up
@@ -30,43 +30,40 @@ LEGIBLE = 11  # pixels of text
 GLYPH = 7.2  # units that a character takes, of text of 13
 
 
-def accuracies(size: Size) -> str:
+def accuracies() -> Chart:
     names = ("single routes", "stand-alone", "gate", "cascade", "oracle")
     curves = {
         name: [Point(1.2345e8 * n, 0.7 + 0.02 * n, f"route {n}") for n in range(1, 9)] for name in names
     }
-    return accuracy_plot("", curves, size=size)
+    return accuracy_plot(curves)
 
 
-def milliseconds(size: Size) -> str:
-    return accuracy_plot(
-        "A title", {"routes": [Point(0.123, 0.97), Point(0.124, 0.9712)]}, unit="ms", size=size
-    )
+def milliseconds() -> Chart:
+    return accuracy_plot({"routes": [Point(0.123, 0.97), Point(0.124, 0.9712)]}, unit="ms", title="A title")
 
 
-def losses(size: Size) -> str:
+def losses() -> Chart:
     curves = {f"loss of a network/{n}": [(step, 1 / step) for step in range(1, 90000, 999)] for n in range(6)}
-    return line_plot("Stage I: losses of the sandwich's networks", curves, axis="step", size=size)
+    return line_plot("Stage I: losses of the sandwich's networks", curves, axis="step")
 
 
-def bars(size: Size) -> str:
+def bars() -> Chart:
     groups = {f"batch {n}": [Bar(0.2 * i, "a bar") for i in range(1, 4)] for n in (1, 16, 256)}
-    return bar_plot("", groups, ("multiply-adds", "ideal time", "measured time"), axis="percent", size=size)
+    return bar_plot(groups, ("multiply-adds", "ideal time", "measured time"), axis="percent")
 
 
-@pytest.mark.parametrize("draw", [accuracies, milliseconds, losses, bars])
-def test_text_of_charts_is_legible_and_inside(draw: object) -> None:
-    assert callable(draw)
-    shown = for_any_width(draw)
+@pytest.mark.parametrize("make_chart", [accuracies, milliseconds, losses, bars])
+def test_chart_text_is_legible_and_inside_the_picture_on_a_phone(make_chart: Callable[[], Chart]) -> None:
+    shown = make_chart().html()
     narrow = shown.split('<div class="narrow">')[1]
     width = int(re.findall(r'viewBox="0 0 (\d+) \d+"', narrow)[0])
     size = int(re.findall(r"text \{ font: (\d+)px", narrow)[0])
     assert size * ROOM / width >= LEGIBLE
-    for place, anchor, text in re.findall(
+    for x_text, anchor, text in re.findall(
         r'<text(?: class="title")? x="([\d.]+)" y="[\d.]+"( text-anchor="\w+")?>(.*?)<', narrow
     ):
         extent = GLYPH * len(text)
-        left = float(place) - extent * (1 if "end" in anchor else 0.5 if "middle" in anchor else 0)
+        left = float(x_text) - extent * (1 if "end" in anchor else 0.5 if "middle" in anchor else 0)
         assert left >= 0, text
         assert left + extent <= width + 1, text
     ticks = re.findall(r'<text x="([\d.]+)" y="(\d+)" text-anchor="middle">([^<]+)<', narrow)
@@ -75,14 +72,14 @@ def test_text_of_charts_is_legible_and_inside(draw: object) -> None:
         assert x + GLYPH * len(text) / 2 <= following - GLYPH * len(other) / 2, (text, other)
 
 
-def test_a_page_shows_one_of_two_pictures() -> None:
-    shown = page("t", for_any_width(accuracies))
+def test_a_page_shows_one_of_the_two_sizes_of_a_chart() -> None:
+    shown = page("t", accuracies().html())
     assert re.findall(r'viewBox="0 0 (\d+)', shown) == [str(WIDE.width), str(NARROW.width)]
     style = shown.split("<style>")[1].split("</style>")[0]
     outside, small = style.split("@media (max-width")
     assert ".narrow { display: none }" in outside
     assert ".roomy { display: none } .narrow { display: block }" in small
-    assert accuracies(WIDE).startswith("<svg")  # a file has the one of its own
+    assert accuracies().svg().startswith("<svg")
 
 
 def result(route: int | None) -> DetectionResult:
@@ -98,7 +95,7 @@ def result(route: int | None) -> DetectionResult:
         page("t", html_table(["a", "b <c>"], [["1", "2"]])),
     ],
 )
-def test_every_table_scrolls_and_hints_at_it(shown: str) -> None:
+def test_every_table_scrolls_sideways_and_shows_it(shown: str) -> None:
     assert shown.count("<table") == len(re.findall(r'<div class="wide"[^>]*><table', shown)) > 0
     style = shown.split("<style>")[1].split("</style>")[0]
     wide = style.split(".wide {")[1].split("}")[0]

@@ -38,10 +38,8 @@ def bench_plot(result: BenchResult) -> Chart:
 
 def bench_page(result: BenchResult) -> str:
     """Build a page with chart, conditions, tables and explanations."""
-    parts = [
-        bench_plot(result).html(),
-        *(f"<p>{escape(line)}</p>" for line in _conditions(result).split("\n")),
-    ]
+    conditions = (f"<p>{escape(line)}</p>" for line in _conditions(result).splitlines())
+    parts = [bench_plot(result).html(), *conditions]
     for r in result.results:
         parts += [f"<h2>Batch {r.batch}</h2>", html_table(("measured", *HEADER), _rows(result, r))]
     explanations = "".join(f"<li>{escape(line)}</li>" for line in _explanations(result))
