@@ -48,7 +48,7 @@ from dsnet.report.text import table
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.forced_routes import decisions, mixed
 from dsnet.training import GateConfig
-from dsnet.training.loop import Watch
+from dsnet.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from dsnet.runtime.executors.ragged.executor import Mixed  # needs Triton
@@ -96,7 +96,7 @@ def _config(name: str, args: argparse.Namespace, seed: int) -> DetectConfig:
 def _trained(config: DetectConfig, keep: Path | None, name: str) -> dict[str, Any]:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = train_detector(config, (keep or Path(folder)) / name, watch=LiveWatch())
+        outcome = train_detector(config, (keep or Path(folder)) / name, callback=LiveWatch())
     seconds = round(time.perf_counter() - begun, 1)
     return {
         "config": to_plain(config),
@@ -124,9 +124,9 @@ def run_steps(args: argparse.Namespace) -> None:
 
 
 def _training(config: DetectConfig, device: torch.device) -> DetectorTraining:
-    train, _, _ = open_pictures(config, device, Watch())
+    train, _, _ = open_pictures(config, device, Callback())
     found = make_detector(config, train, None, Path())
-    return DetectorTraining(config, found, train, Path(), device, Watch())
+    return DetectorTraining(config, found, train, Path(), device, Callback())
 
 
 def step_times(training: DetectorTraining, steps: int = 20) -> tuple[float, float]:

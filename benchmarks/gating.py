@@ -32,7 +32,7 @@ from dsnet.routing import CostTable
 from dsnet.training import GateConfig
 from dsnet.training.config import MixConfig
 from dsnet.training.stage1.views import Views
-from dsnet.training.stage2.task import GateTask
+from dsnet.training.stage2.task import GateObjective
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[s
     labels = torch.randint(0, 10, (batch,), generator=draw).to(device)
     channels = ((0.5,) * 3, (0.25,) * 3)
     views = Views(Augment(), MixConfig(), channels, seed=0, rank=0, device=device)
-    task = GateTask(GateConfig(), model, views, costs=CostTable.of_model(model))
+    task = GateObjective(GateConfig(), model, views, costs=CostTable.of_model(model))
     (x,), _ = views(images, labels, count=1, step=0, classes=10)
     steps = itertools.count()
     forward = functools.partial(passes, model, x)

@@ -16,7 +16,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.recipes.custom_data import recipe_for
 from dsnet.report.text import table
 from dsnet.training.api import train
+from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig
-from dsnet.training.loop import Watch
 
 SIDE, EACH, CLASSES = 64, 100, 10
 BATCH = 64
@@ -58,15 +58,15 @@ def write_photos(folder: Path) -> None:
                 Image.fromarray(image.permute(1, 2, 0).numpy()).save(file, compress_level=1)
 
 
-class _Clock(Watch):
+class _Clock(Callback):
     """Notes the CPU time at which the last step was made."""
 
     trained: float | None = None
 
-    def progress(self, what: str, batches: Iterator[Any], total: int) -> Iterator[Any]:
-        if what == "re-calibrating" and self.trained is None:
+    def progress(self, items: Iterable[Any], total: int, label: str) -> Iterator[Any]:
+        if label == "re-calibrating" and self.trained is None:
             self.trained = time.process_time()
-        return batches
+        return iter(items)
 
 
 def run_dsnet(photos: Path, seed: int, folder: Path) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def run_dsnet(photos: Path, seed: int, folder: Path) -> dict[str, Any]:
         DataConfig(name=str(photos)), images=found.images, classes=CLASSES, side=found.side, device="cpu"
     )
     clock, begun = _Clock(), time.process_time()
-    outcome = train(override(config, {"run.seed": seed, "run.device": "cpu"}), folder, watch=clock)
+    outcome = train(override(config, {"run.seed": seed, "run.device": "cpu"}), folder, callback=clock)
     ended = time.process_time()
     assert clock.trained is not None
     return {

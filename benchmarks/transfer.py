@@ -42,7 +42,7 @@ def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list
     base = resolve_recipe(args.recipe, args.set)
     config = replace(override(base, {"run.seed": seed}), start=str(args.start) if arm == "transfer" else None)
     begun = time.perf_counter()
-    outcome = train(config, folder, watch=LiveWatch())
+    outcome = train(config, folder, callback=LiveWatch())
     seconds = time.perf_counter() - begun
     routes = {str(result.route): round(100 * result.accuracy, 2) for result in outcome.test}
     madds = {str(result.route): result.madds for result in outcome.test}
@@ -53,7 +53,7 @@ def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list
             changes["start"] = str(args.start)
         name = f"gate_{kind}"
         begun = time.perf_counter()
-        train_gate(folder, override(GateConfig(), changes), save_as=name, watch=LiveWatch())
+        train_gate(folder, override(GateConfig(), changes), save_as=name, callback=LiveWatch())
         gate_seconds = time.perf_counter() - begun
         opened = open_trained(folder, name)
         costs = CostTable.of_model(opened.model, opened.test.size)

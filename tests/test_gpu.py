@@ -19,7 +19,7 @@ from dsnet.training import Average, GateConfig, Scheme, Stage1
 from dsnet.training.config import MixConfig
 from dsnet.training.stage1.graphed_step import GraphedStep
 from dsnet.training.stage1.views import Views
-from dsnet.training.stage2.task import GateTask
+from dsnet.training.stage2.task import GateObjective
 from tests.support import FAMILIES, TINY, assert_close, images, randomise, relative_error, spread_gates
 from tests.support.stage1 import SCHEMES, setting
 
@@ -208,7 +208,7 @@ def test_gate_steps_from_graphs_equal_plain_ones(config: GateConfig) -> None:
     model.reset_routing(config.routes(model), form=config.form)
     model = model.to(device)
     views = Views(Augment(), MixConfig(), ((0.5,) * 3, (0.25,) * 3), seed=0, rank=0, device=device)
-    task = GateTask(config, model, views, costs=CostTable.of_model(model))
+    task = GateObjective(config, model, views, costs=CostTable.of_model(model))
     draw = torch.Generator().manual_seed(0)
     for step, batch in enumerate((32, 32, 20, 32)):  # graphs are for 32
         images = torch.randint(0, 256, (1, batch, 3, 16, 16), dtype=torch.uint8, generator=draw).to(device)

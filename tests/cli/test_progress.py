@@ -40,11 +40,11 @@ def test_training_in_a_log_says_how_far_it_is_and_corrects_the_estimate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     time = Time(monkeypatch)
-    watch = LiveWatch(expected=25_200)  # 7 hours
-    watch.started(0, 100)
+    callback = LiveWatch(expected=25_200)  # 7 hours
+    callback.on_train_begin(0, 100)
     for step in range(1, 101):
         time.now += 3
-        watch.stepped(step, (step - 1) // 10, 64)
+        callback.on_step_end(step, (step - 1) // 10, 64)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "epoch 1 step 5/100 4:45 left"
     (corrected,) = [line for line in lines if "Corrected" in line]
@@ -54,9 +54,9 @@ def test_training_in_a_log_says_how_far_it_is_and_corrects_the_estimate(
     assert said_by(LiveWatch(quiet=True, expected=1), time, capsys) == []
 
 
-def said_by(watch: LiveWatch, time: Time, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    watch.started(0, 100)
+def said_by(callback: LiveWatch, time: Time, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    callback.on_train_begin(0, 100)
     for step in range(1, 101):
         time.now += 3
-        watch.stepped(step, (step - 1) // 10, 64)
+        callback.on_step_end(step, (step - 1) // 10, 64)
     return capsys.readouterr().err.splitlines()

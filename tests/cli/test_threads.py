@@ -19,8 +19,8 @@ from dsnet.data.decode import processors
 from dsnet.errors import DsnetWarning
 from dsnet.training import load_checkpoint, save_checkpoint
 from dsnet.training.api import train
+from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.loop import Watch
 from tests.support import error_of
 
 CPU = torch.device("cpu")
@@ -160,11 +160,11 @@ def test_a_quota_limits_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- with real runs -----------------------------------------------------------------------------------
-class Told(Watch):
+class Told(Callback):
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def told(self, message: str) -> None:
+    def on_message(self, message: str) -> None:
         self.messages.append(message)
 
 
@@ -174,10 +174,10 @@ def test_a_run_remembers_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("last", "final"):
         assert load_checkpoint(run, name).data["threads"] == count
     assert threads.kept_threads(run) == count
-    watch = Told()
+    callback = Told()
     monkeypatch.setattr(torch, "get_num_threads", lambda: count + 1)
-    train(CONFIG, run, resume=True, watch=watch)
-    (message,) = watch.messages
+    train(CONFIG, run, resume=True, callback=callback)
+    (message,) = callback.messages
     assert f"going on with {count + 1} threads after {count}: results are no longer bit for bit" in message
     assert threads.kept_threads(tmp_path / "none") is None
     with_old = load_checkpoint(run, "last")

@@ -30,7 +30,7 @@ from dsnet.training import train
 from dsnet.training.config import DataConfig, TrainConfig
 from dsnet.training.estimate import estimate
 from dsnet.training.evaluate import ClassResults, Confusion, GatedResult, RouteResult, evaluate
-from dsnet.training.loop import Ending
+from dsnet.training.loop import RunStatus
 from dsnet.training.results import Images, Outcome, read_outcome, results_of
 from tests.support import error_of, images, randomise
 
@@ -167,7 +167,7 @@ def test_the_estimate_counts_what_the_run_does(flat: Path, tmp_path: Path) -> No
     judging = (2 * held + found.test + trained) * sum(costs)
     assert ahead.madds == ahead.steps * step + validation + judging
     outcome = train(config, tmp_path)
-    assert outcome.ending.steps == ahead.steps
+    assert outcome.status.steps == ahead.steps
     assert 0 < ahead.seconds < 120
     told = before_text(config, found, ahead)
     assert re.search(r"about \d+ seconds? on this machine", told)
@@ -339,7 +339,7 @@ def result(number: int, correct: int, count: int = 200) -> RouteResult:
 
 OUTCOME = Outcome(
     folder=Path("runs/my run"),
-    ending=Ending(step=100, steps=100),
+    status=RunStatus(step=100, steps=100),
     test=(result(0, 150), result(1, 180)),
     classes=ClassResults(route=1, images=(120, 80), correct=(115, 65), confused=((1, 0, 15), (0, 1, 5))),
     images=Images(classes=("cat", "dog & co"), counts=(60, 50), held_out=11, test=200, size=96),
@@ -412,7 +412,7 @@ def test_a_low_accuracy_is_called_low() -> None:
 
 
 def test_a_stopped_run_has_a_page_that_says_how_to_go_on() -> None:
-    stopped = Outcome(folder=Path("runs/x"), ending=Ending(step=30, steps=100), images=OUTCOME.images)
+    stopped = Outcome(folder=Path("runs/x"), status=RunStatus(step=30, steps=100), images=OUTCOME.images)
     text = told_by(stopped)
     assert "stopped after step 30 of 100" in text
     assert commands_of(text) == [["train", "runs/x/recipe.json", "--out", "runs/x", "--resume"]]

@@ -83,7 +83,7 @@ def test_a_damaged_last_gives_way_to_the_one_before(copied: Path) -> None:
     with pytest.warns(DsnetWarning, match=r"optimizer\.safetensors is damaged.*last-00000004 is loaded"):
         assert load_checkpoint(copied, "last").data["step"] == 4
     with pytest.warns(DsnetWarning, match="last-00000004 is loaded instead, of step 4"):
-        assert train(SAVED, copied, resume=True).ending.done
+        assert train(SAVED, copied, resume=True).status.finished
     again = load_checkpoint(copied, "final").tensors["model"]
     assert all(torch.equal(value, expected[name]) for name, value in again.items())
     assert load_checkpoint(copied, "last").data["step"] == 5
@@ -125,7 +125,7 @@ def test_a_lost_last_is_found_again_and_nothing_is_removed(copied: Path, content
         (copied / "last").write_bytes(content)
     assert "holds a run already" in error_of(lambda: train(SAVED, copied))
     with pytest.warns(DsnetWarning, match="the newest checkpoint of that name is taken, last-00000005"):
-        assert train(SAVED, copied, resume=True).ending.step == 5
+        assert train(SAVED, copied, resume=True).status.step == 5
     assert sorted(p.name for p in copied.glob("last-*")) == ["last-00000004", "last-00000005"]
 
 
@@ -279,7 +279,7 @@ def test_a_run_among_links_leaves_what_they_point_to(tmp_path: Path) -> None:
     mine.write_text("precious")
     for name in ("metrics.jsonl", "recipe.json", "results.json"):
         (run / name).symlink_to(mine)
-    assert train(SHORT, run).ending.done
+    assert train(SHORT, run).status.finished
     assert mine.read_text() == "precious"
     assert json.loads((run / "results.json").read_text())["steps"] == 5
     (run / "tensorboard").exists()

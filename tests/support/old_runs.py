@@ -30,8 +30,8 @@ from dsnet.models.blocks import ConvNormAct, NormSpec, PoolHead, make_activation
 from dsnet.models.options import ConvOptions
 from dsnet.slicing import SlicedConv2d
 from dsnet.training import Checkpoint, load_checkpoint, save_checkpoint, train
+from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.loop import Watch
 
 FOLDER = Path(__file__).parents[1] / "training" / "stored"
 ROUTES = tuple((Slice(width=w, kernel=3, padding=1),) for w in (4, 8))
@@ -106,15 +106,15 @@ def logits_of(saved: Checkpoint, route: int) -> list[list[float]]:
     return found.tolist()
 
 
-class StopAfterTwo(Watch):
-    def stepped(self, step: int, epoch: int, images: int) -> None:
+class StopAfterTwo(Callback):
+    def on_step_end(self, step: int, epoch: int, images: int) -> None:
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 def make(folder: Path) -> None:
     stopped, finished, rest = folder / "stopped", folder / "finished", folder / "rest"
-    train(STOPPED, stopped, watch=StopAfterTwo())
+    train(STOPPED, stopped, callback=StopAfterTwo())
     train(FINISHED, rest)
     whole = load_checkpoint(rest, "final")
     half = {

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dsnet.data.transforms.augment import Augment
+from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig, MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.evaluate import RouteResult
-from dsnet.training.loop import Watch
 
 OPTIM = OptimConfig(lr=0.1, epochs=2, warmup=0.5, batch=256)  # 5 steps an epoch
 
@@ -43,32 +43,32 @@ CONFIGS = {
 }
 
 
-class StopAt(Watch):
+class StopAt(Callback):
     """Sends this process a signal after a step."""
 
     def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
         self.step, self.number = step, number
 
-    def stepped(self, step: int, epoch: int, images: int) -> None:
+    def on_step_end(self, step: int, epoch: int, images: int) -> None:
         if step == self.step:
             os.kill(os.getpid(), self.number)
 
 
-class Listen(Watch):
+class Listen(Callback):
     """Remembers what was said."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
         self.values: list[Mapping[str, float]] = []
-        self.results: list[list[RouteResult]] = []
+        self.results: list[Sequence[RouteResult]] = []
 
-    def told(self, message: str) -> None:
+    def on_message(self, message: str) -> None:
         self.messages.append(message)
 
-    def logged(self, step: int, values: Mapping[str, float]) -> None:
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
         self.values.append(values)
 
-    def validated(self, step: int, epoch: int, results: list[RouteResult]) -> None:
+    def on_validation_end(self, step: int, epoch: int, results: Sequence[RouteResult]) -> None:
         self.results.append(results)
 
 

@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs that were never stopped."""
     folder = tmp_path_factory.mktemp("whole")
     for name, config in CONFIGS.items():
-        assert train(config, folder / name).ending.done
+        assert train(config, folder / name).status.finished
     return {name: folder / name for name in CONFIGS}
 
 
@@ -54,13 +54,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     whole: dict[str, Path], tmp_path: Path, name: str, number: int
 ) -> None:
     config = CONFIGS[name]
-    stopped = train(config, tmp_path / "run", watch=StopAt(3, number))
-    assert (stopped.ending.step, stopped.ending.steps, stopped.ending.signal) == (3, 10, number)
+    stopped = train(config, tmp_path / "run", callback=StopAt(3, number))
+    assert (stopped.status.step, stopped.status.steps, stopped.status.signal) == (3, 10, number)
     assert not (tmp_path / "run" / "final").exists()
     assert load_checkpoint(tmp_path / "run").data["step"] == 3
-    again = train(config, tmp_path / "run", resume=True, watch=StopAt(5, number))  # at the end of an epoch
-    assert again.ending.step == 5
-    assert train(config, tmp_path / "run", resume=True).ending.done
+    again = train(config, tmp_path / "run", resume=True, callback=StopAt(5, number))  # at the end of an epoch
+    assert again.status.step == 5
+    assert train(config, tmp_path / "run", resume=True).status.finished
     assert_same_runs(tmp_path / "run", whole[name])
 
 
@@ -68,7 +68,7 @@ KILL = """
 import os, signal, sys
 from pathlib import Path
 import dsnet.models.loading as checkpoint
-from dsnet.training.loop import Watch
+from dsnet.training.callbacks import Callback
 from dsnet.training.api import train
 from tests.support.training import CONFIGS
 from dataclasses import replace
@@ -89,8 +89,8 @@ def then_die(original):
         return original(*args, **options)
     return call
 
-class Die(Watch):
-    def stepped(self, step, epoch, images):
+class Die(Callback):
+    def on_step_end(self, step, epoch, images):
         if where == "step" and step == count:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -98,7 +98,7 @@ if where != "step":
     module = checkpoint.stored if where == "prune" else checkpoint
     setattr(module, where, then_die(getattr(module, where)))
 config = CONFIGS["mbnet"]
-train(replace(config, run=replace(config.run, save_steps=2)), Path(sys.argv[1]), watch=Die())
+train(replace(config, run=replace(config.run, save_steps=2)), Path(sys.argv[1]), callback=Die())
 """
 
 
@@ -123,7 +123,7 @@ def test_a_killed_run_goes_on_bit_for_bit(
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     assert load_checkpoint(tmp_path / "run").data["step"] in (2, 4)
     config = CONFIGS["mbnet"]
-    assert train(config, tmp_path / "run", resume=True).ending.done
+    assert train(config, tmp_path / "run", resume=True).status.finished
     left = [p.name for p in (tmp_path / "run").glob(".*")]
     assert left == [".lock"]  # nothing unfinished is left behind
     again, never = load_checkpoint(tmp_path / "run", "final"), load_checkpoint(whole["mbnet"], "final")
@@ -217,7 +217,7 @@ def test_a_folder_with_a_run_is_not_overwritten(whole: dict[str, Path]) -> None:
 def test_resuming_a_finished_run_makes_its_result_again(whole: dict[str, Path]) -> None:
     before = json.loads((whole["vit"] / "results.json").read_text())
     outcome: Outcome = train(CONFIGS["vit"], whole["vit"], resume=True)
-    assert outcome.ending.done
+    assert outcome.status.finished
     assert json.loads((whole["vit"] / "results.json").read_text()) == before
 
 
@@ -230,11 +230,11 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
 
 def test_a_network_that_only_guesses_is_reported(tmp_path: Path) -> None:
     config = replace(BUSY, scheme=SchemeConfig(name="ib"), optim=replace(OPTIM, lr=1e-9, warmup=0, epochs=1))
-    watch = Listen()
-    train(config, tmp_path, watch=watch)
-    assert any("not converging: after epoch 1 route" in message for message in watch.messages)
-    assert watch.results
-    assert watch.values[0]["images_per_s"] > 0
+    callback = Listen()
+    train(config, tmp_path, callback=callback)
+    assert any("not converging: after epoch 1 route" in message for message in callback.messages)
+    assert callback.results
+    assert callback.values[0]["images_per_s"] > 0
 
 
 def test_a_route_alone_is_initialised_and_trained_alone(tmp_path: Path) -> None:

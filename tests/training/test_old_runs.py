@@ -34,6 +34,6 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     run = Path(shutil.copytree(FOLDER / "stopped", tmp_path / "run"))
     assert load_checkpoint(run, "last").data["step"] == 2
     outcome = train(STOPPED, run, resume=True)
-    assert (outcome.ending.step, outcome.ending.done) == (4, True)
+    assert (outcome.status.step, outcome.status.finished) == (4, True)
     found = torch.tensor(logits_of(load_checkpoint(run, "final"), 1))
     torch.testing.assert_close(found, expected("resumed"), rtol=1e-3, atol=1e-5)

@@ -25,8 +25,8 @@ from dsnet.data.class_mapping import in_classes_of
 from dsnet.data.in_memory import ImageSet
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.training import load_checkpoint, save_checkpoint, train
+from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig, OptimConfig, SchemeConfig
-from dsnet.training.loop import Watch
 from dsnet.training.run_dir import locked, read_config
 from tests.support import error_of
 from tests.support.training import SHORT, Listen, StopAt
@@ -64,9 +64,9 @@ def test_a_checkpoint_without_a_recipe_is_never_trained_over(copied: Path, tmp_p
 
 
 def test_resuming_where_nothing_is_says_so(tmp_path: Path) -> None:
-    watch = Listen()
-    train(SHORT, str(tmp_path / "new"), resume=True, watch=watch)
-    assert any("no checkpoint in" in message for message in watch.messages)
+    callback = Listen()
+    train(SHORT, str(tmp_path / "new"), resume=True, callback=callback)
+    assert any("no checkpoint in" in message for message in callback.messages)
 
 
 def test_a_checkpoint_that_lacks_what_is_needed_is_refused(copied: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_lacks_what_is_needed_is_refused(copied: Path) -> None
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert "another process works in" in error_of(lambda: train(SHORT, tmp_path))
-    assert train(SHORT, tmp_path).ending.done
+    assert train(SHORT, tmp_path).status.finished
 
 
 def test_a_folder_that_nothing_was_written_to_is_not_left(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_damaged_files_are_named(copied: Path, file: str, content: bytes, told: 
 
 def test_metrics_that_are_no_text_do_not_stop_a_run(copied: Path) -> None:
     (copied / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + (copied / "metrics.jsonl").read_bytes())
-    assert train(SHORT, copied, resume=True).ending.done
+    assert train(SHORT, copied, resume=True).status.finished
 
 
 def test_a_name_that_is_not_there_is_answered_with_those_that_are(
@@ -158,9 +158,9 @@ def test_a_request_to_stop_is_acknowledged(tmp_path: Path) -> None:
             StopAt.__init__(self, 2, signal.SIGINT)
             Listen.__init__(self)
 
-    watch = Both()
-    train(SHORT, tmp_path, watch=watch)
-    assert any("then saving" in message for message in watch.messages)
+    callback = Both()
+    train(SHORT, tmp_path, callback=callback)
+    assert any("then saving" in message for message in callback.messages)
 
 
 # --- data --------------------------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def test_few_images_train_without_validation(tmp_path: Path) -> None:
     folders(tmp_path, {"b": 2, "a": 2}, "test")
     (tmp_path / "train" / ".ipynb_checkpoints").mkdir()  # is no class
     config = replace(SHORT, data=DataConfig(name=str(tmp_path)), optim=OptimConfig(epochs=1, batch=4))
-    watch = Listen()
-    outcome = train(config, tmp_path / "run", watch=watch)
-    assert any("too few images to hold out" in message for message in watch.messages)
+    callback = Listen()
+    outcome = train(config, tmp_path / "run", callback=callback)
+    assert any("too few images to hold out" in message for message in callback.messages)
     assert outcome.held_out == ()
     starved = replace(config, data=replace(config.data, hold_out=0.9))
     assert "data.hold_out=0.9 leaves none" in error_of(lambda: train(starved, tmp_path / "other"))
@@ -241,7 +241,7 @@ def test_settings_that_would_do_nothing_or_fail_later_are_refused(
 
 def test_single_routes_validate_once_they_have_statistics(tmp_path: Path) -> None:
     config = replace(SHORT, scheme=SchemeConfig(name="single"))
-    assert train(config, tmp_path).ending.done
+    assert train(config, tmp_path).status.finished
 
 
 def test_a_recipe_in_a_file_of_its_own_names_its_run(
@@ -285,14 +285,14 @@ def test_lost_workers_end_a_stopped_run_with_its_work_saved(tmp_path: Path) -> N
     data = DataConfig(name=str(tmp_path), lazy=True, workers=2)
     config = replace(SHORT, data=data, optim=OptimConfig(epochs=50, batch=8))
 
-    class KillAll(Watch):
-        def stepped(self, step: int, epoch: int, images: int) -> None:
+    class KillAll(Callback):
+        def on_step_end(self, step: int, epoch: int, images: int) -> None:
             if step == 8:
                 children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
                 os.kill(os.getpid(), signal.SIGTERM)
                 for child in children:
                     os.kill(int(child), signal.SIGTERM)
 
-    outcome = train(config, tmp_path / "run", watch=KillAll())
-    assert outcome.ending.signal == signal.SIGTERM
-    assert load_checkpoint(tmp_path / "run").data["step"] == outcome.ending.step >= 8
+    outcome = train(config, tmp_path / "run", callback=KillAll())
+    assert outcome.status.signal == signal.SIGTERM
+    assert load_checkpoint(tmp_path / "run").data["step"] == outcome.status.step >= 8

@@ -117,7 +117,7 @@ def test_going_on_needs_the_first_run_no_more(first: Path, folder: Path, tmp_pat
     finally:
         copied.rename(first)
     again = train(config, tmp_path / "run", resume=True)
-    assert again.ending.done
+    assert again.status.finished
 
 
 def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:

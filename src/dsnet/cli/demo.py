@@ -34,7 +34,7 @@ from dsnet.routing import CostTable, OperatingPoint, Routed
 from dsnet.training import GateConfig, train_gate
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
-from dsnet.training.loop import Ending
+from dsnet.training.loop import RunStatus
 from dsnet.training.run_dir import locked
 from dsnet.training.stage2.api import TrainedRun, calibrate_run
 
@@ -88,7 +88,7 @@ def _tell(out: Path, epochs: int) -> Story:
         alone = _stand_alone(config, out)
     with _step("3. Stage II: the gate learns the chance that each route is right"):
         gate = GateConfig(goal="value", first_layer="separate", width=64, lr=0.2, epochs=30)
-        _whole(train_gate(folder, gate, device="cpu", watch=LiveWatch(quiet=True)).ending)
+        _whole(train_gate(folder, gate, device="cpu", callback=LiveWatch(quiet=True)).status)
     with _step("4. Calibration on held-out images: which settings keep which budget"):
         done = calibrate_run(folder, name="gated", device="cpu")
         opened, calibration = done.run, done.calibration
@@ -127,12 +127,12 @@ def _train(config: TrainConfig, folder: Path) -> None:
             raise DsnetError(f"{folder} is there already and is no run of the demo; choose another --out")
         with locked(folder):  # another demo may be at work in it
             shutil.rmtree(folder)
-    _whole(train(config, folder, watch=LiveWatch(quiet=True)).ending)
+    _whole(train(config, folder, callback=LiveWatch(quiet=True)).status)
 
 
-def _whole(ending: Ending) -> None:
+def _whole(status: RunStatus) -> None:
     """Training that was told to stop ends the demo too: half-trained networks make no report."""
-    if not ending.done:
+    if not status.finished:
         raise KeyboardInterrupt
 
 

@@ -28,9 +28,9 @@ class BoxWatch(LiveWatch):
         if not self.quiet:
             self._say(message)
 
-    def stepped(self, step: int, epoch: int, images: int) -> None:
+    def on_step_end(self, step: int, epoch: int, images: int) -> None:
         """Tells the duration as soon as it is known, and how far the run is at the end of every epoch."""
-        super().stepped(step, epoch, images)
+        super().on_step_end(step, epoch, images)
         now = time.monotonic()
         first, begun = self.timed or (step, now)
         whole = step % (self.steps // self.epochs) == 0

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     stem = Path(args.recipe).resolve().parent.name if args.recipe.endswith(".json") else args.recipe
     folder = args.out or Path("runs") / stem
-    watch = BoxWatch(config.optim.epochs, quiet=args.json)
+    callback = BoxWatch(config.optim.epochs, quiet=args.json)
     settle(
         args,
         pick_device(config.run.device),
@@ -61,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
         kept=kept_threads(folder) if args.resume else None,
         say=not args.json,
     )
-    outcome = train_detector(config, folder, resume=args.resume, watch=watch, said=watch.said)
+    outcome = train_detector(config, folder, resume=args.resume, callback=callback, said=callback.said)
     if not outcome.done:
         print(_stopped(outcome), file=sys.stderr)
-        return 128 + (outcome.ending.signal or signal.SIGINT)
+        return 128 + (outcome.status.signal or signal.SIGINT)
     report = folder / "report.html"
     if outcome.train is None:
-        print(f"{folder} is finished: all {outcome.ending.steps} steps, figures and gate", file=sys.stderr)
+        print(f"{folder} is finished: all {outcome.status.steps} steps, figures and gate", file=sys.stderr)
     else:
         _write_page(config, outcome, report)
     if args.json:
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _stopped(outcome: DetectionOutcome) -> str:
     """What is saved of a run that did not come to its end."""
-    ending, folder = outcome.ending, outcome.folder
-    if not ending.done:
-        text = f"Stopped after step {ending.step} of {ending.steps}; saved in {folder}. "
+    status, folder = outcome.status, outcome.folder
+    if not status.finished:
+        text = f"Stopped after step {status.step} of {status.steps}; saved in {folder}. "
         return text + "Go on with the same command and --resume."
     return (
-        f"Stopped after training, all {ending.steps} steps: the trained weights are saved in {folder}, "
+        f"Stopped after training, all {status.steps} steps: the trained weights are saved in {folder}, "
         "figures and gate are not made yet. The same command and --resume makes them, without training again."
     )
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             save_as=args.save_as,
             device=args.device,
             resume=args.resume,
-            watch=LiveWatch(quiet=args.json),
+            callback=LiveWatch(quiet=args.json),
             said=lambda message: None if args.json else print(message, file=sys.stderr, flush=True),
         )
     except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
@@ -73,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
 def tell(outcome: GateOutcome, *, as_json: bool) -> int:
     """Prints what gate training came to; the exit status."""
     if not outcome.done:
-        ending = outcome.ending
+        status = outcome.status
         print(
-            f"Stopped after step {ending.step} of {ending.steps}. Go on with the same command and --resume.",
+            f"Stopped after step {status.step} of {status.steps}. Go on with the same command and --resume.",
             file=sys.stderr,
         )
-        return 128 + (ending.signal or signal.SIGINT)
+        return 128 + (status.signal or signal.SIGINT)
     if not outcome.first:
         return 0
     reports = [report.to_dict() for report in outcome.reports]

@@ -90,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
             print(before_text(config, found, ahead), file=sys.stderr, flush=True)
     else:
         _settle_threads(args, config, model, found, kept_threads(folder))
-    watch = LiveWatch(quiet=args.json, expected=expected)
+    callback = LiveWatch(quiet=args.json, expected=expected)
     try:
-        outcome = train(config, folder, resume=args.resume, watch=watch)
+        outcome = train(config, folder, resume=args.resume, callback=callback)
     except KeyboardInterrupt as stopped:  # before the first step or after the last one
         return stopped_at_once(stopped, folder)
     return tell(outcome, config, as_json=args.json)
@@ -181,10 +181,10 @@ def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
     """Prints what a run came to and writes its page; the exit status."""
     if not outcome.first:
         return 0
-    ending = outcome.ending
-    if not ending.done:
+    status = outcome.status
+    if not status.finished:
         print(
-            f"Stopped after step {ending.step} of {ending.steps}; saved in {outcome.folder}. "
+            f"Stopped after step {status.step} of {status.steps}; saved in {outcome.folder}. "
             "Go on with the same command and --resume.",
             file=sys.stderr,
         )
@@ -192,7 +192,7 @@ def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
         print((outcome.folder / "results.json").read_text(encoding="utf-8"), end="")
     else:
         print(_results(outcome, config))
-    low = low_accuracy(outcome) if ending.done else None
+    low = low_accuracy(outcome) if status.finished else None
     if low is not None:
         print(f"warning: {low}", file=sys.stderr)
     try:
@@ -201,8 +201,8 @@ def tell(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
         print(f"dsnet: no report: {error}", file=sys.stderr)
     else:
         line = f"Report: {printable(str(report))}"
-        print(line, file=sys.stdout if ending.done and not as_json else sys.stderr)
-    return 0 if ending.done else 128 + (ending.signal or signal.SIGINT)
+        print(line, file=sys.stdout if status.finished and not as_json else sys.stderr)
+    return 0 if status.finished else 128 + (status.signal or signal.SIGINT)
 
 
 def write_page_again(folder: Path) -> None:
@@ -242,10 +242,10 @@ def _plan(
         found = found or survey(config.data.name, config.data.root)
         _settle_threads(args, config, model, found)
         ahead = estimate(config, model, found)
-        size, ending = ahead.size, before_text(config, found, ahead)
+        size, cost_text = ahead.size, before_text(config, found, ahead)
     except DsnetError as error:  # a recipe can be looked at before its data is there
         size = config.data.size or model.input_spec.image_size
-        ending = f"What the whole run costs is not known: {error}"
+        cost_text = f"What the whole run costs is not known: {error}"
     cost = step_cost(config, model, size)
     batch = config.optim.batch
     return "\n".join(
@@ -260,7 +260,7 @@ def _plan(
             + (f", and {human(cost.teacher)} for the teacher's forward" if cost.teacher else "")
             + f"; {human(cost.madds * batch)} for the batch of {batch}.",
             "",
-            ending,
+            cost_text,
         ]
     )
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dsnet.cli.progress import CLEARED, LOG_SECONDS, clock, progress
 from dsnet.errors import printable
 from dsnet.report.text import roughly
+from dsnet.training.callbacks import Callback
 from dsnet.training.evaluate import RouteResult
-from dsnet.training.loop import Watch
 
 __all__ = ["CLEARED", "LiveWatch"]
 
 TOLERANCE = 1.25  # an estimate that is off by less is not corrected
 
 
-class LiveWatch(Watch):
+class LiveWatch(Callback):
     """A line that moves while training goes on, and one line an epoch that stays.
 
     Where stderr is no terminal all lines stay: one about every `LOG_SECONDS`, at least one. ``expected`` is
@@ -39,7 +39,7 @@ class LiveWatch(Watch):
         self.logged_at = 0.0  # when the last one was printed
         self.timed: tuple[int, float] | None = None  # the first step, which warms up, and when it ended
 
-    def started(self, step: int, steps: int) -> None:
+    def on_train_begin(self, step: int, steps: int) -> None:
         """Notes where training begins."""
         self.first, self.steps, self.begin = step, steps, time.monotonic()
         self.logged_at, self.timed, self.epoch = self.begin, None, -1
@@ -47,7 +47,7 @@ class LiveWatch(Watch):
         if step and not self.quiet:
             self._say(f"Going on after step {step} of {steps}")
 
-    def stepped(self, step: int, epoch: int, images: int) -> None:
+    def on_step_end(self, step: int, epoch: int, images: int) -> None:
         """Redraws the line a few times a second; in a log, prints one now and then."""
         now = time.monotonic()
         if self.timed is None:
@@ -96,14 +96,14 @@ class LiveWatch(Watch):
                 f"Corrected estimate, by the speed of the first epoch: {roughly(left)} left (not {before})"
             )
 
-    def logged(self, step: int, values: Mapping[str, float]) -> None:
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
         """Keeps what the line shows."""
         self.rate = values["images_per_s"]
         terms = {name: v for name, v in values.items() if "/" in name and not name.startswith("taken/")}
         parts = " ".join(f"{name} {value:.3f}" for name, value in terms.items())
         self.losses = f"loss {values['loss']:.3f} ({parts})"
 
-    def validated(self, step: int, epoch: int, results: list[RouteResult]) -> None:
+    def on_validation_end(self, step: int, epoch: int, results: Sequence[RouteResult]) -> None:
         """A line that stays."""
         if self.quiet:
             return
@@ -116,23 +116,23 @@ class LiveWatch(Watch):
         if self.epoch >= 0:
             self._correct(step)
 
-    def told(self, message: str) -> None:
+    def on_message(self, message: str) -> None:
         """A line that stays, whatever."""
         self._say(f"warning: {message}")
 
-    def progress(self, what: str, batches: Iterator[Any], total: int) -> Iterator[Any]:
+    def progress(self, items: Iterable[Any], total: int, label: str) -> Iterator[Any]:
         """Counts batches on the line; in a log, says what it did and how long that took."""
-        if self.quiet or what == "validating":
-            return batches
+        if self.quiet or label == "validating":
+            return iter(items)
         if self.live:
             self._draw("")
-            return progress(batches, total, what)
-        return self._in_a_log(what, batches, total)
+            return progress(items, total, label)
+        return self._in_a_log(items, total, label)
 
-    def _in_a_log(self, what: str, batches: Iterator[Any], total: int) -> Iterator[Any]:
+    def _in_a_log(self, items: Iterable[Any], total: int, label: str) -> Iterator[Any]:
         begun = time.monotonic()
-        yield from progress(batches, total, what)
-        self._say(f"{what}: done after {clock(time.monotonic() - begun)}")
+        yield from progress(items, total, label)
+        self._say(f"{label}: done after {clock(time.monotonic() - begun)}")
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be redrawn

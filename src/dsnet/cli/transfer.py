@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             say=True,
         )
         try:
-            outcome = train(config, folder, resume=args.resume, watch=LiveWatch())
+            outcome = train(config, folder, resume=args.resume, callback=LiveWatch())
         except KeyboardInterrupt as stopped:
             return train_command.stopped_at_once(stopped, folder)
         status = train_command.tell(outcome, config, as_json=False)
@@ -77,7 +77,7 @@ def _gate(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
 def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
     kept = f"The network is finished and saved: {folder / 'final'}."
     try:
-        found = train_gate(folder, config, device=device, resume=resume, watch=LiveWatch())
+        found = train_gate(folder, config, device=device, resume=resume, callback=LiveWatch())
     except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
         print(
             f"Stopped while the gate was trained. {kept} Train the gate with the same command and --resume.",

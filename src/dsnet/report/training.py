@@ -89,7 +89,7 @@ def training_page(
 def _title(outcome: Outcome, config: TrainConfig) -> str:
     name = Path(config.data.name).name or config.data.name
     if not outcome.test:
-        return f"{name}: stopped after step {outcome.ending.step} of {outcome.ending.steps}"
+        return f"{name}: stopped after step {outcome.status.step} of {outcome.status.steps}"
     return f"{name}: {outcome.test[-1].accuracy:.1%} right"
 
 

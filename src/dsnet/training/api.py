@@ -30,48 +30,59 @@ from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
 from dsnet.training.agreement import settings_facts, state_facts, weights_digest
 from dsnet.training.bn_calibration import recalibrate
+from dsnet.training.callbacks import Callback
+from dsnet.training.classifier_task import ClassifierTask, Objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import Confusion, RouteResult, evaluate_gated
-from dsnet.training.loop import Ending, Loop, Watch
+from dsnet.training.loop import RunStatus, TrainingLoop
 from dsnet.training.results import Images, Outcome, results_of
 from dsnet.training.run_dir import begin, going_on, locked, read_config, write_config
-from dsnet.training.stage1.joint import JointTask
-from dsnet.training.stage1.task import Stage1Task, initialise_alone
+from dsnet.training.stage1.joint import JointObjective
+from dsnet.training.stage1.task import Stage1Objective, initialise_alone
 from dsnet.training.stage1.teacher import Teacher, load_teacher
 from dsnet.training.stage1.views import Views
 from dsnet.training.transfer import channels_of, start_from
 
-__all__ = ["Images", "Outcome", "build_model", "load_data", "make_task", "read_config", "split_data", "train"]
+__all__ = [
+    "Images",
+    "Outcome",
+    "build_model",
+    "load_data",
+    "make_objective",
+    "read_config",
+    "split_data",
+    "train",
+]
 
 SHOWN = 32  # routes at most that a finished run is judged by
 MOST_CLASSES = 2000  # up to here it is told which ones are taken for which
 
 
 def train(
-    config: TrainConfig, folder: str | Path, *, resume: bool = False, watch: Watch | None = None
+    config: TrainConfig, folder: str | Path, *, resume: bool = False, callback: Callback | None = None
 ) -> Outcome:
     """Trains into ``folder``; with ``resume`` goes on from its last checkpoint."""
-    folder, watch = Path(folder), watch or Watch()
+    folder, callback = Path(folder), callback or Callback()
     device = pick_device(config.run.device)
     with (
         joined(device, timeout=60 * config.run.timeout_minutes, kept=lambda: going_on(folder)) as ranks,
         locked(folder) if ranks.first else nullcontext(),
     ):
-        watch = watch if ranks.first else Watch()
-        saved = begin(folder, config, resume=resume, told=watch.told)
+        callback = callback if ranks.first else Callback()
+        saved = begin(folder, config, resume=resume, told=callback.on_message)
         ranks.agree(lambda: settings_facts(config, config.model, device, resume=resume), "settings")
-        loop, test = _prepare(config, folder, device, ranks, watch, saved)
+        loop, task, test = _prepare(config, folder, device, ranks, callback, saved)
         if saved is not None:
             loop.restore(saved)
-        ranks.agree(lambda: state_facts(loop.task.model, loop.train, loop.step), "images or weights")
+        ranks.agree(lambda: state_facts(task.model, task.train, loop.step), "images or weights")
         if saved is None and ranks.first:
             write_config(folder, config)
-        with stop_on_signals(watch.told) as stop:
-            ending = loop.run(stop)
-        if not ending.done:
-            images = _images(loop, test)
-            return Outcome(folder=folder, ending=ending, first=ranks.first, images=images)
-        return _finish(loop, test, ending)
+        with stop_on_signals(callback.on_message) as stop:
+            status = loop.run(stop)
+        if not status.finished:
+            images = _images(task, test)
+            return Outcome(folder=folder, status=status, first=ranks.first, images=images)
+        return _finish(loop, task, test, status)
 
 
 def _prepare(
@@ -79,12 +90,12 @@ def _prepare(
     folder: Path,
     device: torch.device,
     ranks: Ranks,
-    watch: Watch,
+    callback: Callback,
     saved: Checkpoint | None,
-) -> tuple[Loop, Source]:
+) -> tuple[TrainingLoop, ClassifierTask, Source]:
     meta: Supernet = create_model(config.model, device="meta", **config.options)
     everything, test = load_data(config, meta)
-    train, held_out = split_data(config, everything, watch)
+    train, held_out = split_data(config, everything, callback)
     model = build_model(config, len(everything.classes))
     if config.start is None:
         channels = train.statistics()
@@ -113,7 +124,9 @@ def _prepare(
         teacher = load_teacher(config.scheme.teacher, classes=classes, seen=channels, device=device)
         ranks.agree(functools.partial(_teacher_facts, teacher), "weights of the teacher")
     steps = len(train) // config.optim.batch * config.optim.epochs
-    task = make_task(config, model, views, steps=steps, size=test.size, ranks=ranks, teacher=teacher)
+    objective = make_objective(
+        config, model, views, steps=steps, size=test.size, ranks=ranks, teacher=teacher
+    )
     data = {
         "recipe": to_plain(config),
         "input": {
@@ -126,15 +139,17 @@ def _prepare(
         "route": config.scheme.route,
     }
     placed = train.to(device), None if held_out is None else held_out.to(device)
-    loop = Loop(config, task, *placed, channels=channels, folder=folder, ranks=ranks, watch=watch, data=data)
-    return loop, test
+    task = ClassifierTask(
+        config, objective, *placed, channels=channels, ranks=ranks, callback=callback, data=data
+    )
+    return task.loop(folder), task, test
 
 
 def _teacher_facts(teacher: Teacher) -> dict[str, str]:
     return {"their digest": weights_digest(teacher.network)}
 
 
-def make_task(
+def make_objective(
     config: TrainConfig,
     model: Supernet,
     views: Views,
@@ -143,11 +158,11 @@ def make_task(
     size: int,
     ranks: Ranks,
     teacher: Teacher | None = None,
-) -> Stage1Task | JointTask:
-    """What the loop trains, on images of ``size`` pixels a side."""
+) -> Objective:
+    """Create the objective of a run on images of ``size`` pixels a side."""
     if config.scheme.joint is not None:
-        return JointTask(config, model, views, ranks=ranks, image_size=size)
-    return Stage1Task(config, model, views, steps=steps, ranks=ranks, teacher=teacher)
+        return JointObjective(config, model, views, ranks=ranks, image_size=size)
+    return Stage1Objective(config, model, views, steps=steps, ranks=ranks, teacher=teacher)
 
 
 def build_model(config: TrainConfig, classes: int) -> Supernet:
@@ -163,7 +178,7 @@ def build_model(config: TrainConfig, classes: int) -> Supernet:
     return model
 
 
-def split_data(config: TrainConfig, everything: Source, watch: Watch) -> tuple[Source, Source | None]:
+def split_data(config: TrainConfig, everything: Source, callback: Callback) -> tuple[Source, Source | None]:
     """What is trained on, and what is held out for validation."""
     share = config.data.hold_out
     if share == 0:
@@ -172,7 +187,7 @@ def split_data(config: TrainConfig, everything: Source, watch: Watch) -> tuple[S
     if len(train) == 0:
         raise DsnetError(f"data.hold_out={share} leaves none of the {len(everything)} images to train on")
     if len(held_out) == 0:
-        watch.told(f"too few images to hold out {share:.0%} of every class: nothing is validated")
+        callback.on_message(f"too few images to hold out {share:.0%} of every class: nothing is validated")
         return everything, None
     return train, held_out
 
@@ -205,58 +220,60 @@ def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
     return train, test
 
 
-def _finish(loop: Loop, test: Source, ending: Ending) -> Outcome:
+def _finish(loop: TrainingLoop, task: ClassifierTask, test: Source, status: RunStatus) -> Outcome:
     """Exact statistics, accuracies before and after, the final checkpoint."""
-    config, task, model = loop.config, loop.task, loop.task.model
-    routes = [task.space[i] for i in evenly(len(task.space), SHOWN)]
+    config, model, ranks, space = task.config, task.model, task.ranks, task.objective.space
+    routes = [space[i] for i in evenly(len(space), SHOWN)]
     if config.run.keep == "average":
-        assert isinstance(task, Stage1Task)
-        assert task.average is not None
+        assert isinstance(task.objective, Stage1Objective)
+        assert task.objective.average is not None
         with torch.no_grad():
-            for ours, theirs in zip(model.parameters(), task.average.model.parameters(), strict=True):
+            for ours, theirs in zip(
+                model.parameters(), task.objective.average.model.parameters(), strict=True
+            ):
                 ours.copy_(theirs)
-    before = _before(loop, routes)
-    _recalibrate(loop)
-    after = [] if loop.held_out is None else loop.results(loop.held_out, routes, "held-out images")
+    before = _before(task, routes)
+    _recalibrate(task)
+    after = [] if task.held_out is None else task.evaluate(task.held_out, routes, "held-out images")
     test = test.to(model.head.classifier.weight.device)
-    confusion = _confusion(loop)
-    tested = loop.results(test, routes, "test images", seen=None if confusion is None else confusion.add)
-    classes = None if confusion is None else confusion.results(loop.ranks.sum(confusion.counts))
+    confusion = _confusion(task)
+    tested = task.evaluate(test, routes, "test images", seen=None if confusion is None else confusion.add)
+    classes = None if confusion is None else confusion.results(ranks.sum(confusion.counts))
     gated = None
     if config.scheme.joint is not None:
-        order = list(torch.split(torch.arange(len(test)), 2 * loop.batch))
+        order = list(torch.split(torch.arange(len(test)), 2 * task.rank_batch))
         gated = evaluate_gated(
-            model, ((normalise(x[0], *loop.channels), y) for x, y in test.batches(order, full=False))
+            model, ((normalise(x[0], *task.channels), y) for x, y in test.batches(order, full=False))
         )
     outcome = Outcome(
         folder=loop.folder,
-        ending=ending,
-        first=loop.ranks.first,
+        status=status,
+        first=ranks.first,
         held_out=tuple(zip(before, after, strict=True)) if after else (),
         test=tuple(tested),
         gated=gated,
         classes=classes,
-        images=_images(loop, test),
+        images=_images(task, test),
     )
-    if loop.ranks.first:
+    if ranks.first:
         results = results_of(outcome)
-        data = {**loop.data, "results": results}
-        save_checkpoint(loop.folder, "final", model, step=ending.step, data=data)
+        data = {**task.data, **loop.data, "results": results}
+        save_checkpoint(loop.folder, "final", model, step=status.step, data=data)
         write_text(loop.folder / "results.json", json.dumps(results, indent=2) + "\n")
-    loop.ranks.wait()
+    ranks.wait()
     return outcome
 
 
-def _confusion(loop: Loop) -> Confusion | None:
-    classes = len(loop.train.classes)
+def _confusion(task: ClassifierTask) -> Confusion | None:
+    classes = len(task.train.classes)
     if classes > MOST_CLASSES:
         return None
-    return Confusion(loop.task.space.largest, classes, loop.task.model.head.classifier.weight.device)
+    return Confusion(task.objective.space.largest, classes, task.device)
 
 
-def _images(loop: Loop, test: Source) -> Images:
+def _images(task: ClassifierTask, test: Source) -> Images:
     """What the run had, held-out images among the training images again."""
-    train, held = loop.train, loop.held_out
+    train, held = task.train, task.held_out
     labels = train.labels if held is None else torch.cat([train.labels, held.labels])
     return Images(
         classes=train.classes,
@@ -268,35 +285,35 @@ def _images(loop: Loop, test: Source) -> Images:
     )
 
 
-def _before(loop: Loop, routes: list[Route]) -> list[RouteResult | None]:
+def _before(task: ClassifierTask, routes: list[Route]) -> list[RouteResult | None]:
     """Held-out accuracy with the statistics that training left; none where a route never got any."""
-    if loop.held_out is None:
+    if task.held_out is None:
         return [None] * len(routes)
-    usable = [r for r in routes if KeyState.FRESH not in loop.task.model.key_states(r)]
-    found = {r.route: r for r in loop.results(loop.held_out, usable, "held-out images")} if usable else {}
+    usable = [r for r in routes if KeyState.FRESH not in task.model.key_states(r)]
+    found = {r.route: r for r in task.evaluate(task.held_out, usable, "held-out images")} if usable else {}
     return [found.get(route.number) for route in routes]
 
 
-def _recalibrate(loop: Loop) -> None:
-    config, ranks, train = loop.config, loop.ranks, loop.train
+def _recalibrate(task: ClassifierTask) -> None:
+    config, ranks, train = task.config, task.ranks, task.train
     count = min(config.data.calibration, len(train))
     generator = seeded(config.run.seed, "calibration")
     chosen = torch.randperm(len(train), generator=generator)[:count]
     mine = chosen[ranks.rank :: ranks.world]
     order = list(mine.chunk(max(1, len(mine) // 256)))  # of nearly equal size: none too small to be exact
-    watched = loop.watch.progress("re-calibrating", _calibration(loop, order), len(order))
-    wanted = None if config.scheme.route is None else list(loop.task.space)
-    recalibrate(loop.task.model, watched, wanted, generator=generator, add=ranks.sum)
+    batches = task.callback.progress(_calibration(task, order), len(order), "re-calibrating")
+    wanted = None if config.scheme.route is None else list(task.objective.space)
+    recalibrate(task.model, batches, wanted, generator=generator, add=ranks.sum)
 
 
-def _calibration(loop: Loop, order: list[Tensor]) -> Iterator[Tensor]:
+def _calibration(task: ClassifierTask, order: list[Tensor]) -> Iterator[Tensor]:
     """Training images as the weights know them: their norms saw augmented batches."""
-    if loop.config.data.calibrate_on == "plain":
-        yield from (normalise(x[0], *loop.channels) for x, _ in loop.train.batches(order))
+    if task.config.data.calibrate_on == "plain":
+        yield from (normalise(x[0], *task.channels) for x, _ in task.train.batches(order))
         return
-    crops = loop.crops(loop.config.optim.epochs, 1)
-    for number, (images, labels) in enumerate(loop.train.batches(order, crops=crops)):
-        (seen,), _ = loop.task.views(
-            images, labels, count=1, step=loop.steps + number, classes=len(loop.train.classes)
+    crops = task.crops(task.config.optim.epochs, 1)
+    for number, (images, labels) in enumerate(task.train.batches(order, crops=crops)):
+        (seen,), _ = task.objective.views(
+            images, labels, count=1, step=task.steps + number, classes=len(task.train.classes)
         )
         yield seen

@@ -19,7 +19,7 @@ from dsnet.data.registry import LARGEST
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly
-from dsnet.training.api import SHOWN, build_model, make_task
+from dsnet.training.api import SHOWN, build_model, make_objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.optim import make_optimizer
 from dsnet.training.stage1.views import Views
@@ -154,13 +154,13 @@ def timed_step(config: TrainConfig, classes: int, size: int) -> Callable[[int], 
         device=device,
         channels_last=config.run.channels_last,
     )
-    task = make_task(config, model, views, steps=1, size=size, ranks=ALONE)
-    groups = task.groups(config.optim.weight_decay)
+    objective = make_objective(config, model, views, steps=1, size=size, ranks=ALONE)
+    groups = objective.groups(config.optim.weight_decay)
     optimizer = make_optimizer(config.optim.kind, groups, lr=1e-9, momentum=config.optim.momentum)
     for group in groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
-    task.begin_epoch()
+    objective.begin_epoch()
     generator = torch.Generator().manual_seed(0)
 
     def step(count: int) -> float:
@@ -170,9 +170,9 @@ def timed_step(config: TrainConfig, classes: int, size: int) -> Callable[[int], 
         _wait(device)
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=False)
-        task.step(images, labels, 1)  # the same routes every time, soft targets among their losses
+        objective.step(images, labels, 1)  # the same routes every time, soft targets among their losses
         optimizer.step()
-        task.update()
+        objective.end_step()
         _wait(device)
         return time.perf_counter() - start
 

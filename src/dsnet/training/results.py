@@ -11,7 +11,7 @@ from dsnet.core.formats import RESULTS
 from dsnet.core.schema import check, read_json
 from dsnet.errors import DsnetError
 from dsnet.training.evaluate import ClassResults, GatedResult, RouteResult
-from dsnet.training.loop import Ending
+from dsnet.training.loop import RunStatus
 
 __all__ = ["Images", "Outcome", "read_outcome", "results_of"]
 
@@ -35,7 +35,7 @@ class Outcome:
     """What a run came to."""
 
     folder: Path
-    ending: Ending
+    status: RunStatus
     first: bool = True  # whether this is the process that reports
     held_out: tuple[tuple[RouteResult | None, RouteResult], ...] = ()  # before and after re-calibration
     test: tuple[RouteResult, ...] = ()
@@ -48,7 +48,7 @@ def results_of(outcome: Outcome) -> dict[str, Any]:
     """Plain data (JSON types) of a run that came to its end."""
     gated, classes, images = outcome.gated, outcome.classes, outcome.images
     return {
-        "steps": outcome.ending.steps,
+        "steps": outcome.status.steps,
         "held_out": [[None if b is None else asdict(b), asdict(a)] for b, a in outcome.held_out],
         "test": [{**asdict(r), "accuracy": r.accuracy} for r in outcome.test],
         "gated": None if gated is None else {**asdict(gated), "accuracy": gated.accuracy},
@@ -76,7 +76,7 @@ def read_outcome(folder: Path) -> Outcome | None:
         _check_classes(classes, len(images["classes"]), path)
     return Outcome(
         folder=folder,
-        ending=Ending(step=plain["steps"], steps=plain["steps"]),
+        status=RunStatus(step=plain["steps"], steps=plain["steps"]),
         held_out=tuple((None if b is None else _route(b), _route(a)) for b, a in plain["held_out"]),
         test=tuple(map(_route, plain["test"])),
         gated=None if plain.get("gated") is None else _gated(plain["gated"]),

@@ -28,7 +28,7 @@ from dsnet.training import GateConfig, save_checkpoint, train_gate
 from dsnet.training.agreement import code_digest, settings_facts, state_facts
 from dsnet.training.api import train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.loop import Loop
+from dsnet.training.loop import TrainingLoop
 from tests.support import error_of
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -161,14 +161,14 @@ def play(rank: int, ports: list[int], folder: str) -> None:
     except DsnetError as error:
         say("raise", f"{type(error).__name__} {error}")
     os.environ["MASTER_PORT"] = str(ports[2])
-    due = Loop._save_is_due
+    due = TrainingLoop._save_is_due
 
-    def killed(loop: Loop) -> bool:
+    def killed(loop: TrainingLoop) -> bool:
         if rank and loop.step == 6:
             os.kill(os.getpid(), signal.SIGKILL)
         return due(loop)
 
-    Loop._save_is_due = killed  # type: ignore[method-assign]
+    TrainingLoop._save_is_due = killed  # type: ignore[method-assign]
     try:
         train(CONFIG, f"{folder}/run")
     except DsnetError as error:
@@ -215,7 +215,7 @@ def told_before_training(monkeypatch: pytest.MonkeyPatch, begin: Callable[[], ob
         raise BegunError
 
     monkeypatch.setattr(Ranks, "agree", lambda self, told, what: facts.update({what: told()}))
-    monkeypatch.setattr(Loop, "run", begun)
+    monkeypatch.setattr(TrainingLoop, "run", begun)
     with pytest.raises(BegunError):
         begin()
     return facts

@@ -32,7 +32,7 @@ from dsnet.detection.visualize import drawn_names
 from dsnet.inference.detect import Found, Missed, find_boxes
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.slicing import KeyState
-from dsnet.training.loop import Watch
+from dsnet.training.callbacks import Callback
 from tests.support import assert_close, error_of, rewrite
 from tests.support.boxes import SIDE, SIZE, TABLE
 
@@ -52,7 +52,7 @@ def config(root: Path, **optim: Any) -> DetectConfig:  # noqa: ANN401
 def run(voc: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("detector") / "run"
     outcome = train_detector(config(voc), folder)
-    assert outcome.ending.done
+    assert outcome.status.finished
     assert [result.route for result in outcome.results] == [0, 1, 2, 3, None]
     return folder
 
@@ -84,27 +84,27 @@ def _classifier(folder: Path) -> Path:
     return folder
 
 
-class _StopAt(Watch):
+class _StopAt(Callback):
     """Asks to stop after a step; 0: before the first."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def started(self, step: int, steps: int) -> None:
+    def on_train_begin(self, step: int, steps: int) -> None:
         if step == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def stepped(self, step: int, epoch: int, images: int) -> None:
+    def on_step_end(self, step: int, epoch: int, images: int) -> None:
         if step == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Path, tmp_path: Path) -> None:
-    stopped = train_detector(config(voc), tmp_path / "run", watch=_StopAt(4))
-    assert (stopped.ending.step, stopped.ending.signal) == (4, signal.SIGTERM)
+    stopped = train_detector(config(voc), tmp_path / "run", callback=_StopAt(4))
+    assert (stopped.status.step, stopped.status.signal) == (4, signal.SIGTERM)
     assert stopped.results == ()
     outcome = train_detector(config(voc), tmp_path / "run", resume=True)
-    assert outcome.ending.done
+    assert outcome.status.finished
     whole, resumed = (load_detector(folder).detector.state_dict() for folder in (run, tmp_path / "run"))
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     message = error_of(lambda: train_detector(config(voc), tmp_path / "run"))
@@ -115,13 +115,13 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Pa
 
 
 def test_a_run_that_was_stopped_before_its_first_step_goes_on(voc: Path, tmp_path: Path) -> None:
-    stopped = train_detector(config(voc), tmp_path / "run", watch=_StopAt(0))
-    assert (stopped.ending.step, stopped.ending.signal) == (0, signal.SIGTERM)
-    assert train_detector(config(voc), tmp_path / "run", resume=True).ending.done
+    stopped = train_detector(config(voc), tmp_path / "run", callback=_StopAt(0))
+    assert (stopped.status.step, stopped.status.signal) == (0, signal.SIGTERM)
+    assert train_detector(config(voc), tmp_path / "run", resume=True).status.finished
 
 
 def test_a_checkpoint_without_the_optimizers_state_is_refused(voc: Path, tmp_path: Path) -> None:
-    train_detector(config(voc), tmp_path / "run", watch=_StopAt(4))
+    train_detector(config(voc), tmp_path / "run", callback=_StopAt(4))
     path = tmp_path / "run" / "last-00000004" / "checkpoint.json"
     data = json.loads(path.read_text())
     data["groups"].remove("optimizer")
@@ -150,8 +150,8 @@ def test_a_stop_after_training_says_what_is_saved(
         told = capsys.readouterr().err
         assert "Stopped after training, all 3 steps: the trained weights are saved" in told
     assert signal.getsignal(signal.SIGTERM) is before
-    late = train_detector(config(voc, epochs=1), tmp_path / "late", watch=_StopAt(3))  # in the last step
-    assert late.ending.done
+    late = train_detector(config(voc, epochs=1), tmp_path / "late", callback=_StopAt(3))  # in the last step
+    assert late.status.finished
     assert not late.done
     evaluate = [
         "detect",
@@ -177,7 +177,7 @@ def test_a_stop_after_training_says_what_is_saved(
 def test_a_run_does_not_go_on_with_other_data(voc: Path, tmp_path: Path) -> None:
     root = tmp_path / "voc"
     shutil.copytree(voc, root)
-    train_detector(config(root), tmp_path / "run", watch=_StopAt(2))
+    train_detector(config(root), tmp_path / "run", callback=_StopAt(2))
     for path in (root / "Annotations").iterdir():
         path.write_text(path.read_text().replace("blue", "zebra"))
     message = error_of(lambda: train_detector(config(root), tmp_path / "run", resume=True))

@@ -16,7 +16,7 @@ from dsnet.detection.train.config import BoxData, DetectConfig, DetectorGate
 from dsnet.detection.train.gate import GateTraining, gate_terms, mixed
 from dsnet.detection.train.loss import Targets, multibox_loss, right_shares, targets_in
 from dsnet.training import Checkpoint
-from dsnet.training.loop import Watch
+from dsnet.training.callbacks import Callback
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage2.losses import Strategy
 from tests.support import error_of, randomise
@@ -172,7 +172,7 @@ def test_the_gate_learns_and_nothing_else() -> None:
     detector = gate.detector
     assert [route.number for route in gate.routes] == [0, 3]
     before = {name: value.clone() for name, value in detector.state_dict().items()}
-    gate.train(lambda epoch: iter([(images, padded)]), 1, Watch())
+    gate.train(lambda epoch: iter([(images, padded)]), 1, Callback())
     changed = {name for name, value in detector.state_dict().items() if not torch.equal(value, before[name])}
     assert changed
     assert all(".routing." in name for name in changed)

@@ -15,18 +15,18 @@ from dsnet.data.transforms.augment import Augment
 from dsnet.recipes import get_recipe
 from dsnet.training.api import train
 from dsnet.training.config import MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.stage1.joint import JointTask, gumbel_one_hot, reinforce
+from dsnet.training.stage1.joint import JointObjective, gumbel_one_hot, reinforce
 from dsnet.training.stage1.views import Views
 from tests.support import assert_close, error_of, randomise
 
 CHANNELS = ((0.5,) * 3, (0.25,) * 3)
 
 
-def task(name: str, method: str, **scheme: float) -> JointTask:
+def task(name: str, method: str, **scheme: float) -> JointObjective:
     config = TrainConfig(model=name, scheme=SchemeConfig(name="label", joint=method, **scheme))
     model = randomise(dsnet.create_model(name)).train()
     views = Views(Augment(), MixConfig(), CHANNELS, seed=0, rank=0, device=torch.device("cpu"))
-    return JointTask(config, model, views, ranks=ALONE, image_size=16)
+    return JointObjective(config, model, views, ranks=ALONE, image_size=16)
 
 
 def batch(count: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,5 +140,5 @@ def test_what_it_cannot_do_is_said() -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     views = Views(Augment(), MixConfig(), CHANNELS, seed=0, rank=0, device=torch.device("cpu"))
     assert "one rank" in error_of(
-        lambda: JointTask(config, model, views, ranks=Ranks(world=2), image_size=16)
+        lambda: JointObjective(config, model, views, ranks=Ranks(world=2), image_size=16)
     )

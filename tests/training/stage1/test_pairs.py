@@ -124,7 +124,7 @@ def test_every_other_pair_trains(kind: str, scheme: str, teacher: Path, tmp_path
 @pytest.mark.parametrize(("kind", "scheme"), [pair for pair in PAIRS if pair not in QUICK])
 def test_a_pair_makes_ten_steps(kind: str, scheme: str, teacher: Path, tmp_path: Path) -> None:
     outcome = train(config(kind, scheme, teacher, epochs=1), tmp_path)
-    assert outcome.ending.steps == 10
+    assert outcome.status.steps == 10
     (line,) = metrics(tmp_path, "train")
     role = "route" if scheme == "single" else "largest"
     assert 0 < line[f"{role}/label"] < 3  # a mean over ten steps; guessing pays 2.3

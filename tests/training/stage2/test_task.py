@@ -27,14 +27,14 @@ from dsnet.models.loading import load_checkpoint, load_model
 from dsnet.routing import CostTable
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.api import train
+from dsnet.training.callbacks import Callback
 from dsnet.training.config import MixConfig, OptimConfig
-from dsnet.training.loop import Watch
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.api import calibrate_run, calibration_images
 from dsnet.training.stage2.cache import keep_signals
 from dsnet.training.stage2.gate_signals import Signals
-from dsnet.training.stage2.task import GateTask
+from dsnet.training.stage2.task import GateObjective
 from tests.support import error_of, random_model
 from tests.support.routed_run import BASE
 
@@ -139,7 +139,7 @@ def test_a_step_pays_what_the_formulas_say() -> None:
     views = Views(
         Augment(), MixConfig(), ((0.0,) * 3, (1 / 255,) * 3), seed=0, rank=0, device=torch.device("cpu")
     )
-    task = GateTask(config, model, views, costs=CostTable.of_model(model))
+    task = GateObjective(config, model, views, costs=CostTable.of_model(model))
     images = torch.randint(
         0, 3, (1, 32, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
     )
@@ -173,7 +173,7 @@ def test_a_step_pays_what_the_formulas_say() -> None:
 def test_signals_are_kept_by_image(mbnet: Path) -> None:
     run = open_trained(mbnet, "final", device="cpu")
     views = Views(Augment(), MixConfig(), run.channels, seed=0, rank=0, device=torch.device("cpu"))
-    task = GateTask(GateConfig(), run.model, views, costs=CostTable.of_model(run.model))
+    task = GateObjective(GateConfig(), run.model, views, costs=CostTable.of_model(run.model))
     kept = keep_signals(task, run.held_out, number=0, batch=50, crops=None)
     outputs = collect(run.model, run.seen(run.held_out))
     assert torch.equal(kept.right, outputs.correct)
@@ -219,13 +219,13 @@ def alone() -> Iterator[Ranks]:
     yield ALONE
 
 
-class _Stop(Watch):
+class _Stop(Callback):
     """Asks to stop in the middle, as a signal would."""
 
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def stepped(self, step: int, epoch: int, images: int) -> None:
+    def on_step_end(self, step: int, epoch: int, images: int) -> None:
         if step == self.at:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -233,7 +233,7 @@ class _Stop(Watch):
 def test_a_stopped_run_goes_on_to_the_same_heads(mbnet: Path) -> None:
     config = GateConfig(passes=0, epochs=2)
     train_gate(mbnet, config, save_as="whole", device="cpu")
-    stopped = train_gate(mbnet, config, save_as="parts", device="cpu", watch=_Stop(25))
+    stopped = train_gate(mbnet, config, save_as="parts", device="cpu", callback=_Stop(25))
     assert not stopped.done
     assert not (mbnet / "parts").exists()
     other = GateConfig(passes=0, epochs=2, lr=0.1)
@@ -253,7 +253,7 @@ def test_a_stopped_run_goes_on_to_the_same_heads(mbnet: Path) -> None:
 
 def test_going_on_from_other_weights_is_refused(mbnet: Path) -> None:
     config = GateConfig(passes=0, epochs=2)
-    assert not train_gate(mbnet, config, save_as="other", device="cpu", watch=_Stop(5)).done
+    assert not train_gate(mbnet, config, save_as="other", device="cpu", callback=_Stop(5)).done
     message = error_of(
         lambda: train_gate(mbnet, config, name="best", save_as="other", device="cpu", resume=True)
     )

@@ -30,7 +30,8 @@ from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.loading import Checkpoint, load_checkpoint
 from dsnet.routes import evenly
-from dsnet.training.loop import Ending, Watch
+from dsnet.training.callbacks import Callback
+from dsnet.training.loop import RunStatus
 from dsnet.training.run_dir import locked, read_plain, settings_of, write_config
 from dsnet.training.stage2.config import GateConfig
 from dsnet.training.transfer import checkpoint_of, start_from, trained_on
@@ -59,7 +60,7 @@ class DetectionOutcome:
     """What a run came to."""
 
     folder: Path
-    ending: Ending
+    status: RunStatus
     classes: tuple[str, ...]
     results: tuple[DetectionResult, ...] = ()  # routes, then the gate; none where the run was stopped
     problems: tuple[Problem, ...] = ()
@@ -70,7 +71,7 @@ class DetectionOutcome:
     @property
     def done(self) -> bool:
         """Whether all has come to its end, the gate too."""
-        return self.ending.done and bool(self.results)
+        return self.status.finished and bool(self.results)
 
 
 def train_detector(
@@ -78,7 +79,7 @@ def train_detector(
     folder: Path,
     *,
     resume: bool = False,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     said: Callable[[str], None] = lambda message: None,
 ) -> DetectionOutcome:
     """Trains into a folder: ``last`` while it trains, ``final`` with statistics, ``gated`` with a gate.
@@ -86,21 +87,21 @@ def train_detector(
     ``said`` hears what is about to be trained, and when statistics, figures and the gate begin. A finished
     run that is resumed is left as it is.
     """
-    watch = watch or Watch()
+    callback = callback or Callback()
     if not config.data.root:
         raise DsnetError("where are the images? Give data.root: a folder in VOC's layout")
     device = pick_device(config.run.device)
     with locked(folder):
-        saved = _begin(folder, config, resume=resume, watch=watch)
-        if saved is not None and (finished := _finished(folder, config, saved, watch)) is not None:
+        saved = _begin(folder, config, resume=resume, callback=callback)
+        if saved is not None and (finished := _finished(folder, config, saved, callback)) is not None:
             return finished
         if saved is None:
             check_networks(config)
-        train, test, problems = open_pictures(config, device, watch)
+        train, test, problems = open_pictures(config, device, callback)
         found = make_detector(config, train, saved, folder)
         if config.gate.epochs:  # a wrong one would be told at the end else
             GateConfig(space=config.gate.space).routes(found.detector.network)
-        training = DetectorTraining(config, found, train, folder, device, watch)
+        training = DetectorTraining(config, found, train, folder, device, callback)
         if saved is not None:
             training.restore(saved)
         (folder / RESULTS).unlink(missing_ok=True)  # what is there is not finished
@@ -110,24 +111,26 @@ def train_detector(
             write_text(folder / PROBLEMS, "".join(f"{line}\n" for line in lines))
         counts = count_boxes(train), count_boxes(test)
         said(ahead_text(config, *counts, routes=len(found.detector.network.space)))
-        with stop_on_signals(watch.told) as request:  # later signals act at once: what was trained is saved
-            ending = training.run(request)
+        with stop_on_signals(
+            callback.on_message
+        ) as request:  # later signals act at once: what was trained is saved
+            status = training.run(request)
         outcome = DetectionOutcome(
             folder=folder,
-            ending=ending,
+            status=status,
             classes=train.classes,
             problems=problems,
             tested=test.paths,
             train=counts[0],
             test=counts[1],
         )
-        if not ending.done or ending.signal is not None:
+        if not status.finished or status.signal is not None:
             return outcome
         try:
             with terminable():
-                results = _finish(config, training, test, watch, said)
+                results = _finish(config, training, test, callback, said)
         except KeyboardInterrupt as stopped:
-            return replace(outcome, ending=replace(ending, signal=stopped_status(stopped) - 128))
+            return replace(outcome, status=replace(status, signal=stopped_status(stopped) - 128))
         _write_results(folder, config, train.classes, results)
         return replace(outcome, results=tuple(results))
 
@@ -136,7 +139,7 @@ def _finish(
     config: DetectConfig,
     training: DetectorTraining,
     test: Pictures,
-    watch: Watch,
+    callback: Callback,
     said: Callable[[str], None],
 ) -> list[DetectionResult]:
     """What comes after training: statistics, figures of routes, the gate and its figures."""
@@ -156,14 +159,16 @@ def _finish(
     if config.gate.epochs and len(routes) > 1:
         gate = GateTraining(config, training.found, training.precision)
         said(f"The gate, between {plural(len(gate.routes), 'route')}: {plural(config.gate.epochs, 'epoch')}")
-        gate.train(training.epoch_for_gate, -(-images // config.gate.batch), watch, said)
+        gate.train(training.epoch_for_gate, -(-images // config.gate.batch), callback, said)
         training.save("gated", {"gate": to_plain(config.gate)})
         results += training.evaluate(test, [None])
         said(f"gate: mAP {100 * results[-1].mean['voc2007']:.1f} (VOC 2007)")
     return results
 
 
-def _finished(folder: Path, config: DetectConfig, saved: Checkpoint, watch: Watch) -> DetectionOutcome | None:
+def _finished(
+    folder: Path, config: DetectConfig, saved: Checkpoint, callback: Callback
+) -> DetectionOutcome | None:
     """What a run came to that has nothing left to do; another gate would be."""
     steps = saved.data.get("steps")
     if saved.data["step"] != steps or not (folder / RESULTS).is_file():
@@ -173,17 +178,17 @@ def _finished(folder: Path, config: DetectConfig, saved: Checkpoint, watch: Watc
     try:
         plain = read_json(folder / RESULTS, DETECTION_RESULTS)
     except DsnetError as error:  # half a file: it is made again
-        watch.told(f"{error}: the figures are made again")
+        callback.on_message(f"{error}: the figures are made again")
         return None
     results = tuple(DetectionResult.from_dict(result) for result in plain["results"])
     classes = tuple(plain["classes"])
     return DetectionOutcome(
-        folder=folder, ending=Ending(step=steps, steps=steps), classes=classes, results=results
+        folder=folder, status=RunStatus(step=steps, steps=steps), classes=classes, results=results
     )
 
 
 def open_pictures(
-    config: DetectConfig, device: torch.device, watch: Watch
+    config: DetectConfig, device: torch.device, callback: Callback
 ) -> tuple[Pictures, Pictures, tuple[Problem, ...]]:
     """Training and test images, on the device if there is room; and what is wrong with files."""
     data = config.data
@@ -192,15 +197,15 @@ def open_pictures(
     problems = tuple(problem for part in both for problem in part.problems)
     found = []
     for part, side in zip(both, (data.side, data.size), strict=True):
-        pictures, damaged = load_pictures(
-            part, side, lambda items, total, what: watch.progress(what, iter(items), total)
-        )
+        pictures, damaged = load_pictures(part, side, callback.progress)
         problems += damaged
         found.append(_placed(pictures, device))
-    tell_problems(problems, f"{PROBLEMS} of the run lists them", watch.told)
+    tell_problems(problems, f"{PROBLEMS} of the run lists them", callback.on_message)
     shared = set(found[0].paths) & set(found[1].paths)
     if shared:
-        watch.told(f"{len(shared)} images are in both splits, as {sorted(shared)[0]}: figures mean little")
+        callback.on_message(
+            f"{len(shared)} images are in both splits, as {sorted(shared)[0]}: figures mean little"
+        )
     for pictures, split in zip(found, (data.train, data.test), strict=True):
         if bool((pictures.boxes.classes < 0).all()):
             raise DsnetError(f"{data.root}, {split}: there is no box that is not marked as difficult")
@@ -224,7 +229,7 @@ def _placed(pictures: Pictures, device: torch.device) -> Pictures:
     return pictures.to(device) if pictures.images.nbytes < MEMORY * free else pictures
 
 
-def _begin(folder: Path, config: DetectConfig, *, resume: bool, watch: Watch) -> Checkpoint | None:
+def _begin(folder: Path, config: DetectConfig, *, resume: bool, callback: Callback) -> Checkpoint | None:
     kept = [name for name in ("last", "final", "gated") if (folder / name).is_file()]
     if "last" not in kept and has_last(folder):  # the file that names it was lost
         kept.insert(0, "last")
@@ -235,7 +240,7 @@ def _begin(folder: Path, config: DetectConfig, *, resume: bool, watch: Watch) ->
             )
         return None
     if "last" not in kept:
-        watch.told(f"there is no checkpoint in {folder} to go on from: starting anew")
+        callback.on_message(f"there is no checkpoint in {folder} to go on from: starting anew")
         return None
     before, now = to_plain(_read_config(folder)), to_plain(config)
     changed = [key for key in now if key not in ("run", "gate") and before[key] != now[key]]

@@ -23,7 +23,7 @@ from dsnet.detection.model.fssd import Answers
 from dsnet.detection.train.config import DetectConfig, DetectorGate
 from dsnet.detection.train.loss import Targets, multibox_loss, right_shares, targets_in
 from dsnet.gate import RoutingHead
-from dsnet.training.loop import Watch
+from dsnet.training.callbacks import Callback
 from dsnet.training.optim import set_learning_rate
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage2.config import GateConfig
@@ -97,7 +97,7 @@ class GateTraining:
         self,
         epoch: Epoch,
         steps: int,
-        watch: Watch,
+        callback: Callback,
         said: Callable[[str], None] = lambda message: None,
     ) -> None:
         """So many steps an epoch, of its batches; ``said`` hears what every epoch paid."""
@@ -107,7 +107,7 @@ class GateTraining:
         for number in range(gate.epochs):
             set_learning_rate(optimizer, gate.lr * gate.decay**number)
             losses = LossBuffer()
-            batches = watch.progress(f"gate, epoch {number + 1}: batch", epoch(number), steps)
+            batches = callback.progress(epoch(number), steps, f"gate, epoch {number + 1}: batch")
             for place, (x, boxes) in enumerate(batches):
                 terms = self.terms(x, boxes, noise)
                 weights = {"target": gate.target, "complexity": gate.complexity, "sgs": gate.sgs}

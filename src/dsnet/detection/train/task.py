@@ -30,7 +30,8 @@ from dsnet.detection.train.route_passes import GraphedPasses, Passes
 from dsnet.errors import DsnetError
 from dsnet.models.loading import Checkpoint, optimizer_tensors, restore_optimizer
 from dsnet.routes import Route
-from dsnet.training.loop import Ending, Watch, check_step, tell_other_threads
+from dsnet.training.callbacks import Callback
+from dsnet.training.loop import RunStatus, check_step, warn_of_other_threads
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 
 __all__ = ["DetectorTraining", "rate_at"]
@@ -57,10 +58,10 @@ class DetectorTraining:
         train: Pictures,
         folder: Path,
         device: torch.device,
-        watch: Watch,
+        callback: Callback,
     ) -> None:
         self.config, self.found, self.train, self.folder = config, found, train, folder
-        self.device, self.watch = device, watch
+        self.device, self.callback = device, callback
         self.threads = torch.get_num_threads() if device.type == "cpu" else None  # sums depend on it
         self.detector = found.detector.to(device)
         if config.run.channels_last:
@@ -89,7 +90,7 @@ class DetectorTraining:
         if before != now:
             raise DsnetError(f"{self.folder} was started with {before}, the data has {now} now")
         check_step(self.folder, saved, self.steps)
-        tell_other_threads(saved, self.threads, self.watch)
+        warn_of_other_threads(saved, self.threads, self.callback)
         self.step = saved.data["step"]
         if not self.step:  # stopped before the first step, when the optimiser has no state yet
             return
@@ -106,10 +107,10 @@ class DetectorTraining:
         whole = max(network.feature_shapes(0)) in self.detector.table.strides
         return (network.head.classifier if whole else network).parameters()
 
-    def run(self, request: StopRequest) -> Ending:
+    def run(self, request: StopRequest) -> RunStatus:
         """Trains until the end, or until a signal asks to stop; then saves."""
         config, metrics = self.config, MetricsFile(self.folder, after=self.step)
-        self.watch.started(self.step, self.steps)
+        self.callback.on_train_begin(self.step, self.steps)
         losses, begun, at = LossBuffer(), time.monotonic(), self.step
         kept = begun
         try:
@@ -123,17 +124,17 @@ class DetectorTraining:
                     values["lr"] = rate_at(config.optim, self.step - 1, self.epoch_steps)
                     begun, at = time.monotonic(), self.step
                     metrics.write("train", self.step, values)
-                    self.watch.logged(self.step, values)
+                    self.callback.on_log(self.step, values)
                     if begun - kept > 60 * config.run.save_minutes:
                         self.save("last", optimizer=True)
                         kept = time.monotonic()
                 epoch = (self.step - 1) // self.epoch_steps
-                self.watch.stepped(self.step, epoch, config.optim.batch)
+                self.callback.on_step_end(self.step, epoch, config.optim.batch)
             losses.means()  # else a diverged network would take the place of a good one
             self.save("last", optimizer=True)
         finally:
             metrics.close()
-        return Ending(step=self.step, steps=self.steps, signal=request.signal)
+        return RunStatus(step=self.step, steps=self.steps, signal=request.signal)
 
     def ready(self) -> tuple[Tensor, Targets]:
         """The batch of the step that comes next."""
@@ -216,7 +217,7 @@ class DetectorTraining:
         """The statistics of all routes, from images as training saw them."""
         count = min(self.config.data.calibration, len(self.train))
         size = self.config.optim.batch
-        parts = self.watch.progress("statistics: batch", self.batches(count, size, 0), -(-count // size))
+        parts = self.callback.progress(self.batches(count, size, 0), -(-count // size), "statistics: batch")
         recalibrate_detector(self.detector, (x for x, _ in parts))
         self.detector.eval()
 
@@ -228,7 +229,7 @@ class DetectorTraining:
             self.found.prepared,
             routes,
             batch=self.config.optim.batch,
-            progress=lambda items, total, what: self.watch.progress(what, iter(items), total),
+            progress=self.callback.progress,
         )
 
     def _trained_on(self) -> dict[str, Any]:

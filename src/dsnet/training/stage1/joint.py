@@ -22,13 +22,13 @@ from dsnet.core.seeding import reseed
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
 from dsnet.models import GateState, Supernet
-from dsnet.routes import Route, RouteSpace
-from dsnet.slicing import KeyState, Mode, batch_statistics
+from dsnet.slicing import Mode, batch_statistics
+from dsnet.training.classifier_task import Objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.optim import parameter_groups
 from dsnet.training.stage1.views import Views
 
-__all__ = ["JointTask", "gumbel_one_hot", "image_losses", "reinforce"]
+__all__ = ["JointObjective", "gumbel_one_hot", "image_losses", "reinforce"]
 
 LEAST = 2  # images of a group that batch statistics can be made from
 
@@ -60,8 +60,8 @@ class _Ran:
     costs: Tensor  # [n], share of the largest route's multiply-adds
 
 
-class JointTask:
-    """What the loop trains in the single-stage baseline."""
+class JointObjective(Objective):
+    """The single-stage baseline: gates and weights learn together, from labels."""
 
     def __init__(
         self, config: TrainConfig, model: Supernet, views: Views, *, ranks: Ranks, image_size: int
@@ -80,6 +80,7 @@ class JointTask:
         if ranks.world > 1:
             raise DsnetError("joint training runs on one rank: its groups of images differ between ranks")
         self.config, self.model, self.views, self.method = config, model, views, method
+        self.space = model.space
         self.smoothing = config.scheme.smoothing
         self.device = model.head.classifier.weight.device
         self.noise = torch.Generator(self.device)
@@ -88,23 +89,9 @@ class JointTask:
         self.baseline = torch.zeros((), device=self.device)
         self.steps_made = 0
 
-    @property
-    def space(self) -> RouteSpace:
-        """All routes take part."""
-        return self.model.space
-
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Weights and routing heads alike."""
         return parameter_groups([self.model], weight_decay, routing=True)
-
-    @property
-    def views_in_a_step(self) -> int:
-        """All routes see the same view."""
-        return 1
-
-    def begin_epoch(self) -> None:
-        """Training mode: norms use and note the statistics of the batch."""
-        self.model.train()
 
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
         """Forward and backward; losses by name."""
@@ -175,9 +162,6 @@ class JointTask:
             ran.append(_Ran(losses=losses, log_p=log_p[at], costs=costs))
         return ran
 
-    def update(self) -> None:
-        """Nothing beside the optimiser."""
-
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The moving baseline."""
         return {"joint": {"baseline": self.baseline}}
@@ -186,8 +170,3 @@ class JointTask:
         """Takes up the baseline."""
         self.baseline = tensors["joint"]["baseline"].to(self.device)
         self.steps_made = step
-
-    def validation_routes(self) -> list[Route]:
-        """The routes that tell how training goes: those whose norms have seen images."""
-        ends = [self.space.smallest, self.space.largest]
-        return [r for r in ends if KeyState.FRESH not in self.model.key_states(r)]

@@ -15,8 +15,9 @@ from dsnet.core.seeding import reseed, seeded
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, initialise
 from dsnet.models.blocks import ConvNormAct
-from dsnet.routes import Route, RouteSpace
-from dsnet.slicing import KeyState, Mode, batch_statistics
+from dsnet.routes import Route
+from dsnet.slicing import Mode, batch_statistics
+from dsnet.training.classifier_task import Objective
 from dsnet.training.config import SchemeConfig, TrainConfig
 from dsnet.training.optim import parameter_groups
 from dsnet.training.stage1.compiled import CompiledNetwork, enough_programs
@@ -31,7 +32,7 @@ from dsnet.training.sync_batch_norm import SharedStatistics
 
 SMALL = 64  # pixels: up to here launching kernels takes longer than running them
 
-__all__ = ["Stage1Task", "initialise_alone"]
+__all__ = ["Stage1Objective", "initialise_alone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class _Modes:
     teacher: Mode
 
 
-class Stage1Task:
+class Stage1Objective(Objective):
     """What the loop trains in Stage I."""
 
     def __init__(
@@ -56,10 +57,12 @@ class Stage1Task:
     ) -> None:
         self.config, self.model, self.views, self.ranks = config, model, views, ranks
         self.steps, self.classes = steps, model.head.classifier.out_features
-        self.space = _space(config.scheme, model)
+        route = config.scheme.route
+        self.space = model.space if route is None else model.space.narrow([route])
         if config.scheme.drop_path and not any(hasattr(module, "share") for module in model.modules()):
             raise DsnetError(f"scheme.drop_path: {model.spec.name} has no residual branches to leave out")
         self.scheme = _scheme(config.scheme)
+        self.views_per_step = self.scheme.views(self.scheme.networks(self.space, config.scheme.random))
         device = model.head.classifier.weight.device
         self.noise = torch.Generator(device)  # of stochastic depth and dropout
         modes = self._modes()
@@ -114,20 +117,10 @@ class Stage1Task:
             largest=dropping, others=dropping if self.model.drops_everywhere else plain, teacher=teacher
         )
 
-    # --- what the loop asks for ----------------------------------------------------------------------
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """What is optimised: the network without its routing heads, and the projector."""
         modules = [self.model] if self.projector is None else [self.model, self.projector]
         return parameter_groups(modules, weight_decay)
-
-    @property
-    def views_in_a_step(self) -> int:
-        """How many views a step takes."""
-        return self.scheme.views(self.scheme.networks(self.space, self.config.scheme.random))
-
-    def begin_epoch(self) -> None:
-        """Training mode: norms use and note the statistics of the batch."""
-        self.model.train()
 
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
         """Forward and backward of a step's networks; its losses by name."""
@@ -143,7 +136,7 @@ class Stage1Task:
             losses = self.stepper.step(self.network, routes, views, targets, label_share=share)
         return _named(losses, sandwich=self.scheme.sandwich)
 
-    def update(self) -> None:
+    def end_step(self) -> None:
         """After the optimiser: the average takes the weights in."""
         if self.average is not None:
             self.average.update(self.model)
@@ -166,15 +159,6 @@ class Stage1Task:
             self.average.steps = step
         if self.projector is not None:
             self.projector.load_state_dict(dict(tensors["projector"]))
-
-    def validation_routes(self) -> list[Route]:
-        """The routes that tell how training goes."""
-        ends = dict.fromkeys((self.space.smallest, self.space.largest))
-        return [route for route in ends if KeyState.FRESH not in self.model.key_states(route)]
-
-
-def _space(config: SchemeConfig, model: Supernet) -> RouteSpace:
-    return model.space if config.route is None else model.space.narrow([config.route])
 
 
 def _scheme(config: SchemeConfig) -> Scheme:

@@ -41,14 +41,16 @@ from dsnet.routing.latency import LatencyTable
 from dsnet.routing.router import parse_budget
 from dsnet.training.agreement import settings_facts, state_facts
 from dsnet.training.api import load_data, split_data
+from dsnet.training.callbacks import Callback
+from dsnet.training.classifier_task import ClassifierTask
 from dsnet.training.config import MixConfig, OptimConfig, TrainConfig
-from dsnet.training.loop import Ending, Loop, Watch
+from dsnet.training.loop import RunStatus
 from dsnet.training.run_dir import going_on, locked, settings_of
 from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.cache import SignalStore, memory_of, train_from_signals
 from dsnet.training.stage2.config import GateConfig
-from dsnet.training.stage2.task import GateTask
+from dsnet.training.stage2.task import GateObjective
 from dsnet.training.transfer import routing_from
 
 __all__ = [
@@ -88,10 +90,10 @@ class TrainedRun:
 
 
 def open_trained(
-    folder: str | Path, name: str | None = None, *, device: str = "auto", watch: Watch | None = None
+    folder: str | Path, name: str | None = None, *, device: str = "auto", callback: Callback | None = None
 ) -> TrainedRun:
     """Opens a run's checkpoint (``final`` by default) with the data that it was trained on."""
-    folder, watch = Path(folder), watch or Watch()
+    folder, callback = Path(folder), callback or Callback()
     if (folder / "checkpoint.json").exists():
         raise DsnetError(f"{folder} is a checkpoint; name its run: {folder.parent}")
     saved = load_classifier(folder, name)
@@ -105,7 +107,7 @@ def open_trained(
     config = settings_of(TrainConfig, recipe, f"{folder}: recipe")
     model = saved.model()
     everything, test = load_data(config, model)
-    train, held_out = split_data(config, everything, watch)
+    train, held_out = split_data(config, everything, callback)
     if held_out is None:
         raise DsnetError(
             f"{folder} held no images out (data.hold_out={config.data.hold_out}); routers need some that "
@@ -136,7 +138,7 @@ class GateOutcome:
 
     folder: Path
     name: str
-    ending: Ending
+    status: RunStatus
     goal: str = "paper"
     first: bool = True  # whether this is the process that reports
     kept: int = 0  # passes over the images that were kept in memory; 0: the network ran in every step
@@ -145,7 +147,7 @@ class GateOutcome:
     @property
     def done(self) -> bool:
         """Whether it got to the end."""
-        return self.ending.done
+        return self.status.finished
 
 
 def train_gate(
@@ -156,7 +158,7 @@ def train_gate(
     save_as: str = "gated",
     device: str = "auto",
     resume: bool = False,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     store: SignalStore | None = None,
     said: Callable[[str], None] = lambda message: None,
 ) -> GateOutcome:
@@ -166,7 +168,7 @@ def train_gate(
     with one gate, the second takes seconds. ``said`` gets a line about the routes that gates decide between
     and the weights of their losses; the checkpoint records both.
     """
-    folder, watch = Path(folder), watch or Watch()
+    folder, callback = Path(folder), callback or Callback()
     if save_as in ("last", "best", "final") or re.fullmatch(r"[A-Za-z][\w-]*", save_as, re.ASCII) is None:
         raise DsnetError(
             f"gates cannot be saved as {shorten(save_as)}: a name has letters, digits, _ and -, and is not "
@@ -179,8 +181,8 @@ def train_gate(
         joined(place, timeout=60 * config.timeout_minutes, kept=lambda: going_on(work)) as ranks,
         _locked(folder, ranks),
     ):
-        watch = watch if ranks.first else Watch()
-        run = open_trained(folder, name, device=device, watch=watch)
+        callback = callback if ranks.first else Callback()
+        run = open_trained(folder, name, device=device, callback=callback)
         more = {"name": name, "save_as": save_as, "resume": resume}
         ranks.agree(lambda: settings_facts(config, run.config.model, place, **more), "settings")
         model, generator = run.model, seeded(config.seed, "routing heads")
@@ -196,15 +198,17 @@ def train_gate(
         ranks.agree(lambda: _state_facts(run, task), "images, weights or costs")
         passes, optim = _passes(config, task, len(source), ranks.world), _optim(config, len(source))
         if resume and passes:
-            watch.told("signals are kept in memory, so training is quick and starts anew")
+            callback.on_message("signals are kept in memory, so training is quick and starts anew")
         if passes:
-            ending = train_from_signals(
-                task, source, optim=optim, passes=passes, folder=work, watch=watch, store=store
+            status = train_from_signals(
+                task, source, optim=optim, passes=passes, folder=work, callback=callback, store=store
             )
         else:
-            ending = _online(run, task, source, config, optim, work, ranks=ranks, resume=resume, watch=watch)
-        if not ending.done:
-            return GateOutcome(folder=folder, name=save_as, ending=ending, first=ranks.first)
+            status = _online(
+                run, task, source, config, optim, work, ranks=ranks, resume=resume, callback=callback
+            )
+        if not status.finished:
+            return GateOutcome(folder=folder, name=save_as, status=status, first=ranks.first)
         model.requires_grad_(True)
         reports = gate_reports(collect(model, run.seen(judged)), task.costs)
         if ranks.first:
@@ -215,7 +219,7 @@ def train_gate(
     return GateOutcome(
         folder=folder,
         name=save_as,
-        ending=ending,
+        status=status,
         goal=config.goal,
         first=ranks.first,
         kept=passes,
@@ -303,7 +307,7 @@ def _images(run: TrainedRun, config: GateConfig) -> tuple[Source, Source]:
     return (run.train, run.held_out) if config.images == "train" else _halves(run, config.seed)
 
 
-def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateTask:
+def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateObjective:
     model = run.model
     device = model.head.classifier.weight.device
     costs = CostTable.of_model(model, run.test.size)
@@ -317,15 +321,15 @@ def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateTask:
         augment = replace(augment, crop=None, size=None)  # crops are made where files are decoded
     views = Views(augment, MixConfig(), run.channels, seed=config.seed, rank=rank, device=device)
     precision = torch.bfloat16 if run.config.run.precision == "bfloat16" else None
-    return GateTask(config, model, views, costs=costs, rank=rank, precision=precision, crops=crops)
+    return GateObjective(config, model, views, costs=costs, rank=rank, precision=precision, crops=crops)
 
 
-def _state_facts(run: TrainedRun, task: GateTask) -> dict[str, Any]:
+def _state_facts(run: TrainedRun, task: GateObjective) -> dict[str, Any]:
     costs = hashlib.sha256(repr(task.costs).encode()).hexdigest()[:16]
     return {**state_facts(run.model, run.train, run.saved.data["step"]), "costs": costs}
 
 
-def _passes(config: GateConfig, task: GateTask, images: int, world: int) -> int:
+def _passes(config: GateConfig, task: GateObjective, images: int, world: int) -> int:
     """How many passes over the images are kept in memory."""
     if len(task.options) > 1:
         if config.passes:
@@ -359,7 +363,7 @@ def _optim(config: GateConfig, images: int) -> OptimConfig:
 
 def _online(
     run: TrainedRun,
-    task: GateTask,
+    objective: GateObjective,
     source: Source,
     config: GateConfig,
     optim: OptimConfig,
@@ -367,8 +371,8 @@ def _online(
     *,
     ranks: Ranks,
     resume: bool,
-    watch: Watch,
-) -> Ending:
+    callback: Callback,
+) -> RunStatus:
     """The network runs in every step; stops and goes on as Stage I does."""
     whole = replace(run.config, optim=optim, run=replace(run.config.run, seed=config.seed))
     if not config.augment:
@@ -379,13 +383,21 @@ def _online(
         shutil.rmtree(folder)  # of an earlier gate, whose later steps these would not replace
     if saved is not None and _learnt_by(saved.data.get("gate")) != _learnt_by(data["gate"]):
         raise DsnetError(f"{folder} was started with other settings; go on with those, or without --resume")
-    loop = Loop(
-        whole, task, source, None, channels=run.channels, folder=folder, ranks=ranks, watch=watch, data=data
+    task = ClassifierTask(
+        whole,
+        objective,
+        source,
+        None,
+        channels=run.channels,
+        ranks=ranks,
+        callback=callback,
+        data=data,
     )
+    loop = task.loop(folder)
     if saved is not None:
         _same_weights(folder, saved, task.model)
         loop.restore(saved)
-    with stop_on_signals(watch.told) as stop:
+    with stop_on_signals(callback.on_message) as stop:
         return loop.run(stop)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,8 +15,9 @@ from dsnet.core.seeding import reseed
 from dsnet.errors import DsnetError
 from dsnet.gate import RoutingHead
 from dsnet.models import Supernet
-from dsnet.routes import Route, RouteSpace
+from dsnet.routes import Route
 from dsnet.routing.cost_table import CostTable
+from dsnet.training.classifier_task import Objective
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.config import GateConfig
@@ -31,14 +32,14 @@ from dsnet.training.stage2.losses import (
     value_loss,
 )
 
-__all__ = ["GateTask"]
+__all__ = ["GateObjective"]
 
 Terms = dict[str, Tensor]  # losses and what is told, by name
 Gradients = tuple[Tensor, ...]  # of the routing heads' parameters
 
 
-class GateTask:
-    """What the loop trains in Stage II: the routing heads of a network that has new ones."""
+class GateObjective(Objective):
+    """Stage II: the routing heads learn, the frozen network tells them what each route makes of an image."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class GateTask:
         reached = (
             r for r in model.space if all(c in o for c, o in zip(r.choices, self.options, strict=True))
         )
-        self.space: RouteSpace = model.space.narrow(list(reached))
+        self.space = model.space.narrow(list(reached))
         for route in self.space if len(self.options) > 1 else ():
             model.require_statistics(route)  # several gates read them by image, where nothing else checks
         self.noise = torch.Generator(model.head.classifier.weight.device)
@@ -85,11 +86,6 @@ class GateTask:
         """The routing heads, without decay."""
         return [{"params": self.parameters, "weight_decay": 0.0}]
 
-    @property
-    def views_in_a_step(self) -> int:
-        """All routes see the same view."""
-        return 1
-
     def begin_epoch(self) -> None:
         """Eval mode: weights and statistics stay what they are."""
         self.model.eval()
@@ -105,16 +101,6 @@ class GateTask:
         easy, solved = (logits.argmax(1) == labels for logits in walk.ends)
         label = F.cross_entropy(walk.logits.float(), labels)
         return self._taken_up(*self._pay(label, walk.scores, walk.draws, easy, solved))
-
-    def update(self) -> None:
-        """Nothing beside the optimiser."""
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Nothing beside the network and the optimiser."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-        """Nothing to take up."""
 
     def validation_routes(self) -> list[Route]:
         """None: single routes do not change in this stage."""
