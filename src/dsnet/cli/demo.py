@@ -27,9 +27,10 @@ from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe
+from dsnet.report.comparison import router_table
 from dsnet.report.page import png_bytes
 from dsnet.report.routing import Example, Story, story_page
-from dsnet.report.text import human, table
+from dsnet.report.text import table
 from dsnet.routing import CostTable, OperatingPoint, Routed
 from dsnet.training import GateConfig, train_gate
 from dsnet.training.api import train
@@ -150,24 +151,11 @@ def _stand_alone(config: TrainConfig, out: Path) -> list[OperatingPoint]:
 
 
 def _print_table(found: Comparison, costs: CostTable) -> None:
-    body = [
-        [
-            row.router,
-            f"{row.budget / costs.largest:.0%}",
-            human(row.cost),
-            f"{100 * row.accuracy:.1f} %",
-            f"{row.single}: {100 * row.single_accuracy:.1f} %",
-            f"{100 * row.gain:+.1f} ± {100 * row.gain_error:.1f}",
-            "–" if row.alone is None else f"{100 * row.alone:.1f} %",
-        ]
-        for row in found.rows
-        if row.router != "single"
-    ]
-    header = ["router", "budget", "MAdds", "accuracy", "best single route", "difference", "stand-alone"]
-    print("\n" + table(header, body, left=("router",)))
+    print("\n" + table(*router_table(found, costs), left=("router",)))
     print(
-        "Budgets are shares of the largest route's cost. Best single route: within the budget, chosen on\n"
-        "held-out images; difference in points, ± standard error. Stand-alone: at the same mean cost."
+        "Budgets and mean costs are shares of the largest route's cost. Best single route: within the\n"
+        "budget, chosen on held-out images; difference in points, ± standard error. Stand-alone: at the\n"
+        "same mean cost."
     )
     print(f"\n{found.verdict}\n")
 

@@ -15,7 +15,7 @@ from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments, to_plain
 from dsnet.models.loading import load_classifier
-from dsnet.report.text import bar, table
+from dsnet.report.text import counts_table
 from dsnet.training.stage2.api import GateOutcome, train_gate
 from dsnet.training.stage2.config import GateConfig
 
@@ -82,24 +82,19 @@ def tell(outcome: GateOutcome, *, as_json: bool) -> int:
     if not outcome.first:
         return 0
     reports = [report.to_dict() for report in outcome.reports]
-    print(json.dumps(reports, indent=2, allow_nan=False) if as_json else _shown(outcome))
+    print(json.dumps(reports, indent=2, allow_nan=False) if as_json else _report_text(outcome))
     return 0
 
 
-def _shown(outcome: GateOutcome) -> str:
+def _report_text(outcome: GateOutcome) -> str:
     lines = []
     for report in outcome.reports:
-        total, most = sum(report.choice_counts.values()), max(report.choice_counts.values())
-        which = f"Gate {report.gate}" if len(outcome.reports) > 1 else "The gate"
+        name = f"Gate {report.gate}" if len(outcome.reports) > 1 else "The gate"
         lines.append(
-            f"{which} on {total} held-out images: {report.entropy:.2f} bits of choice, "
-            f"{report.information:.3f} of them about how hard an image is\n"
+            f"{name} on {sum(report.choice_counts.values())} held-out images: {report.entropy:.2f} bits of "
+            f"choice, {report.information:.3f} of them about how hard an image is\n"
         )
-        rows = [
-            [str(choice), str(count), f"{count / total:.0%}", bar(count, most) if count else ""]
-            for choice, count in report.choice_counts.items()
-        ]
-        lines.append(table(["choice", "images", "share", ""], rows, left=("",)) + "\n")
+        lines.append(counts_table("choice", report.choice_counts) + "\n")
     static = [report for report in outcome.reports if report.static]
     if outcome.goal == "value":
         lines.append(

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from dsnet.calibration.compare import Comparison, Row
-from dsnet.report.page import bar_chart, escape, html_table, image_tag, page
-from dsnet.report.plot import Point, accuracy_plot, line_plot
+from dsnet.calibration.compare import Comparison
+from dsnet.report.comparison import gated_rows, router_curves, router_section, row_at
+from dsnet.report.page import bar_chart, escape, image_tag, page
+from dsnet.report.plot import accuracy_plot, line_plot
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import RouterKind, format_cost
 
-__all__ = ["Example", "Story", "router_curves", "story_page"]
+__all__ = ["Example", "Story", "story_page"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,22 +46,12 @@ class Story:
     times: Mapping[str, float]  # milliseconds an image
 
 
-def router_curves(found: Comparison) -> dict[str, list[Point]]:
-    """Single routes, stand-alone networks, routers and oracle, for a plot."""
-    curves = {"single routes": [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.singles]}
-    if found.alone:
-        curves["stand-alone"] = [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in found.alone]
-    for kind in dict.fromkeys(row.router for row in found.rows if row.router != "single"):
-        curves[kind] = [Point(row.cost, row.accuracy) for row in found.curve(kind)]
-    curves["oracle"] = [Point(found.oracle.cost, found.oracle.accuracy)]
-    return curves
-
-
 def story_page(story: Story) -> str:
     """The whole page."""
-    best = _row(story, story.picked)
+    best = row_at(story.comparison, story.picked, story.main)
     largest = max(story.comparison.singles, key=lambda point: point.cost)
     share = best.cost / story.costs.largest
+    kinds = dict.fromkeys(row.router for row in gated_rows(story.comparison))
     body = [
         f"<p><strong>{escape(story.model)}</strong> on handwritten digits. One set of weights, several "
         f"routes; the {story.picked} sends each image down one of them. At <strong>{share:.0%}</strong> of "
@@ -75,9 +66,9 @@ def story_page(story: Story) -> str:
         "route that is right, which nobody can know beforehand. With "
         f"{story.comparison.images} test images the standard error of an accuracy is about "
         f"{100 * best.error:.1f} points: small differences are chance.</p>",
-        _budgets(story),
+        router_section(story.comparison, story.costs),
         f"<h2>Routes taken at {escape(format_cost(story.main, story.costs.unit))}</h2>",
-        *(_histogram(story, kind) for kind in _kinds(story)),
+        *(_histogram(story, kind) for kind in kinds),
         f"<h2>Images by route ({story.picked})</h2>",
         _gallery(story),
         "<h2>Measured time</h2>",
@@ -91,40 +82,8 @@ def story_page(story: Story) -> str:
     return page("Easy images cost little", *body)
 
 
-def _kinds(story: Story) -> list[RouterKind]:
-    """The routers that decide image by image."""
-    return list(dict.fromkeys(row.router for row in story.comparison.rows if row.router != "single"))
-
-
-def _row(story: Story, kind: RouterKind) -> Row:
-    return min(story.comparison.curve(kind), key=lambda row: abs(row.budget - story.main))
-
-
-def _budgets(story: Story) -> str:
-    header = ("router", "budget", "cost", "accuracy", "best single route", "difference", "stand-alone")
-    rows = [
-        (
-            row.router,
-            f"{row.budget / story.costs.largest:.0%}",
-            f"{row.cost / story.costs.largest:.0%}",
-            f"{row.accuracy:.1%}",
-            f"{row.single}: {row.single_accuracy:.1%}",
-            f"{100 * row.gain:+.1f} ± {100 * row.gain_error:.1f}",
-            "–" if row.alone is None else f"{row.alone:.1%}",
-        )
-        for row in story.comparison.rows
-        if row.router != "single"
-    ]
-    return html_table(header, rows) + (
-        "<p>Budget and cost as shares of the largest route's; the budget was kept on held-out images, the "
-        "cost is that of the test images. Best single route: the most accurate one within the budget on "
-        "held-out images, for all images; difference in points, ± standard error. Stand-alone networks mixed "
-        "to the same mean cost.</p>"
-    )
-
-
 def _histogram(story: Story, kind: RouterKind) -> str:
-    row = _row(story, kind)
+    row = row_at(story.comparison, kind, story.main)
     total = sum(row.route_counts.values())
     groups = ", ".join(
         f"{name} {'–' if value is None else f'{value:.0%}'}" for name, value in row.by_difficulty.items()

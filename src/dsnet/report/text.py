@@ -1,4 +1,4 @@
-"""Plain-text tables and numbers as people write them."""
+"""Plain-text tables, and numbers in readable units."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dsnet.counts import human
 from dsnet.errors import printable
 
-__all__ = ["bar", "csv_text", "human", "one_line", "roughly", "table"]
+__all__ = ["bar", "counts_table", "csv_text", "human", "one_line", "roughly", "table"]
 
 
 def bar(value: float, largest: float, width: int = 24) -> str:
-    """A bar as long as ``value`` is of ``largest``."""
+    """Draw a bar whose length is the share of ``value`` in ``largest``."""
     return "█" * max(1, round(width * value / largest))
 
 
 def roughly(seconds: float) -> str:
-    """A duration in words, as exact as an estimate is.
+    """Format an estimated duration in words.
 
     >>> roughly(700), roughly(4000)
     ('about 12 minutes', 'about 67 minutes')
@@ -31,7 +31,7 @@ def roughly(seconds: float) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Text that stays on its line.
+    r"""Escape line breaks and tabs.
 
     >>> one_line("a\nb")
     'a\\nb'
@@ -40,7 +40,7 @@ def one_line(text: str) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows of the same keys as comma-separated values, keys first."""
+    """Format rows of the same keys as comma-separated values with a header."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
@@ -49,9 +49,12 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> str:
-    """Columns that line up; numbers to the right, columns named in ``left`` to the left.
+    """Format an aligned table.
 
-    Cells may be names of files: what would move a terminal's cursor is shown as an escape.
+    Args:
+        header: Names of the columns.
+        rows: Cells; control characters, as in names of files, are escaped.
+        left: Names of the columns to align left instead of right.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
@@ -64,3 +67,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequenc
         return "  ".join(aligned).rstrip()
 
     return "\n".join([line(header), line(["─" * width for width in widths]), *map(line, rows)])
+
+
+def counts_table(name: str, counts: Mapping[int, int]) -> str:
+    """Format how many images took each route or choice, with shares and bars."""
+    total, largest = sum(counts.values()), max(counts.values())
+    rows = [
+        [str(key), str(count), f"{count / total:.0%}", bar(count, largest) if count else ""]
+        for key, count in counts.items()
+    ]
+    return table([name, "images", "share", ""], rows, left=("",))

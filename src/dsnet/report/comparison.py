@@ -1,0 +1,173 @@
+"""Routers beside single routes at equal cost, as text and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dsnet.calibration.compare import Comparison, Row
+from dsnet.report.page import bar_chart, escape, html_table, page
+from dsnet.report.plot import Point, accuracy_plot
+from dsnet.report.text import counts_table, table
+from dsnet.routes import RouteSpace
+from dsnet.routing.cost_table import CostTable
+from dsnet.routing.router import RouterKind, format_cost
+
+__all__ = [
+    "comparison_page",
+    "comparison_text",
+    "gated_rows",
+    "router_curves",
+    "router_section",
+    "router_table",
+    "row_at",
+]
+
+
+def router_curves(comparison: Comparison) -> dict[str, list[Point]]:
+    """Return the curves of an accuracy plot: single routes, stand-alone networks, routers and oracle."""
+    points = {"single routes": comparison.singles, "stand-alone": comparison.alone}
+    curves = {
+        name: [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in of_name]
+        for name, of_name in points.items()
+        if of_name
+    }
+    for kind in dict.fromkeys(row.router for row in gated_rows(comparison)):
+        curves[kind] = [Point(row.cost, row.accuracy) for row in comparison.curve(kind)]
+    curves["oracle"] = [Point(comparison.oracle.cost, comparison.oracle.accuracy)]
+    return curves
+
+
+def gated_rows(comparison: Comparison) -> list[Row]:
+    """Return the rows of the routers that decide for each image: all but single routes."""
+    return [row for row in comparison.rows if row.router != "single"]
+
+
+def row_at(comparison: Comparison, kind: RouterKind, budget: float) -> Row:
+    """Return a router's row with the budget closest to ``budget``."""
+    return min(comparison.curve(kind), key=lambda row: abs(row.budget - budget))
+
+
+def router_table(comparison: Comparison, costs: CostTable) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of a table of routers at their budgets."""
+    alone = bool(comparison.alone)
+    header = ["router", "budget", "mean cost", "accuracy", "best single route", "difference"]
+    rows = [
+        [
+            row.router,
+            f"{row.budget / costs.largest:.0%} ({format_cost(row.budget, costs.unit)})",
+            f"{row.cost / costs.largest:.0%}",
+            f"{100 * row.accuracy:.2f} %",
+            f"{row.single}: {100 * row.single_accuracy:.2f} %",
+            f"{100 * row.gain:+.2f} ± {100 * row.gain_error:.2f}",
+            *([_percent(row.alone)] if alone else []),
+        ]
+        for row in gated_rows(comparison)
+    ]
+    return header + ["stand-alone"] * alone, rows
+
+
+def router_section(comparison: Comparison, costs: CostTable) -> str:
+    """Build `router_table` for a page, with an explanation."""
+    text = (
+        "<p>Budget and mean cost as shares of the largest route's; the budget was kept on held-out images. "
+        "Best single route: the most accurate one within the budget on held-out images, with its accuracy "
+        "here; difference in points, image by image, ± standard error."
+    )
+    if comparison.alone:
+        text += " Stand-alone: networks trained by themselves, mixed to the same mean cost."
+    return html_table(*router_table(comparison, costs)) + text + "</p>"
+
+
+def comparison_text(comparison: Comparison, costs: CostTable, space: RouteSpace) -> str:
+    """Format all routers with their baselines, and the routes that they took."""
+    header = ["router", "budget", "mean cost", "of largest", "accuracy", "best single route", "difference"]
+    header += ["static mix", "random"]
+    header += ["stand-alone"] * bool(comparison.alone) + ["easy", "dependent", "hard"]
+    rows = []
+    for row in gated_rows(comparison):
+        cells = [
+            row.router,
+            format_cost(row.budget, costs.unit),
+            f"{format_cost(row.cost, costs.unit)} ± {row.cost_error / row.cost:.1%}",
+            f"{row.cost / costs.largest:.0%}",
+            f"{100 * row.accuracy:.2f} ± {100 * row.error:.2f} %",
+            f"{row.single}: {_percent(row.single_accuracy)}",
+            f"{100 * row.gain:+.2f} ± {100 * row.gain_error:.2f}",
+            _percent(row.static_mix),
+            _percent(row.random),
+        ]
+        cells += [_percent(row.alone)] if comparison.alone else []
+        rows.append(cells + [_percent(value) for value in row.by_difficulty.values()])
+    shares = ", ".join(f"{share:.0%} {name}" for name, share in comparison.shares.items())
+    best = comparison.oracle
+    lines = [
+        table(header, rows, left=("router",)),
+        f"\nImages: {shares}. Oracle (the cheapest route that is right): {_percent(best.accuracy)} at "
+        f"{format_cost(best.cost, costs.unit)}.\n"
+        "Best single route: all images at the route that was most accurate within the budget on held-out\n"
+        "images; difference: points above it, image by image, ± standard error. Static mix, stand-alone:\n"
+        "two routes or networks mixed at random to the same mean cost. Random: drawn with the same\n"
+        "histogram (for a cascade that is cheaper: it pays for every route that it tries).",
+    ]
+    if comparison.verdict is not None:
+        lines.append(f"\n{comparison.verdict}")
+    for row in _middle(comparison):
+        lines.append(
+            f"\nRoutes that answered, {row.router} at {format_cost(row.budget, costs.unit)} "
+            f"({row.information:.3f} bits about how hard an image is):"
+        )
+        lines += [f"\n{counts_table(name, counts)}" for name, counts in _counts(row, space).items()]
+    return "\n".join(lines)
+
+
+def comparison_page(
+    title: str, comparison: Comparison, curve: Comparison, costs: CostTable, space: RouteSpace
+) -> str:
+    """Build a page: verdict, accuracy against cost, a table of routers and the routes that they took.
+
+    Args:
+        title: Heading of the page.
+        comparison: Routers at the budgets of the table.
+        curve: Routers at many budgets, for the chart.
+        costs: Costs of the routes.
+        space: Routes of the network.
+    """
+    verdict = comparison.verdict
+    parts = [
+        "" if verdict is None else f"<p><strong>{escape(str(verdict))}</strong></p>",
+        accuracy_plot(router_curves(curve), unit=costs.unit).html(),
+        "<p>Single routes: all images at one route, as measured. Gate and cascade: each image at its own "
+        "route. Oracle: the cheapest route that is right, which nobody can know beforehand.</p>",
+        router_section(comparison, costs),
+    ]
+    for row in _middle(comparison):
+        cost = escape(format_cost(row.cost, costs.unit))
+        parts.append(f"<h2>Routes that answered: {row.router}</h2>")
+        parts.append(f"<p>At a mean of {cost}, {_percent(row.accuracy)} right.</p>")
+        for name, counts in _counts(row, space).items():
+            labels = [f"{name} {choice}" for choice in counts]
+            parts.append(bar_chart(labels, list(counts.values()), [f"{n} images" for n in counts.values()]))
+    return page(title, *parts)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def _counts(row: Row, space: RouteSpace) -> Mapping[str, Mapping[int, int]]:
+    """Images by route or, with several gates, by the choice of each."""
+    if space.gates == 1:
+        return {"route": row.route_counts}
+    counts: dict[str, dict[int, int]] = {}
+    for gate, options in enumerate(space.choices):
+        of_gate = counts[f"gate {gate}"] = dict.fromkeys(options, 0)
+        for route, count in row.route_counts.items():
+            of_gate[space.resolve(route).choices[gate]] += count
+    return counts
+
+
+def _middle(comparison: Comparison) -> list[Row]:
+    """Each router's row at the middle budget, or at the closest one that it keeps."""
+    budgets = sorted({row.budget for row in comparison.rows})
+    kinds = dict.fromkeys(row.router for row in gated_rows(comparison))
+    return [row_at(comparison, kind, budgets[len(budgets) // 2]) for kind in kinds]
