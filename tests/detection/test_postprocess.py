@@ -21,7 +21,7 @@ from dsnet.detection.boxes import decode, iou, nms
 from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.postprocess import best_boxes, detections_of
 from dsnet.errors import DsnetError
-from dsnet.kernels import nms as suppress
+from dsnet.kernels import nms as nms_kernels
 
 Row = tuple[list[float], float, int]
 seeds = st.integers(0, 10**6)
@@ -183,14 +183,18 @@ def test_kernels_as_without(apart: tuple[Tensor, Tensor, Tensor]) -> None:
 @interpreted
 def test_kernels_give_as_many_as_can_be_and_refuse_what_does_not_fit() -> None:
     offsets, logits, priors = answers(2, 10, 2, 0)
-    setting = {"score": 0.1, "overlap": 0.45, "most": 3, "candidates": 4, "variances": (0.1, 0.2)}
-    assert suppress.boxes_by_kernels(offsets, logits, priors, **setting).shape == (2, 3, 6)
-    assert suppress.boxes_by_kernels(offsets, logits, priors, **{**setting, "most": 200}).shape == (2, 8, 6)
+    setting = {"score": 0.1, "overlap": 0.45, "max_boxes": 3, "candidates": 4, "variances": (0.1, 0.2)}
+    assert nms_kernels.select_boxes(offsets, logits, priors, **setting).shape == (2, 3, 6)
+    assert nms_kernels.select_boxes(offsets, logits, priors, **{**setting, "max_boxes": 200}).shape == (
+        2,
+        8,
+        6,
+    )
     for own, alike in ((offsets[:, :9], priors), (offsets, priors[:9]), (offsets[:1], priors)):
-        with pytest.raises(DsnetError, match="same number of priors"):
-            suppress.boxes_by_kernels(own, logits, alike, **setting)
-    with mock.patch.object(suppress, "PRIORS", 9), pytest.raises(DsnetError, match="no more than 9"):
-        suppress.boxes_by_kernels(offsets, logits, priors, **setting)
+        with pytest.raises(DsnetError, match="with the same p"):
+            nms_kernels.select_boxes(own, logits, alike, **setting)
+    with mock.patch.object(nms_kernels, "MAX_PRIORS", 9), pytest.raises(DsnetError, match="no more than 9"):
+        nms_kernels.select_boxes(offsets, logits, priors, **setting)
 
 
 def test_of_equal_scores_the_first_prior_is_kept() -> None:
@@ -266,7 +270,7 @@ def check_near(found: list[Detections], expected: list[Detections]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("most_priors", [suppress.PRIORS, 100])  # by kernels, and without
+@pytest.mark.parametrize("most_priors", [nms_kernels.MAX_PRIORS, 100])  # by kernels, and without
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_gpu_finds_the_same(
     apart: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype, most_priors: int
@@ -277,7 +281,7 @@ def test_a_gpu_finds_the_same(
     offsets, logits, priors = apart
     expected = detections_of(offsets, logits, priors, **setting)
     given = views(offsets.to("cuda", dtype), logits.to("cuda", dtype))
-    with mock.patch.object(suppress, "PRIORS", most_priors):
+    with mock.patch.object(nms_kernels, "MAX_PRIORS", most_priors):
         check_near(detections_of(*given, priors.to("cuda"), **setting), expected)
 
 

@@ -74,15 +74,15 @@ def best_boxes(
     as there are no more priors than its kernels are made for.
     """
     if len(logits) and unaided(logits.device, logits.shape[1], logits.shape[2] - 1, most):
-        from dsnet.kernels.nms import boxes_by_kernels
+        from dsnet.kernels.nms import select_boxes
 
-        return boxes_by_kernels(
+        return select_boxes(
             offsets,
             logits,
             priors,
             score=score,
             overlap=overlap,
-            most=most,
+            max_boxes=most,
             candidates=CANDIDATES,
             variances=VARIANCES,
         )
@@ -120,9 +120,9 @@ def _kernels(device: torch.device, priors: int) -> bool:
     """Whether there are some for so many priors."""
     if device.type != "cuda":
         return False
-    from dsnet.kernels import nms as suppress  # imports Triton
+    from dsnet.kernels import launch, nms
 
-    return suppress.AVAILABLE and priors <= suppress.PRIORS
+    return launch.AVAILABLE and priors <= nms.MAX_PRIORS
 
 
 def _on_host(found: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Triton kernels."""
+"""Triton kernels, each with a function of torch operations that runs where Triton cannot."""

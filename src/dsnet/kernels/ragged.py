@@ -1,10 +1,10 @@
-"""Layers of depthwise separable networks, every image at the widths and sizes of its route.
+"""Layers of depthwise separable networks, each image at the sizes of its route. Triton only.
 
-Features lie in memory of the largest route for every image, [images, positions, channels]; each image uses
-the beginning of its own, [positions, channels] of its route, without gaps. ``which`` [images] are routes by
-place, a negative one: the image is left out. Biases, activations, scales of channels and sums over positions
-are part of the kernel that has the numbers at hand anyway. No sum is made in an order that depends on the
-batch: an image's numbers are the same, bit for bit, whatever it is run with.
+Each image has memory for the features of the largest route, [images, positions, channels]; those of a smaller
+route fill the beginning of it, without gaps. ``route_of`` [images] holds the route of each image; images with
+a negative route are skipped. Biases, activations, channel scales and sums over positions are fused into the
+kernel that computes their inputs. The order of every summation depends on the image alone, so results are
+batch-invariant, bit by bit.
 """
 
 from __future__ import annotations
@@ -14,36 +14,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2, "hard_swish": 3, "one_plus_tanh": 4}
-
-
-@triton.jit
-def activate(x, KIND: tl.constexpr):
-    if KIND == 1:
-        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    if KIND == 2:
-        x = x * tl.sigmoid(x)
-    if KIND == 3:
-        x = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0  # NaN by the first factor
-    if KIND == 4:
-        x = 2.0 * tl.sigmoid(2.0 * x)
-    return x
+from dsnet.kernels.activations import activate
 
 
 @triton.jit
 def pointwise(
-    x,  # [images, most, x_row]
-    scale,  # [images, x_row], of channels
-    w,  # [routes, w_rows, w_row]: output channels by input channels
+    x,  # [images, max_positions, x_row]
+    scale,  # [images, x_row], by channel
+    w,  # [routes, w_rows, w_row]: output by input channels
     b,  # [routes, w_rows]
-    post,  # [routes, 2, w_rows]: scales and shifts behind the activation
-    y,  # [images, most, y_row], images ``y_image`` numbers apart
+    post,  # [routes, 2, w_rows]: scales and shifts after the activation
+    y,  # [images, max_positions, y_row], with a stride of ``y_image`` between images
     sums,  # [images, tiles, y_row]: over the positions of a tile
-    which,
+    route_of,
     ins,  # [routes]
     outs,  # [routes]
-    counts,  # [routes]: of positions
-    most,  # positions of any route
+    counts,  # [routes]: positions
+    max_positions,  # of all routes
     tiles,
     columns,
     x_row,
@@ -53,7 +40,7 @@ def pointwise(
     w_rows,
     SCALED: tl.constexpr,
     POST: tl.constexpr,
-    PLACED: tl.constexpr,  # every position has ``y_row`` numbers, of which these are some
+    STRIDED: tl.constexpr,  # write some of the ``y_row`` channels of each position
     STORE: tl.constexpr,
     SUM: tl.constexpr,
     ACT: tl.constexpr,
@@ -66,7 +53,7 @@ def pointwise(
     column = tl.program_id(0) % columns * BN
     image = tl.program_id(0) // columns // tiles
     tile = tl.program_id(0) // columns % tiles
-    route = tl.load(which + image)
+    route = tl.load(route_of + image)
     if route < 0:
         return
     k_end = tl.multiple_of(tl.load(ins + route), ALIGN)
@@ -81,36 +68,36 @@ def pointwise(
         if SUM:
             tl.store(sums + n, tl.zeros((BN,), dtype=tl.float32), mask=n < n_end)
         return
-    x += image.to(tl.int64) * most * x_row
+    x += image.to(tl.int64) * max_positions * x_row
     y += image.to(tl.int64) * y_image
     w += route.to(tl.int64) * w_rows * w_row
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for start in range(0, k_end, BK):
         k = start + tl.arange(0, BK)
-        inside = k < k_end
-        at = m[:, None] * k_end + k[None, :]
-        a = tl.load(x + at, mask=(m < positions)[:, None] & inside[None, :], other=0.0)
+        mask = k < k_end
+        offset = m[:, None] * k_end + k[None, :]
+        a = tl.load(x + offset, mask=(m < positions)[:, None] & mask[None, :], other=0.0)
         if SCALED:
-            by = tl.load(scale + image * x_row + k, mask=inside, other=0.0)
-            a = (a.to(tl.float32) * by[None, :].to(tl.float32)).to(a.dtype)
-        at = n[:, None] * w_row + k[None, :]
-        c = tl.load(w + at, mask=(n < n_end)[:, None] & inside[None, :], other=0.0)
+            factor = tl.load(scale + image * x_row + k, mask=mask, other=0.0)
+            a = (a.to(tl.float32) * factor[None, :].to(tl.float32)).to(a.dtype)
+        offset = n[:, None] * w_row + k[None, :]
+        c = tl.load(w + offset, mask=(n < n_end)[:, None] & mask[None, :], other=0.0)
         total = tl.dot(a, tl.trans(c), total, input_precision=PRECISION)
     bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
-    found = activate(total + bias[None, :].to(tl.float32), ACT)
+    value = activate(total + bias[None, :].to(tl.float32), ACT)
     if POST:
         post += route * 2 * w_rows
-        by = tl.load(post + n, mask=n < n_end, other=0.0).to(tl.float32)
+        factor = tl.load(post + n, mask=n < n_end, other=0.0).to(tl.float32)
         shift = tl.load(post + w_rows + n, mask=n < n_end, other=0.0).to(tl.float32)
-        found = found * by[None, :] + shift[None, :]
+        value = value * factor[None, :] + shift[None, :]
     valid = (m < positions)[:, None] & (n < n_end)[None, :]
     if STORE:
         row = n_end
-        if PLACED:
+        if STRIDED:
             row = y_row
-        tl.store(y + m[:, None] * row + n[None, :], found.to(y.dtype.element_ty), mask=valid)
+        tl.store(y + m[:, None] * row + n[None, :], value.to(y.dtype.element_ty), mask=valid)
     if SUM:
-        summed = tl.sum(tl.where(valid, found, 0.0), 0)
+        summed = tl.sum(tl.where(valid, value, 0.0), 0)
         tl.store(sums + n, summed, mask=n < n_end)
 
 
@@ -119,32 +106,32 @@ def _taps(total, x, w, top, left, valid, c, end, height, width, row, KERNEL: tl.
     for dy in tl.static_range(KERNEL):
         for dx in tl.static_range(KERNEL):
             i, j = top + dy, left + dx
-            there = valid & (i >= 0) & (i < height) & (j >= 0) & (j < width)
-            at = (i * width + j)[:, None] * end + c[None, :]
-            a = tl.load(x + at, mask=there[:, None] & (c < end)[None, :], other=0.0)
-            by = tl.load(w + (dy * KERNEL + dx) * row + c, mask=c < end, other=0.0)
-            total += a.to(tl.float32) * by[None, :].to(tl.float32)
+            in_map = valid & (i >= 0) & (i < height) & (j >= 0) & (j < width)
+            offset = (i * width + j)[:, None] * end + c[None, :]
+            a = tl.load(x + offset, mask=in_map[:, None] & (c < end)[None, :], other=0.0)
+            weight = tl.load(w + (dy * KERNEL + dx) * row + c, mask=c < end, other=0.0)
+            total += a.to(tl.float32) * weight[None, :].to(tl.float32)
     return total
 
 
 @triton.jit
 def depthwise(
-    x,  # [images, x_most, row]
+    x,  # [images, x_positions, row]
     w,  # [routes, taps, w_row]
     b,  # [routes, w_row]
-    y,  # [images, y_most, row]
+    y,  # [images, y_positions, row]
     sums,  # [images, tiles, row]: over the positions of a tile
-    which,
+    route_of,
     widths,  # [routes]
-    geometry,  # [routes, 6]: height, width, height and width behind it, kernel, padding
-    x_most,
-    y_most,
+    geometry,  # [routes, 6]: height, width, output height and width, kernel, padding
+    x_positions,
+    y_positions,
     taps,
     tiles,
     columns,
     row,
     w_row,
-    K0: tl.constexpr,  # kernels that routes have; 0: none
+    K0: tl.constexpr,  # kernel sizes of the routes; 0: unused
     K1: tl.constexpr,
     K2: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -157,14 +144,14 @@ def depthwise(
     column = tl.program_id(0) % columns * BC
     image = tl.program_id(0) // columns // tiles
     tile = tl.program_id(0) // columns % tiles
-    route = tl.load(which + image)
+    route = tl.load(route_of + image)
     if route < 0:
         return
     end = tl.multiple_of(tl.load(widths + route), ALIGN)
     if column >= end:
         return
     c = column + tl.arange(0, BC)
-    inside = c < end
+    mask = c < end
     p = tile * BP + tl.arange(0, BP)
     geometry += route * 6
     height, width = tl.load(geometry), tl.load(geometry + 1)
@@ -174,12 +161,12 @@ def depthwise(
     sums += (image * tiles + tile) * row
     if tile * BP >= positions:
         if SUM:
-            tl.store(sums + c, tl.zeros((BC,), dtype=tl.float32), mask=inside)
+            tl.store(sums + c, tl.zeros((BC,), dtype=tl.float32), mask=mask)
         return
     top = (p // out_width) * STRIDE - padding
     left = (p % out_width) * STRIDE - padding
-    x += image.to(tl.int64) * x_most * row
-    y += image.to(tl.int64) * y_most * row
+    x += image.to(tl.int64) * x_positions * row
+    y += image.to(tl.int64) * y_positions * row
     w += route * taps * w_row
     valid = p < positions
     total = tl.zeros((BP, BC), dtype=tl.float32)
@@ -193,33 +180,33 @@ def depthwise(
         else:
             if K2 > 0:
                 total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K2)
-    bias = tl.load(b + route * w_row + c, mask=inside, other=0.0)
-    found = activate(total + bias[None, :].to(tl.float32), ACT)
-    valid = valid[:, None] & inside[None, :]
-    tl.store(y + p[:, None] * end + c[None, :], found.to(y.dtype.element_ty), mask=valid)
+    bias = tl.load(b + route * w_row + c, mask=mask, other=0.0)
+    value = activate(total + bias[None, :].to(tl.float32), ACT)
+    valid = valid[:, None] & mask[None, :]
+    tl.store(y + p[:, None] * end + c[None, :], value.to(y.dtype.element_ty), mask=valid)
     if SUM:
-        summed = tl.sum(tl.where(valid, found, 0.0), 0)
-        tl.store(sums + c, summed, mask=inside)
+        summed = tl.sum(tl.where(valid, value, 0.0), 0)
+        tl.store(sums + c, summed, mask=mask)
 
 
 @triton.jit
 def linear(
-    x,  # [images, parts, x_row], to be summed over parts
+    x,  # [images, parts, x_row], summed over parts first
     w,  # [routes, w_rows, w_row]
     b,  # [routes, w_rows]
     y,  # [images, y_row]
-    order,  # [tiles, BI]: images of one route each, a negative one: none; if there is one route: which
-    routes,  # [tiles], a negative one: none
+    order,  # [tiles, BI]: images of one route per tile, negative: none; with SINGLE ``route_of``
+    routes,  # [tiles], negative: an empty tile
     ins,
     outs,
-    counts,  # [routes]: what sums are divided by
+    counts,  # [routes]: divisors of the sums
     images,
     parts,
     x_row,
     y_row,
     w_row,
     w_rows,
-    SINGLE: tl.constexpr,  # one route, images as they are
+    SINGLE: tl.constexpr,  # there is one route, images are not sorted
     ACT: tl.constexpr,
     PRECISION: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -247,43 +234,43 @@ def linear(
     total = tl.zeros((BI, BN), dtype=tl.float32)
     for start in range(0, k_end, BK):
         k = start + tl.arange(0, BK)
-        inside = k < k_end
+        mask = k < k_end
         a = tl.zeros((BI, BK), dtype=tl.float32)
         for part in range(parts):
-            at = (image * parts + part)[:, None] * x_row + k[None, :]
-            a += tl.load(x + at, mask=valid[:, None] & inside[None, :], other=0.0).to(tl.float32)
+            offset = (image * parts + part)[:, None] * x_row + k[None, :]
+            a += tl.load(x + offset, mask=valid[:, None] & mask[None, :], other=0.0).to(tl.float32)
         c = tl.load(
             w + (route * w_rows + n)[:, None] * w_row + k[None, :],
-            mask=(n < n_end)[:, None] & inside[None, :],
+            mask=(n < n_end)[:, None] & mask[None, :],
             other=0.0,
         )
         total = tl.dot((a / divisor).to(c.dtype), tl.trans(c), total, input_precision=PRECISION)
     bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
-    found = activate(total + bias[None, :].to(tl.float32), ACT)
+    value = activate(total + bias[None, :].to(tl.float32), ACT)
     mask = valid[:, None] & (n < n_end)[None, :]
-    tl.store(y + image[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=mask)
+    tl.store(y + image[:, None] * y_row + n[None, :], value.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def add_up(x, y, parts, row, BP: tl.constexpr, BC: tl.constexpr):
-    """Sums over parts: [images, parts, row] → [images, row], each in the same order in every batch."""
+def add_parts(x, y, parts, row, BP: tl.constexpr, BC: tl.constexpr):
+    """Sum over parts, [images, parts, row] → [images, row], in an order that is the same in every batch."""
     image = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     total = tl.zeros((BC,), dtype=tl.float32)
     for start in range(0, parts, BP):
         p = start + tl.arange(0, BP)
-        at = (image * parts + p)[:, None] * row + c[None, :]
-        total += tl.sum(tl.load(x + at, mask=(p < parts)[:, None] & (c < row)[None, :], other=0.0), 0)
+        offset = (image * parts + p)[:, None] * row + c[None, :]
+        total += tl.sum(tl.load(x + offset, mask=(p < parts)[:, None] & (c < row)[None, :], other=0.0), 0)
     tl.store(y + image * row + c, total, mask=c < row)
 
 
 @triton.jit
 def stem(
-    begin,  # [1]: the address of images [images, CHANNELS, height, width], of the type of ``y``
-    w,  # [BK, w_row]: taps (channel, row, column) by output channels
+    address,  # [1]: the address of images [images, CHANNELS, height, width] with the dtype of ``y``
+    w,  # [BK, w_row]: (channel, row, column) by output channels
     b,  # [w_row]
     y,  # [images, out_height · out_width, y_row]
-    which,
+    route_of,
     height,
     width,
     out_height,
@@ -303,7 +290,7 @@ def stem(
 ):
     image = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
-    if tl.load(which + image) < 0:
+    if tl.load(route_of + image) < 0:
         return
     positions = out_height * out_width
     p = tile * BM + tl.arange(0, BM)
@@ -312,37 +299,37 @@ def stem(
     channel = k // (KERNEL * KERNEL)
     i = ((p // out_width) * STRIDE - padding)[:, None] + (k % (KERNEL * KERNEL) // KERNEL)[None, :]
     j = ((p % out_width) * STRIDE - padding)[:, None] + (k % KERNEL)[None, :]
-    there = (p < positions)[:, None] & (channel < CHANNELS)[None, :]
-    there = there & (i >= 0) & (i < height) & (j >= 0) & (j < width)
-    x = tl.load(begin).to(tl.pointer_type(y.dtype.element_ty))
+    valid = (p < positions)[:, None] & (channel < CHANNELS)[None, :]
+    valid = valid & (i >= 0) & (i < height) & (j >= 0) & (j < width)
+    x = tl.load(address).to(tl.pointer_type(y.dtype.element_ty))
     x += image.to(tl.int64) * CHANNELS * height * width
     y += image.to(tl.int64) * positions * y_row
-    at = channel[None, :] * height * width + i * width + j
-    a = tl.load(x + at, mask=there, other=0.0)
+    offset = channel[None, :] * height * width + i * width + j
+    a = tl.load(x + offset, mask=valid, other=0.0)
     c = tl.load(w + k[:, None] * w_row + n[None, :], mask=(n < w_row)[None, :], other=0.0)
     bias = tl.load(b + n, mask=n < w_row, other=0.0)
     total = tl.dot(a, c, input_precision=PRECISION)
-    found = activate(total + bias[None, :].to(tl.float32), ACT)
+    value = activate(total + bias[None, :].to(tl.float32), ACT)
     mask = (p < positions)[:, None] & (n < w_row)[None, :]
-    tl.store(y + p[:, None] * y_row + n[None, :], found.to(y.dtype.element_ty), mask=mask)
+    tl.store(y + p[:, None] * y_row + n[None, :], value.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _between(place, size, out_size):
-    """The two places that a place of a resized map lies between, and how far it is from the first."""
-    at = (place.to(tl.float32) + 0.5) * (size.to(tl.float32) / out_size) - 0.5
-    at = tl.maximum(at, 0.0)
-    first = tl.minimum(at.to(tl.int32), size - 1)
-    return first, tl.minimum(first + 1, size - 1), at - first.to(tl.float32)
+def _neighbours(position, size, out_size):
+    """Return the two source positions for a position of a resized map, and the weight of the second."""
+    offset = (position.to(tl.float32) + 0.5) * (size.to(tl.float32) / out_size) - 0.5
+    offset = tl.maximum(offset, 0.0)
+    first = tl.minimum(offset.to(tl.int32), size - 1)
+    return first, tl.minimum(first + 1, size - 1), offset - first.to(tl.float32)
 
 
 @triton.jit
 def resize(
-    x,  # [images, most, channels]
-    y,  # [images, out_height · out_width, y_row], images ``y_image`` numbers apart
-    which,
+    x,  # [images, max_positions, channels]
+    y,  # [images, out_height · out_width, y_row], with a stride of ``y_image`` between images
+    route_of,
     sizes,  # [routes, 2]: height and width
-    most,
+    max_positions,
     y_image,
     y_row,
     channels,
@@ -353,26 +340,26 @@ def resize(
     BP: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Maps of the sizes of their routes to one size, each number from the four nearest."""
+    """Resize maps from the sizes of their routes to one size, by bilinear interpolation."""
     column = tl.program_id(0) % columns * BC
     image = tl.program_id(0) // columns // tiles
     tile = tl.program_id(0) // columns % tiles
-    route = tl.load(which + image)
+    route = tl.load(route_of + image)
     if route < 0:
         return
     height, width = tl.load(sizes + route * 2), tl.load(sizes + route * 2 + 1)
     p = tile * BP + tl.arange(0, BP)
     c = column + tl.arange(0, BC)
     mask = (p < out_height * out_width)[:, None] & (c < channels)[None, :]
-    top, bottom, down = _between(p // out_width, height, out_height)
-    left, right, across = _between(p % out_width, width, out_width)
-    x += image.to(tl.int64) * most * channels
+    top, bottom, below = _neighbours(p // out_width, height, out_height)
+    left, right, beside = _neighbours(p % out_width, width, out_width)
+    x += image.to(tl.int64) * max_positions * channels
     a = tl.load(x + (top * width + left)[:, None] * channels + c[None, :], mask=mask, other=0.0)
     b = tl.load(x + (top * width + right)[:, None] * channels + c[None, :], mask=mask, other=0.0)
-    upper = a.to(tl.float32) * (1.0 - across)[:, None] + b.to(tl.float32) * across[:, None]
+    upper = a.to(tl.float32) * (1.0 - beside)[:, None] + b.to(tl.float32) * beside[:, None]
     a = tl.load(x + (bottom * width + left)[:, None] * channels + c[None, :], mask=mask, other=0.0)
     b = tl.load(x + (bottom * width + right)[:, None] * channels + c[None, :], mask=mask, other=0.0)
-    lower = a.to(tl.float32) * (1.0 - across)[:, None] + b.to(tl.float32) * across[:, None]
-    found = upper * (1.0 - down)[:, None] + lower * down[:, None]
+    lower = a.to(tl.float32) * (1.0 - beside)[:, None] + b.to(tl.float32) * beside[:, None]
+    value = upper * (1.0 - below)[:, None] + lower * below[:, None]
     y += image.to(tl.int64) * y_image
-    tl.store(y + p[:, None] * y_row + c[None, :], found.to(y.dtype.element_ty), mask=mask)
+    tl.store(y + p[:, None] * y_row + c[None, :], value.to(y.dtype.element_ty), mask=mask)

@@ -30,7 +30,7 @@ if importlib.util.find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
 from dsnet.runtime.executors.ragged import layers as ragged
-from dsnet.runtime.executors.ragged.assignment import Which
+from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.executor import Mixed
 from dsnet.runtime.executors.ragged.layers import State, sums_of
 from dsnet.runtime.executors.ragged.network import Ragged
@@ -82,7 +82,7 @@ def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -
     """In DS-MBNet++ kernels, padding and with it the sizes of maps are those of the route, too."""
     x, out = features(len(routes), name), torch.full((len(routes), 10), 7.0)
     with mock.patch.object(ragged, "FEW", few):  # programs for few images, or for many
-        rest(name)(x, Which.arranged(torch.tensor(routes, dtype=torch.int32), 4), out)
+        rest(name)(x, RouteAssignment.of_routes(torch.tensor(routes, dtype=torch.int32), 4), out)
     for i, route in enumerate(routes):
         if route < 0:
             assert bool((out[i] == 7).all())
@@ -92,9 +92,9 @@ def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -
 
 def test_an_image_alone_equals_itself_in_a_batch_bit_for_bit() -> None:
     x, which = features(5), torch.tensor([3, 0, 2, 2, 1], dtype=torch.int32)
-    (together,) = rest()(x, Which.arranged(which, 4))
+    (together,) = rest()(x, RouteAssignment.of_routes(which, 4))
     for i in (0, 3):
-        (alone,) = rest()(x[i : i + 1], Which.arranged(which[i : i + 1], 4))
+        (alone,) = rest()(x[i : i + 1], RouteAssignment.of_routes(which[i : i + 1], 4))
         assert torch.equal(alone[0], together[i])
     front, images = Ragged([parts()[()].module]), pictures(network(NAME), 4)
     for many, one in zip(front(images), front(images[2:3]), strict=True):
@@ -120,11 +120,11 @@ def test_a_network_answers_nan_by_nan() -> None:
 @given(routes=st.lists(st.integers(-1, 4), min_size=1, max_size=90))
 @settings(max_examples=20, deadline=None)
 def test_tiles_hold_every_image_once_and_one_route_each(routes: list[int]) -> None:
-    which = Which.arranged(torch.tensor(routes, dtype=torch.int32), 5)
+    which = RouteAssignment.of_routes(torch.tensor(routes, dtype=torch.int32), 5)
     assert which.order is not None
-    assert which.tiles is not None
+    assert which.tile_routes is not None
     seen = []
-    for route, row in zip(which.tiles.tolist(), which.order.tolist(), strict=True):
+    for route, row in zip(which.tile_routes.tolist(), which.order.tolist(), strict=True):
         own = [image for image in row if image >= 0]
         assert all(routes[image] == route for image in own)
         assert bool(own) == (route >= 0)
@@ -151,7 +151,7 @@ def test_layers_of_any_form(act: nn.Module, kernel: int, stride: int, size: tupl
             ).eval()
         )
     x = torch.randn(3, 6, *size)
-    (found,) = Ragged(routes)(x, Which.arranged(torch.tensor([1, 0, 1], dtype=torch.int32), 2))
+    (found,) = Ragged(routes)(x, RouteAssignment.of_routes(torch.tensor([1, 0, 1], dtype=torch.int32), 2))
     with torch.no_grad():
         for i, route in enumerate((1, 0, 1)):
             assert_close(found[i : i + 1], routes[route](x[i : i + 1]), 1e-5)
@@ -170,7 +170,7 @@ def test_maps_of_different_sizes() -> None:
         for kernel, padding in ((3, 1), (7, 0), (5, 2))
     ]
     x = torch.randn(3, 8, 24, 25)
-    (found,) = Ragged(routes)(x, Which.arranged(torch.tensor([0, 1, 2], dtype=torch.int32), 3))
+    (found,) = Ragged(routes)(x, RouteAssignment.of_routes(torch.tensor([0, 1, 2], dtype=torch.int32), 3))
     with torch.no_grad():
         assert_close(found, torch.cat([routes[i](x[i : i + 1]) for i in range(3)]), 1e-5)
 

@@ -18,10 +18,11 @@ from dsnet.counts import Shape
 from dsnet.detection.deploy.partition import pack_detector, split_detector
 from dsnet.errors import DsnetError
 from dsnet.extract import extract
-from dsnet.kernels import elementwise as scaling
-from dsnet.kernels.elementwise import means, scaled, scaled_means, weighted
-from dsnet.kernels.gather import Rows, patched, projected
-from dsnet.kernels.rows import added_norm, linear, put_rows
+from dsnet.kernels import launch
+from dsnet.kernels.activations import ACTIVATIONS
+from dsnet.kernels.elementwise import affine, affine_means, scale_by_attention, spatial_means
+from dsnet.kernels.gather import FeatureRows, extract_patches, pointwise_conv
+from dsnet.kernels.rows import add_layer_norm, linear, scatter_rows
 from dsnet.runtime.partition.per_image_norm import Scaled
 from dsnet.runtime.partition.segments import in_precision, pack
 from dsnet.runtime.passes.fusion import ends_at_gate, fused
@@ -40,13 +41,13 @@ NETWORKS = [
 ]
 
 needs_interpreter = pytest.mark.skipif(
-    not scaling.AVAILABLE or torch.cuda.is_available(), reason="needs Triton's interpreter"
+    not launch.AVAILABLE or torch.cuda.is_available(), reason="needs Triton's interpreter"
 )
 
 
 @pytest.fixture
 def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "INTERPRETED", True)
+    monkeypatch.setattr(launch, "INTERPRETED", True)
 
 
 def same(module: nn.Module, inputs: tuple[Tensor, ...], tolerance: float = 1e-10) -> nn.Module:
@@ -55,7 +56,7 @@ def same(module: nn.Module, inputs: tuple[Tensor, ...], tolerance: float = 1e-10
         expected, found = module(*inputs), made(*inputs)
         if ends_at_gate(made):
             features, scores, by = found
-            found = weighted(features, by), scores
+            found = scale_by_attention(features, by), scores
     for a, b in zip(_all(found), _all(expected), strict=True):
         assert_close(a, b, tolerance)
     return made
@@ -123,7 +124,7 @@ def test_weights_are_shared_and_left_alone() -> None:
     channels=st.sampled_from([3, 16, 40, 300]),
     side=st.integers(1, 7),
     images=st.integers(1, 3),
-    act=st.sampled_from(list(scaling.ACTS)),
+    act=st.sampled_from(list(ACTIVATIONS)),
     add=st.booleans(),
     keyed=st.booleans(),
 )
@@ -136,13 +137,13 @@ def test_kernels_of_channels(channels: int, side: int, images: int, act: str, ad
     rest = (which if keyed else None, added if add else None, act)
     plain = [t.contiguous() for t in (x, added)]  # kernels do not read those
     others = (which if keyed else None, plain[1] if add else None, act)
-    assert_close(scaled(x, table, *rest), scaled(plain[0], table, *others), 1e-5)
-    y, mean = scaled_means(x, table, *rest)
-    assert_close(y, scaled(plain[0], table, *others), 1e-5)
+    assert_close(affine(x, table, *rest), affine(plain[0], table, *others), 1e-5)
+    y, mean = affine_means(x, table, *rest)
+    assert_close(y, affine(plain[0], table, *others), 1e-5)
     assert_close(mean, y.mean((2, 3)), 1e-5)
-    assert_close(weighted(x, by), weighted(plain[0], by), 1e-5)
-    assert_close(means(x), means(plain[0]), 1e-5)
-    assert means(x.half(), torch.float32).dtype == torch.float32
+    assert_close(scale_by_attention(x, by), scale_by_attention(plain[0], by), 1e-5)
+    assert_close(spatial_means(x), spatial_means(plain[0]), 1e-5)
+    assert spatial_means(x.half(), torch.float32).dtype == torch.float32
 
 
 @needs_interpreter
@@ -162,14 +163,14 @@ def test_kernels_of_rows(channels: int, less: int, positions: int, rows: int) ->
     by, before = torch.randn(rows, channels - less, generator=draw), table.clone()
     expected = table.clone()
     expected[at] = torch.cat([x, torch.zeros(rows, positions, less)], 2)
-    put_rows(table, at, x)
+    scatter_rows(table, at, x)
     assert torch.equal(table, expected)
-    put_rows(before, at, x, by)
+    scatter_rows(before, at, x, by)
     expected[at, :, : channels - less] = x * (1 + by.tanh())[:, None]
     assert_close(before, expected, 1e-6)
     widths = torch.zeros(6, dtype=torch.int32)
     behind = torch.full_like(table, 7.0)
-    put_rows(behind, at, x, None, widths)
+    scatter_rows(behind, at, x, None, widths)
     assert torch.equal(behind[at, :, : channels - less], x)
     assert bool((behind[at, :, channels - less :] == 7).all())
     assert widths.tolist() == [channels - less if row in at.tolist() else 0 for row in range(6)]
@@ -178,10 +179,10 @@ def test_kernels_of_rows(channels: int, less: int, positions: int, rows: int) ->
     norm = nn.LayerNorm(channels)
     nn.init.normal_(norm.weight)
     with torch.no_grad():
-        total, normed = added_norm(a, b, norm.weight, norm.bias, norm.eps)
+        total, normed = add_layer_norm(a, b, norm.weight, norm.bias, norm.eps)
         assert_close(total, a + b, 1e-6)
         assert_close(normed, norm(a + b), 1e-5)
-        total, normed = added_norm(a, None, norm.weight, norm.bias, norm.eps)
+        total, normed = add_layer_norm(a, None, norm.weight, norm.bias, norm.eps)
         assert total is a
         assert_close(normed, norm(a), 1e-5)
 
@@ -210,7 +211,7 @@ def test_features_are_read_where_they_lie(
     table = torch.randn(6, channels * side * (side + 1), generator=draw)
     at = torch.randint(0, 6, (images,), generator=draw)
     widths = 8 * torch.randint(1, channels // 8 + 1, (6,), generator=draw, dtype=torch.int32)
-    rows = Rows(table, at, shape, widths if ragged else None, 8)
+    rows = FeatureRows(table, at, shape, widths if ragged else None, 8)
     conv = nn.Conv2d(channels, outs, 1, stride, bias=False)
     dense = table[at].view(images, side, side + 1, channels).permute(0, 3, 1, 2).clone()
     if ragged:
@@ -219,8 +220,8 @@ def test_features_are_read_where_they_lie(
     with torch.no_grad():
         expected = conv(dense)
         for interpreted in (False, True):
-            monkeypatch.setattr(scaling, "INTERPRETED", interpreted)
-            found = projected(rows, conv.weight, stride)
+            monkeypatch.setattr(launch, "INTERPRETED", interpreted)
+            found = pointwise_conv(rows, conv.weight, stride)
             assert_close(found, expected, 1e-4)
     assert found.is_contiguous(memory_format=torch.channels_last)
 
@@ -249,15 +250,15 @@ def test_patches(
         torch.randint(0, 4, (images,), generator=draw),
     )
     widths = torch.randint(1, channels + 1, (4,), generator=draw, dtype=torch.int32)
-    rows = Rows(table, at, shape, widths if ragged else None)
+    rows = FeatureRows(table, at, shape, widths if ragged else None)
     down, across = sides[0] // size[0], sides[1] // size[1]
     expected = F.unfold(rows.dense, size, stride=size).view(images, channels, -1, down, across)
     expected = expected.permute(0, 3, 4, 2, 1).flatten(3)
     for interpreted in (False, True):
-        monkeypatch.setattr(scaling, "INTERPRETED", interpreted)
-        assert torch.equal(patched(rows, size), expected)
-        assert torch.equal(patched(rows.dense, size), expected)
-        assert torch.equal(patched(rows.dense.contiguous(), size), expected)
+        monkeypatch.setattr(launch, "INTERPRETED", interpreted)
+        assert torch.equal(extract_patches(rows, size), expected)
+        assert torch.equal(extract_patches(rows.dense, size), expected)
+        assert torch.equal(extract_patches(rows.dense.contiguous(), size), expected)
 
 
 @needs_interpreter
@@ -273,7 +274,7 @@ def test_linear(channels: int, outs: int, rows: int, act: str) -> None:
     torch.manual_seed(channels)
     layer, x = nn.Linear(channels, outs), torch.randn(rows, channels)
     with torch.no_grad():
-        expected = scaling.ACTS[act](layer(x))
+        expected = ACTIVATIONS[act](layer(x))
         found = linear(x, layer, act)
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(linear(x[:1], layer, act), found[:1])

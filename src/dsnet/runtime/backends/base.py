@@ -72,7 +72,7 @@ class Apart(Executable, Protocol):
 
 @runtime_checkable
 class Reading(Executable, Protocol):
-    """One whose first input may be features that lie in a table (`dsnet.kernels.gather.Rows`)."""
+    """One whose first input may be features that lie in a table (`dsnet.kernels.gather.FeatureRows`)."""
 
     reads_rows: bool  # whether it may
 

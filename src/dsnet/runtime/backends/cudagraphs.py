@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 
-from dsnet.kernels.elementwise import weighted
+from dsnet.kernels.elementwise import scale_by_attention
 from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.backends.eager import Call
 from dsnet.runtime.passes.fusion import ends_at_gate, fused, reads_rows
@@ -55,7 +55,7 @@ class _ToGate(_Quick):
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Features that the gate has scaled, and scores."""
         features, scores, by = self.apart(*inputs)
-        return weighted(features, by), scores
+        return scale_by_attention(features, by), scores
 
     def apart(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features yet to be scaled."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.kernels.dispatch import settle
-from dsnet.kernels.gather import Rows
-from dsnet.kernels.rows import put_rows
+from dsnet.kernels.dispatch import sort_by_choice
+from dsnet.kernels.gather import FeatureRows
+from dsnet.kernels.rows import scatter_rows
 
 __all__ = ["GatePlaces", "Table"]
 
@@ -39,11 +39,11 @@ class Table(NamedTuple):
     def put(self, at: Tensor, x: Tensor, by: Tensor | None = None) -> None:
         """Features [n, C, H, W] into the rows of their images, times 1 + tanh of ``by`` [n, C]."""
         by_position = x.permute(0, 2, 3, 1).reshape(len(x), -1, x.shape[1])
-        put_rows(self.rows.view(len(self.rows), -1, self.shape[0]), at, by_position, by, self.widths)
+        scatter_rows(self.rows.view(len(self.rows), -1, self.shape[0]), at, by_position, by, self.widths)
 
-    def read(self, at: Tensor) -> Rows:
+    def read(self, at: Tensor) -> FeatureRows:
         """The features of some images [n], where they are."""
-        return Rows(self.rows, at, self.shape, self.widths, self.align)
+        return FeatureRows(self.rows, at, self.shape, self.widths, self.align)
 
     def get(self, at: Tensor) -> Tensor:
         """The features of some images [n]."""
@@ -85,7 +85,7 @@ class GatePlaces:
 
         ``previous`` are choices before, where there are any; with ``paired`` images are sorted by them, too.
         """
-        settle(
+        sort_by_choice(
             self.taken,
             self.order,
             self.counts,
@@ -93,10 +93,10 @@ class GatePlaces:
             images,
             valid,
             scores=None if decided else self.scores,
-            prices=self.prices,
-            places=self.places,
+            penalties=self.prices,
+            choice_index=self.places,
             previous=previous,
-            held=len(self.held) if paired else 0,
+            paired_choices=len(self.held) if paired else 0,
         )
         self.told.copy_(self.counts, non_blocking=True)
 

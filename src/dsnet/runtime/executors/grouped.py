@@ -28,7 +28,7 @@ from torch import Tensor
 from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.timer import Progress, silent, timed
 from dsnet.errors import DsnetError
-from dsnet.kernels.dispatch import find, put_away
+from dsnet.kernels.dispatch import gather_indices, scatter_scores
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.backends import Apart, Executable, Reading
@@ -229,7 +229,9 @@ class Graphed:
         reads = self._reads_rows(number)
 
         def body() -> None:
-            at, to, earlier = find(gate.order, gate.counts, gate.starts, gate.earlier, pair, rows, self.most)
+            at, to, earlier = gather_indices(
+                gate.order, gate.counts, gate.starts, gate.earlier, pair, rows, self.most
+            )
             table = self.tables[number][previous]
             x = cast(Tensor, table.read(at)) if reads else table.get(at)
             keys = [earlier // len(options[number - 1]) if apart else earlier]
@@ -240,7 +242,7 @@ class Graphed:
             features, scores, *by = _unscaled(call, *inputs)
             self.tables[number + 1][choice].put(to, features, *by)
             following = self.gates[number + 1]
-            put_away(to, scores, following.scores, earlier, following.earlier, count, place)
+            scatter_scores(to, scores, following.scores, earlier, following.earlier, count, place)
 
         return body
 

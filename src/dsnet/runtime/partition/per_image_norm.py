@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
-from dsnet.kernels.elementwise import scaled, scaled_means
+from dsnet.kernels.elementwise import affine, affine_means
 from dsnet.slicing.functional import at_least_float32
 
 __all__ = ["ACTIVATIONS", "Scaled", "Tracer", "by_history", "own_modules", "take_in"]
@@ -59,8 +59,8 @@ class Scaled(nn.Module):
         """Images [B, C, H, W], each by the number of its row [B]; none: all by the first."""
         act = "none" if self.act is None else ACTIVATIONS[type(self.act)]
         if self.means is not None:
-            return scaled_means(x, self.table, which, added, act, None if self.means == "own" else self.means)
-        return scaled(x, self.table, which, added, act)
+            return affine_means(x, self.table, which, added, act, None if self.means == "own" else self.means)
+        return affine(x, self.table, which, added, act)
 
 
 class Tracer(fx.Tracer):

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dsnet.gate import DecidingGate
-from dsnet.kernels.elementwise import means, weighted
-from dsnet.kernels.gather import Rows, patched, projected
-from dsnet.kernels.rows import added_norm, linear
+from dsnet.kernels.elementwise import scale_by_attention, spatial_means
+from dsnet.kernels.gather import FeatureRows, extract_patches, pointwise_conv
+from dsnet.kernels.rows import add_layer_norm, linear
 from dsnet.runtime.partition.per_image_norm import Scaled, Tracer, own_modules, take_in
 
 __all__ = ["ends_at_gate", "fused", "reads_rows"]
@@ -44,9 +44,9 @@ class _Entry(nn.Module):
         super().__init__()
         self.conv = conv
 
-    def forward(self, x: Tensor | Rows) -> Tensor:
-        if isinstance(x, Rows):
-            return projected(x, self.conv.weight, self.conv.stride[0])
+    def forward(self, x: Tensor | FeatureRows) -> Tensor:
+        if isinstance(x, FeatureRows):
+            return pointwise_conv(x, self.conv.weight, self.conv.stride[0])
         return cast(Tensor, self.conv(x))
 
 
@@ -58,9 +58,9 @@ class _Patches(nn.Module):
         self.size, self.bias = cast(tuple[int, int], conv.kernel_size), conv.bias
         self.weight = nn.Parameter(conv.weight.detach().permute(0, 2, 3, 1).flatten(1), requires_grad=False)
 
-    def forward(self, x: Tensor | Rows) -> Tensor:
+    def forward(self, x: Tensor | FeatureRows) -> Tensor:
         """[B, C, H, W] → [B, outputs, patches, patches]; pixels that are in no patch are left out."""
-        return F.linear(patched(x, self.size), self.weight, self.bias).permute(0, 3, 1, 2)
+        return F.linear(extract_patches(x, self.size), self.weight, self.bias).permute(0, 3, 1, 2)
 
 
 class _Gate(DecidingGate):
@@ -79,8 +79,8 @@ class _Gate(DecidingGate):
         return made
 
     def forward(self, x: Tensor, pooled: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]
-        scores, by = self.decide(means(x, self.first.weight.dtype) if pooled is None else pooled)
-        return (x, scores, by) if self.ends else (weighted(x, by), scores)
+        scores, by = self.decide(spatial_means(x, self.first.weight.dtype) if pooled is None else pooled)
+        return (x, scores, by) if self.ends else (scale_by_attention(x, by), scores)
 
     def run(self, layer: nn.Linear, x: Tensor, act: Literal["none", "relu"] = "none") -> Tensor:
         return linear(x, layer, act)
@@ -95,7 +95,7 @@ class _Norm(nn.Module):
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The sum and its norm."""
-        return added_norm(x, added, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, added, self.weight, self.bias, self.eps)
 
 
 def ends_at_gate(module: fx.GraphModule) -> bool:
@@ -138,7 +138,7 @@ def fused(module: nn.Module) -> fx.GraphModule:
 
 
 def reads_rows(module: fx.GraphModule) -> bool:
-    """Whether a `fused` module takes features as `dsnet.kernels.gather.Rows`, too."""
+    """Whether a `fused` module takes features as `dsnet.kernels.gather.FeatureRows`, too."""
     x = _input(module)
     layers = [module.get_submodule(str(n.target)) if n.op == "call_module" else None for n in x.users]
     return bool(layers) and all(isinstance(layer, _Entry | _Patches) for layer in layers)
@@ -183,7 +183,7 @@ def _weigh(made: fx.GraphModule, node: fx.Node) -> None:
         chain.append(by)
         by = by.args[1 if wanted is operator.add else 0]
     with made.graph.inserting_before(node):
-        node.replace_all_uses_with(made.graph.call_function(weighted, (x, by)))
+        node.replace_all_uses_with(made.graph.call_function(scale_by_attention, (x, by)))
     for old in chain:
         made.graph.erase_node(old)
 
@@ -196,7 +196,7 @@ def _mean(made: fx.GraphModule, node: fx.Node) -> None:
     mean = _by_the_way(made, node.args[0], None)
     if mean is None:
         with made.graph.inserting_before(node):
-            mean = made.graph.call_function(means, node.args)
+            mean = made.graph.call_function(spatial_means, node.args)
     follower.replace_all_uses_with(mean)
     made.graph.erase_node(follower)
     made.graph.erase_node(node)

@@ -17,13 +17,14 @@ from torch import Tensor
 from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.timer import Progress, silent
 from dsnet.errors import DsnetError
+from dsnet.kernels.dispatch import choose
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.backends import Executable
 from dsnet.runtime.executors.buffers import GatePlaces
 from dsnet.runtime.executors.chunks import in_batches
 from dsnet.runtime.executors.penalties import Prices, set_prices
-from dsnet.runtime.executors.ragged.assignment import Which, decide
+from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.layers import Gated, State
 from dsnet.runtime.executors.ragged.network import Ragged
 
@@ -108,7 +109,7 @@ class Mixed:
     # --- what programs do ----------------------------------------------------------------------------
     def _gate(self, images: int) -> Gated:
         state = State(self.begin, (self.image_size,))
-        found = self.front.run(state, Which.admitted(images, self.valid))
+        found = self.front.run(state, RouteAssignment.single_padded(images, self.valid))
         assert isinstance(found, Gated)
         return found
 
@@ -121,23 +122,23 @@ class Mixed:
     ) -> None:
         """What was taken, for all images or those that are asked for; some of the first routes alone."""
         images = len(state.x)
-        which = Which.taken(
+        assignment = RouteAssignment.of_choices(
             self.gates[0].taken[:images], self.valid, self.route_of, self.rest.count, asked, reach
         )
-        self.rest.run(state, which, self.logits[:images], noted)
+        self.rest.run(state, assignment, self.logits[:images], noted)
         if self.end is not None:  # images left out as any others: nobody reads their answers
-            (answers,) = self.end(self.logits[:images], which.routes.clamp(min=0))
+            (answers,) = self.end(self.logits[:images], assignment.routes.clamp(min=0))
             self.answers[:images].copy_(answers)
 
     def _gated(self, images: int) -> None:
         found, gate = self._gate(images), self.gates[0]
-        decide(found.scores, gate.prices, gate.places, gate.taken[:images])
+        choose(found.scores, gate.prices, gate.places, gate.taken[:images])
         self._finish(found.state, self.reach, noted=found.noted)
 
     def _given(self, reach: int | None, images: int) -> None:
         """The gate decides as always, and nobody listens."""
         found, gate = self._gate(images), self.gates[0]
-        decide(found.scores, gate.prices, gate.places, self.unheard[:images])
+        choose(found.scores, gate.prices, gate.places, self.unheard[:images])
         self._finish(found.state, reach, noted=found.noted)
 
     def _first(self, images: int) -> None:

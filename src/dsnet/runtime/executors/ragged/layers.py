@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate, scalar_scores
 from dsnet.kernels import ragged as kernels
-from dsnet.runtime.executors.ragged.assignment import TILE, Which, kept_on, power_of_two
+from dsnet.kernels.activations import CODES
+from dsnet.kernels.dispatch import TILE
+from dsnet.kernels.launch import STAGES, fit_depth, power_of_two
+from dsnet.runtime.executors.ragged.assignment import RouteAssignment, constant_tensor
 from dsnet.runtime.executors.ragged.support import KERNELS
 from dsnet.runtime.partition.feature_maps import ToFused
 from dsnet.runtime.partition.per_image_norm import ACTIVATIONS
@@ -32,8 +35,6 @@ __all__ = [
     "sums_of",
 ]
 
-STAGES = 3  # of a pipeline of loads
-SHARED = 96 * 1024  # bytes of a program's fast memory that every GPU of the last years has
 MANY = 4  # parts of a sum that a linear layer adds up itself
 
 
@@ -85,9 +86,9 @@ class _Weights(NamedTuple):
     align: int  # that all of them are multiples of: memory is read in pieces of that many numbers
     widths: tuple[int, ...]  # outs
 
-    def widest(self, which: Which) -> int:
+    def widest(self, assignment: RouteAssignment) -> int:
         """Outputs of the largest route that occurs."""
-        return max(self.widths[: which.reach])
+        return max(self.widths[: assignment.route_limit])
 
     @classmethod
     def of(
@@ -156,22 +157,21 @@ class Pointwise:
         )
         self.act, self.store, self.summed = _act(parts[0][1]), store, summed
 
-    def run(self, state: State, which: Which, out: Tensor | None = None) -> State:
+    def run(self, state: State, assignment: RouteAssignment, out: Tensor | None = None) -> State:
         """With ``out`` [images, positions, channels] features are written there."""
         images, positions, row = state.x.shape
         counts = _counts(state.sizes, state.x.device)
-        w, rows = self.weights.w, self.weights.widest(which)
+        w, rows = self.weights.w, self.weights.widest(assignment)
         # As for all routes, whichever occur: an image is run alike in every program.
         bm, bn, bk, warps = pointwise_blocks(positions, w.shape[2], w.shape[1], images, summed=self.summed)
-        while bk > 16 and STAGES * (bm + bn) * bk * w.element_size() > SHARED:
-            bk //= 2
+        bk = fit_depth(bm, bn, bk, w.element_size())
         tiles, columns = -(-positions // bm), -(-rows // bn)
         y = state.x.new_empty(images, positions if self.store else 0, rows) if out is None else out
         sums = y.new_empty(images, tiles if self.summed else 0, rows, dtype=torch.float32)
         kernels.pointwise[(images * tiles * columns,)](
             state.x, state.scale if state.scale is not None else state.x, w, self.weights.b,
             w if self.post is None else self.post, y, sums,
-            which.routes, self.weights.ins, self.weights.outs, counts, positions, tiles, columns, row,
+            assignment.routes, self.weights.ins, self.weights.outs, counts, positions, tiles, columns, row,
             rows if out is None else y.stride(1), y.stride(0), w.shape[2], w.shape[1],
             state.scale is not None, self.post is not None, out is not None, self.store, self.summed,
             self.act, _precision(w), self.weights.align, bm, bn, bk, num_warps=warps, num_stages=STAGES,
@@ -184,7 +184,7 @@ class Note:
 
 
 class Source(Pointwise):
-    """Beside the other layers: its channels of a detector's fused map, which has one size for all routes."""
+    """Write channels of a fused map, which has one size for all routes."""
 
     def __init__(self, parts: Sequence[Sequence[nn.Module]], start: int, *, early: bool) -> None:
         super().__init__(parts, store=True, summed=False)
@@ -197,21 +197,21 @@ class Source(Pointwise):
         # It may come before resizing: a mean of numbers is scaled and shifted as they are.
         self.post = torch.stack([torch.stack([head.scale[own], head.shift[own]]) for head in heads])
 
-    def write(self, state: State, which: Which, fused: Tensor) -> None:
+    def write(self, state: State, assignment: RouteAssignment, fused: Tensor) -> None:
         """Into maps [images, numbers]."""
         out = fused.view(len(fused), -1, self.row)[:, :, self.start : self.stop]
         if all(size == self.size for size in state.sizes):
-            self.run(state, which, out)
+            self.run(state, assignment, out)
             return
-        x = self.run(state, which).x
+        x = self.run(state, assignment).x
         images, most, channels = x.shape
         height, width = self.size
         bc = min(64, power_of_two(channels))
         bp = min(64, power_of_two(height * width))
         tiles, columns = -(-height * width // bp), -(-channels // bc)
         kernels.resize[(images * tiles * columns,)](
-            x, out, which.routes, kept_on(state.sizes, x.device), most, out.stride(0), out.stride(1),
-            channels, height, width, tiles, columns, bp, bc, num_warps=4,
+            x, out, assignment.routes, constant_tensor(state.sizes, x.device), most, out.stride(0),
+            out.stride(1), channels, height, width, tiles, columns, bp, bc, num_warps=4,
         )  # fmt: skip
 
 
@@ -230,7 +230,7 @@ class Depthwise:
         )
         self.act, self.summed = _act(parts[0][1]), summed
 
-    def run(self, state: State, which: Which) -> State:
+    def run(self, state: State, assignment: RouteAssignment) -> State:
         """Launches it."""
         images, before, row = state.x.shape
         sizes = tuple(
@@ -238,7 +238,7 @@ class Depthwise:
             for size, (kernel, padding) in zip(state.sizes, self.convs, strict=True)
         )
         table = [(*a, *b, *c) for a, b, c in zip(state.sizes, sizes, self.convs, strict=True)]
-        geometry = kept_on(tuple(table), state.x.device)
+        geometry = constant_tensor(tuple(table), state.x.device)
         positions = max(height * width for height, width in sizes)
         w = self.weights.w
         bp, bc, warps = depthwise_blocks(positions, w.shape[2])
@@ -246,7 +246,7 @@ class Depthwise:
         y = state.x.new_empty(images, positions, row)
         sums = y.new_empty(images, tiles if self.summed else 0, row, dtype=torch.float32)
         kernels.depthwise[(images * tiles * columns,)](
-            state.x, w, self.weights.b, y, sums, which.routes, self.weights.ins, geometry,
+            state.x, w, self.weights.b, y, sums, assignment.routes, self.weights.ins, geometry,
             before, positions, w.shape[1], tiles, columns, row, w.shape[2], *self.kernels, self.stride,
             self.summed, self.act, self.weights.align, bp, bc, num_warps=warps,
         )  # fmt: skip
@@ -260,12 +260,12 @@ class Attention:
         self.first = _Weights.linear([cast(nn.Linear, module.first) for module in modules])
         self.second = _Weights.linear([cast(nn.Linear, module.attention) for module in modules])
 
-    def run(self, state: State, which: Which) -> State:
+    def run(self, state: State, assignment: RouteAssignment) -> State:
         """Launches it."""
         counts = _counts(state.sizes, state.x.device)
-        hidden = _linear(sums_of(state), self.first, which, "relu", counts)
+        hidden = _linear(sums_of(state), self.first, assignment, "relu", counts)
         ones = _counts(((1, 1),) * len(state.sizes), state.x.device)
-        scale = _linear(hidden, self.second, which, "one_plus_tanh", ones)
+        scale = _linear(hidden, self.second, assignment, "one_plus_tanh", ones)
         return state._replace(scale=scale[:, 0], sums=None)
 
 
@@ -275,10 +275,10 @@ class Classifier:
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.weights = _Weights.linear(layers)
 
-    def run(self, state: State, which: Which, out: Tensor | None) -> Tensor:
+    def run(self, state: State, assignment: RouteAssignment, out: Tensor | None) -> Tensor:
         """Launches it."""
         counts = _counts(state.sizes, state.x.device)
-        return _linear(sums_of(state), self.weights, which, "none", counts, out)[:, 0]
+        return _linear(sums_of(state), self.weights, assignment, "none", counts, out)[:, 0]
 
 
 class Gate:
@@ -289,14 +289,14 @@ class Gate:
         self.last, self.routes = _Weights.linear([module.last]), module.routes
         self.separate = None if module.separate is None else _Weights.linear([module.separate])
 
-    def run(self, state: State, which: Which, out: Tensor | None) -> Gated:
+    def run(self, state: State, assignment: RouteAssignment, out: Tensor | None) -> Gated:
         """Launches it."""
         sums, counts = sums_of(state), _counts(state.sizes, state.x.device)
         one = _counts(((1, 1),), state.x.device)
-        hidden = _linear(sums, self.first, which, "relu", counts)
-        scale = _linear(hidden, self.attention, which, "one_plus_tanh", one)
-        code = hidden if self.separate is None else _linear(sums, self.separate, which, "relu", counts)
-        scores = _linear(code, self.last, which, "none", one)[:, 0]
+        hidden = _linear(sums, self.first, assignment, "relu", counts)
+        scale = _linear(hidden, self.attention, assignment, "one_plus_tanh", one)
+        code = hidden if self.separate is None else _linear(sums, self.separate, assignment, "relu", counts)
+        scores = _linear(code, self.last, assignment, "none", one)[:, 0]
         if self.routes is not None:
             scores = scalar_scores(scores.sigmoid(), self.routes)
         return Gated(State(state.x, state.sizes, scale[:, 0]), scores)
@@ -305,13 +305,13 @@ class Gate:
 class OpenGate:
     """Features as they are, and scores of one choice."""
 
-    def run(self, state: State, which: Which, out: Tensor | None) -> Gated:
+    def run(self, state: State, assignment: RouteAssignment, out: Tensor | None) -> Gated:
         """Launches it."""
-        return Gated(state, torch.zeros(len(which.routes), 1, device=state.x.device))
+        return Gated(state, torch.zeros(len(assignment.routes), 1, device=state.x.device))
 
 
 class Stem:
-    """The first convolution, which reads images where they lie."""
+    """The first convolution, assignment reads images where they lie."""
 
     def __init__(self, conv: nn.Conv2d, act: nn.Module) -> None:
         channels, kernel = conv.in_channels, conv.kernel_size[0]
@@ -323,17 +323,17 @@ class Stem:
         self.channels, self.kernel, self.stride = channels, kernel, conv.stride[0]
         self.padding, self.act = int(conv.padding[0]), _act(act)
 
-    def run(self, state: State, which: Which) -> State:
+    def run(self, state: State, assignment: RouteAssignment) -> State:
         """Launches it."""
         begin = state.x
         (size,) = state.sizes
         height, width = _behind(size, self.kernel, self.stride, self.padding)
-        images, row = len(which.routes), self.w.shape[1]
+        images, row = len(assignment.routes), self.w.shape[1]
         bm = 128
         tiles = -(-height * width // bm)
         y = self.w.new_empty(images, height * width, row)
         kernels.stem[(images * tiles,)](
-            begin, self.w, self.b, y, which.routes, *size, height, width, self.padding, tiles, row,
+            begin, self.w, self.b, y, assignment.routes, *size, height, width, self.padding, tiles, row,
             row, self.channels, self.kernel, self.stride, self.act, _precision(self.w), bm,
             power_of_two(row, 16), self.w.shape[0], num_warps=4,
         )  # fmt: skip
@@ -341,19 +341,24 @@ class Stem:
 
 
 def _linear(
-    x: Tensor, weights: _Weights, which: Which, act: str, counts: Tensor, out: Tensor | None = None
+    x: Tensor,
+    weights: _Weights,
+    assignment: RouteAssignment,
+    act: str,
+    counts: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
     """[images, parts, channels], to be divided by counts [routes] → [images, 1, outputs]."""
     images, parts, row = x.shape
-    w, wide = weights.w, weights.widest(which)
+    w, wide = weights.w, weights.widest(assignment)
     y = w.new_empty(images, wide) if out is None else out
     bn, bk = 32, min(128, power_of_two(w.shape[2], 16))
-    tiles = -(-images // TILE) if which.order is None else len(which.order)
-    nothing = which.routes
+    tiles = -(-images // TILE) if assignment.order is None else len(assignment.order)
+    nothing = assignment.routes
     kernels.linear[(-(-wide // bn), tiles)](
-        x, w, weights.b, y, nothing if which.order is None else which.order,
-        nothing if which.tiles is None else which.tiles, weights.ins, weights.outs, counts, images, parts,
-        row, y.stride(0), w.shape[2], w.shape[1], which.order is None, kernels.ACTIVATIONS[act],
+        x, w, weights.b, y, nothing if assignment.order is None else assignment.order,
+        nothing if assignment.tile_routes is None else assignment.tile_routes, weights.ins, weights.outs,
+        counts, images, parts, row, y.stride(0), w.shape[2], w.shape[1], assignment.order is None, CODES[act],
         _precision(w), weights.align, TILE, bn, bk, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y[:, None]
@@ -368,7 +373,7 @@ def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tu
 
 def _counts(sizes: Sizes, device: torch.device) -> Tensor:
     """Positions by route."""
-    return kept_on(tuple((height * width,) for height, width in sizes), device)
+    return constant_tensor(tuple((height * width,) for height, width in sizes), device)
 
 
 def sums_of(state: State) -> Tensor:
@@ -379,12 +384,12 @@ def sums_of(state: State) -> Tensor:
     if parts <= MANY:
         return sums
     total = sums.new_empty(images, 1, row)
-    kernels.add_up[(images, -(-row // 32))](sums, total, parts, row, 32, 32)
+    kernels.add_parts[(images, -(-row // 32))](sums, total, parts, row, 32, 32)
     return total
 
 
 def _act(module: nn.Module) -> int:
-    return kernels.ACTIVATIONS[ACTIVATIONS.get(type(module), "none")]
+    return CODES[ACTIVATIONS.get(type(module), "none")]
 
 
 def _precision(w: Tensor) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import DecidingGate
-from dsnet.runtime.executors.ragged.assignment import Which, launched_on
+from dsnet.kernels.launch import on_device_of
+from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.layers import (
     Attention,
     Classifier,
@@ -50,10 +51,10 @@ class Ragged:
         self.count = len(modules)
 
     def __call__(
-        self, x: Tensor, which: Which | None = None, out: Tensor | None = None
+        self, x: Tensor, assignment: RouteAssignment | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Images, or features, [B, C, H, W] → features and scores, or logits."""
-        which = Which.single(len(x), x.device) if which is None else which
+        assignment = RouteAssignment.single(len(x), x.device) if assignment is None else assignment
         images, channels, height, width = x.shape
         noted: list[State] = []
         if isinstance(self.layers[0], Stem):
@@ -64,13 +65,17 @@ class Ragged:
         else:
             begin = x.permute(0, 2, 3, 1).contiguous().view(images, height * width, channels)
             state = State(begin, ((height, width),))
-        found = self.run(state, which, out, noted)
+        found = self.run(state, assignment, out, noted)
         if isinstance(found, Gated):
             return found.row if self.gives_rows else found.features, found.scores
         return (found,)
 
     def run(
-        self, state: State, which: Which, out: Tensor | None = None, noted: Sequence[State] = ()
+        self,
+        state: State,
+        assignment: RouteAssignment,
+        out: Tensor | None = None,
+        noted: Sequence[State] = (),
     ) -> Gated | Tensor:
         """Features between two layers → those at the gate, or logits, or with features of before a row.
 
@@ -83,18 +88,18 @@ class Ragged:
         last, kept = self.layers[-1], list[State]()
         if isinstance(last, Source) and out is None:
             out = state.x.new_empty(len(state.x), last.numbers)
-        with launched_on(state.x.device):
+        with on_device_of(state.x):
             for layer in self.layers:
                 if isinstance(layer, Note):
                     kept.append(state)
                 elif isinstance(layer, Source):
                     assert out is not None
-                    layer.write(given.pop(0) if layer.early else state, which, out)
+                    layer.write(given.pop(0) if layer.early else state, assignment, out)
                 elif layer is last:
-                    found: Gated | Tensor = layer.run(state, which, out)
+                    found: Gated | Tensor = layer.run(state, assignment, out)
                     return found._replace(noted=tuple(kept)) if isinstance(found, Gated) else found
                 else:
-                    state = layer.run(state, which)
+                    state = layer.run(state, assignment)
         assert out is not None
         return out
 
@@ -105,7 +110,7 @@ class Ragged:
 
         def run(x: Tensor) -> tuple[Tensor, ...]:
             routes = torch.full((len(x),), place, dtype=torch.int32, device=x.device)
-            return self(x, Which.arranged(routes, self.count))
+            return self(x, RouteAssignment.of_routes(routes, self.count))
 
         return run
 
