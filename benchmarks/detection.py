@@ -34,6 +34,7 @@ import dsnet
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet import runtime
 from dsnet.cli.train_progress import LiveWatch
+from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.device import pick_device
 from dsnet.core.settings import override, parse_assignments, to_plain
 from dsnet.detection.deploy.partition import pack_detector
@@ -187,16 +188,16 @@ def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Ca
             routes=[number],
         )
         own(x, number)  # its programs read these images from now on
-        program = cast("Mixed", own.engine.graphed).programs["any", len(x)]
+        program = cast("Mixed", own.engine.executor).programs["any", len(x)]
         return lambda: (program(), own)[0]  # whose memory it works in
     parts = pack_detector(
         detector, [number], image_size=engine.image_size, precision=engine.precision, device=engine.device
     )
     module = _Alone(parts[()].module, parts[number,].module)
     call = get_backend(engine.backend).convert(module, x)(x)
-    if engine.graphed is None:
+    if not engine.executor.asynchronous:
         return lambda: call(x)
-    return engine.graphed.streams.capture(lambda: (call(x), None)[1], 0)
+    return stream_pool(engine.device, 1).capture(lambda: (call(x), None)[1], 0)
 
 
 def _score_for(count: int, plan: DetectorPlan, row: Tensor) -> float:

@@ -75,9 +75,10 @@ def test_every_way_gives_images_what_their_routes_say(name: str) -> None:
     assert_close(masked, answers(model, x, drawn[:BATCH]), 1e-4)
     ends = decisions(MIXED.cascade.answered, batches * BATCH)
     cascade: Any = ways.calls["cascade"]()
-    for number, logits in enumerate(cascade):
+    for number, output in enumerate(cascade):
         reached = [MIXED.cascade.routes[end] for end in ends[number * BATCH : (number + 1) * BATCH]]
-        assert_close(logits, answers(model, x, reached), 1e-4)
+        assert sorted(output.routes.tolist()) == sorted(reached)
+        assert_close(output.logits, answers(model, x, output.routes.tolist()), 1e-4)
     for number in (0, 1, 3):
         alone: Any = ways.calls[f"alone {number}"]()
         assert_close(alone[0], model(x, number), 1e-4)
@@ -98,7 +99,7 @@ def test_recorded_programs_take_the_same_routes() -> None:
     graphed = Graphed(
         calls, image=image, space=model.space, choices=[own], sizes=(1, BATCH), streams=StreamPool()
     )
-    ways, x = ways_of(model, dataclasses.replace(engine, graphed=graphed), MIXED)
+    ways, x = ways_of(model, dataclasses.replace(engine, graph_executor=graphed), MIXED)
     drawn = decisions(MIXED.shares, ways.batches["gated"] * BATCH)
     found: Any = ways.calls["gated"]()
     assert torch.cat([output.routes for output in found]).tolist() == drawn

@@ -19,7 +19,8 @@ from dsnet.cli import main
 from dsnet.models import run_gated
 from dsnet.routing import CostTable
 from dsnet.routing.router import OperatingPoint, Router
-from dsnet.runtime.forced_routes import Drawn, decisions
+from dsnet.runtime.executors.assigned import AssignedNetwork
+from dsnet.runtime.forced_routes import decisions
 from dsnet.training import save_checkpoint
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures, plan_of
@@ -75,7 +76,7 @@ def test_images_take_the_routes_that_were_drawn(name: str, bn_key: str | None, d
     model = network(name, torch.float64, bn_key)
     routes = [model.space[number % len(model.space)] for number in drawn]
     x = pictures(model, len(routes))
-    found = run_gated(Drawn.of(model, routes, x.device), x)
+    found = run_gated(AssignedNetwork.of(model, torch.tensor([route.choices for route in routes])), x)
     assert [tuple(choices) for choices in found.choices.tolist()] == [route.choices for route in routes]
     for image, route in enumerate(routes):
         assert_close(found.logits[image : image + 1], model(x[image : image + 1], route), 1e-9)
@@ -85,7 +86,8 @@ def test_a_plan_takes_them_too() -> None:
     model, engine = network("ds_resnet_tiny"), plan_of("ds_resnet_tiny", "eager").engine
     numbers = decisions(shares_of(model, "uniform"), 40)
     x = pictures(model, 40)
-    drawn = Drawn.of(engine, [model.space[number] for number in numbers], x.device)
+    choices = torch.tensor([model.space[number].choices for number in numbers])
+    drawn = AssignedNetwork.of(engine, choices)
     found = run_gated(drawn, x)
     taken = Counter(model.space.of_choices(tuple(choices)).number for choices in found.choices.tolist())
     assert taken == Counter(numbers)

@@ -132,7 +132,3 @@ def test_a_session_counts_what_a_plan_does() -> None:
     assert set(capped(x).routes.tolist()) == {0}
     assert "no router" in error_of(lambda: Session(plan_of(NAME, "eager")))
     assert "not a ResNet" in error_of(lambda: Session(network("three_gates")))
-    pays = mock.Mock(least=1, times=[mock.Mock(batch=1)])
-    with mock.patch.object(runtime.Plan, "break_even", return_value=pays):
-        bypassing = runtime.Plan(plan.engine, plan.router, points[1].cost, allow_bypass=True)
-    assert "without allow_bypass" in error_of(lambda: Session(bypassing))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
 import pytest
 import torch
 
 from dsnet.routing import CascadePolicy, CostTable
 from dsnet.routing.router import OperatingPoint, Router
-from dsnet.runtime import plan as plans
 from dsnet.runtime.break_even import BreakEven, Times, _thresholds, measure
-from dsnet.runtime.executors.host import Engine
-from dsnet.runtime.forced_routes import mixed
 from dsnet.runtime.plan import Plan
-from tests.support import assert_close, error_of
+from tests.support import error_of
 from tests.support.networks import network, pictures, plan_of
 
 NAME = "ds_mbnet_tiny"
@@ -71,33 +66,6 @@ def test_from_where_on_it_pays() -> None:
     assert "at none of these batch sizes" in str(never)
 
 
-def test_a_bypass_runs_the_single_route_within_the_budget() -> None:
-    engine, model = plan_of(NAME, "eager").engine, network(NAME)
-    x = pictures(model, 16)
-    told = found((1, 3.0, 2.0), (16, 2.0, 9.0))
-    with mock.patch.object(plans, "measure", return_value=told):
-        with pytest.warns(UserWarning, match="Where it does not pay, route 2 runs"):
-            plan = Plan(engine, router(), "60%", allow_bypass=True)
-        one = plan.run(x[:1])
-        assert one.routes.tolist() == [2]
-        assert_close(one.logits, model(x[:1], 2), 1e-4)
-        many, usual = plan.run(x), Plan(engine, router(), "60%").run(x)
-        assert torch.equal(many.routes, usual.routes)
-        assert plan(x[:0]).shape == (0, 10)
-    with mock.patch.object(plans, "measure", side_effect=AssertionError("asked")):
-        assert Plan(engine, router(), "60%").paying is None  # off unless allowed
-        assert Plan(engine).paying is None
-
-
-def test_promotion_is_timed_where_it_is_allowed() -> None:
-    plan, model = plan_of(NAME, "eager"), network(NAME)
-    routes = [model.space.resolve(number) for number in (0, 1, 3, 0)]
-    x = pictures(model, 4)
-    with mock.patch.object(Engine, "milliseconds", return_value=1.0):  # together is faster
-        assert mixed(plan.engine, routes, promote=True)(x).routes.tolist() == [3] * 4
-    assert mixed(plan.engine, routes)(x).routes.tolist() == [0, 1, 3, 0]
-
-
 def test_thresholds_send_on_as_many_as_they_are_to() -> None:
     plan, model = plan_of(NAME, "eager"), network(NAME)
     x, costs = pictures(model, 40), CostTable.of_model(model)
@@ -136,9 +104,3 @@ def test_shares_are_checked_and_add_up() -> None:
         ({99: 1.0}, "99"),
     ]:
         assert message in error_of(lambda shares=shares: plan.break_even(1, shares))  # type: ignore[misc]
-
-
-def test_a_bypass_asks_only_for_images() -> None:
-    plan = Plan(plan_of(NAME, "eager").engine)
-    object.__setattr__(plan, "paying", found((1, 3.0, 2.0)))
-    assert "batch" in error_of(lambda: plan.run(torch.tensor(1.0)))

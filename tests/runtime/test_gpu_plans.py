@@ -15,7 +15,6 @@ from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy
 from dsnet.routing.policies import margin
 from dsnet.routing.router import OperatingPoint, Router
-from dsnet.runtime.executors.penalties import prices_of
 from dsnet.runtime.plan import Plan
 from tests.support.networks import network, pictures, sure_rows
 
@@ -51,8 +50,7 @@ def near(a: Tensor, b: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize(("name", "bn_key", "backend"), MAKERS)
 def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend: str) -> None:
     model, plan = on_gpu(name, bn_key, backend)
-    graphed = plan.engine.graphed
-    assert graphed is not None
+    graphed = plan.engine.executor
     programs = plan.engine.programs
     for count in (32, 1, 2, 7, 31, 50, 100):
         x = pictures(model, count, seed=count).cuda()
@@ -70,7 +68,7 @@ def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend:
             for g in range(len(model.gates))
         ]
         taken = torch.stack(ways, 1)
-        given = graphed.run(x, given=taken.cuda())
+        given = graphed.run_assigned(x, taken.cuda())
         for i in range(0, count, 7):
             route = model.space.of_choices(tuple(taken[i].tolist()))
             assert int(given.routes[i]) == route.number
@@ -83,18 +81,16 @@ def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend:
 @pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
 def test_prices_and_cascades(backend: str) -> None:
     model, plan = on_gpu("ds_mbnet_tiny", None, backend)
-    graphed, costs = plan.engine.graphed, CostTable.of_model(model)
-    assert graphed is not None
+    graphed, costs = plan.engine.executor, CostTable.of_model(model)
     x = pictures(model, 40).cuda()
-    held = graphed.held
     for weight in (-2.0, 0.4, 0.0, 3.0):
         expected = GatePolicy(costs=costs, weight=weight)(model, x)
-        found = graphed.run(x, prices_of(costs, weight, [model.gate(0).choices], held))
+        found = graphed.run_gate(x, costs.penalties(weight, [model.gate(0).choices]))
         assert float((found.routes == expected.routes).double().mean()) > 0.95
     for routes, quantile in (((0, 3), 0.4), ((0, 1, 3), 0.7)):
         thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
-        policy = CascadePolicy(costs=costs, routes=routes, thresholds=thresholds)
-        expected, found = policy(model, x), graphed.cascade(x, routes, thresholds)
+        rule = CascadePolicy(costs=costs, routes=routes, thresholds=thresholds)
+        expected, found = rule(model, x), graphed.run_cascade(x, routes, thresholds)
         same = found.routes == expected.routes
         assert float(same.double().mean()) > 0.9
         near(found.logits[same], expected.logits[same], 1e-3)

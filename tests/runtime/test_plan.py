@@ -254,7 +254,7 @@ def test_what_cannot_be_compiled_says_why() -> None:
     assert "possible: float32" in error_of(lambda: make(model, precision="int4"))
     assert "positive integers" in error_of(lambda: make(model, batch_buckets=[0]))
     assert "at least one route" in error_of(lambda: make(model, routes=[]))
-    assert "not a Linear" in error_of(lambda: make(torch.nn.Linear(1, 1)))
+    assert "not from a Linear" in error_of(lambda: make(torch.nn.Linear(1, 1)))
     assert "call .eval()" in error_of(lambda: make(copy.deepcopy(model).train()))
     assert "memory='shared'" in error_of(lambda: make(model, precision="bfloat16", memory="shared"))
     assert "batch_buckets" in error_of(lambda: make(model, batch_buckets=8))

@@ -166,7 +166,7 @@ def test_programs_for_a_gpu_are_recorded_again() -> None:
     with mock.patch.object(type(get_backend("cudagraphs")), "missing", return_value=None):
         plan = runtime.compile(routed, backend="cudagraphs", batch_buckets=(8,))
         dear = plan.at(router.curve[1].cost)
-    assert dear.engine.graphed is not plan.engine.graphed
+    assert dear.engine.executor is not plan.engine.executor
     expected = routed.at(router.curve[1].cost).run(x)
     assert torch.equal(dear.run(x).routes, expected.routes)
     assert_close(dear.run(x).logits, expected.logits, 1e-4)

@@ -13,15 +13,16 @@ from torch import Tensor
 from dsnet.benchmark.baselines import indexing, masking
 from dsnet.benchmark.static_network import Static
 from dsnet.benchmark.workloads import Cascade, Mix, decided_routes
+from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.timer import Progress, silent
 from dsnet.extract import extract
 from dsnet.models import Supernet, run_gated
-from dsnet.routing.policies import margin, run_cascade, unsure
 from dsnet.runtime.backends import Executable, get_backend
+from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.executors.host import Engine
-from dsnet.runtime.forced_routes import Drawn, decisions, mixed, thresholds_for
+from dsnet.runtime.forced_routes import decisions, mixed, thresholds_for
 from dsnet.runtime.partition.segments import History
-from dsnet.runtime.stream import stream, together
+from dsnet.runtime.stream import stream
 
 __all__ = ["Others", "Ways", "batches_for", "make_ways"]
 
@@ -73,22 +74,19 @@ def make_ways(
     several = batches_for(mix, batch)
     drawn = _batches(decisions(mix.shares, several * batch), batch)
     routes = [[space.resolve(number) for number in numbers] for numbers in drawn]
-    levels = [
-        _levels(numbers, len(mix.cascade.routes), place)
-        for numbers in _batches(decisions(mix.cascade.answered, several * batch), batch)
-    ]
+    answered = _batches(decisions(mix.cascade.answered, several * batch), batch)
     calls: dict[str, Callable[[], object]] = {
-        "full": lambda: engine.run_route(own, space.largest),
+        "full": lambda: engine.executor.run_route(own, space.largest),
         "gated": _one_by_one([functools.partial(mixed(engine, taken), own) for taken in routes]),
-        "cascade": _cascades(engine, own, mix.cascade.routes, levels),
+        "cascade": _cascades(engine, own, mix.cascade.routes, answered),
     }
     own_largest = space.resolve(decided_routes(model)[-1])
     if own_largest != space.largest and engine.holds(own_largest):
-        calls["gate largest"] = lambda: engine.run_route(own, own_largest)
+        calls["gate largest"] = lambda: engine.executor.run_route(own, own_largest)
     # On a GPU many of those that a stream joins: the answers of one are taken while the next runs, and only
     # the last one's answers are waited for.
-    joined = 1 if engine.graphed is None else 16
-    streamed = max(2, joined, joined * together(engine) // batch)
+    joined = 16 if engine.executor.asynchronous else 1
+    streamed = max(2, joined, joined * engine.executor.max_batch // batch)
     calls["stream"] = _streamed(engine, own, mix, streamed)
     backend = get_backend(engine.backend)
     alone_at = sorted({*mix.shares, mix.cascade.routes[0]})
@@ -110,7 +108,8 @@ def make_ways(
     # Last: torch's threads wait busily for a while, on the cores that a backend's need.
     at = torch.tensor([others.places[number] for number in drawn[0]], device=place)
     for way, asked in (("slicing", others.sliced), ("indexing", others.indexed)):
-        drawn_for = [Drawn.of(asked, own, place) for own in routes]
+        choices = [torch.tensor([route.choices for route in own], device=place) for own in routes]
+        drawn_for = [AssignedNetwork.of(asked, own) for own in choices]
         calls[way] = _one_by_one([functools.partial(run_gated, own, x) for own in drawn_for])
     calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
     calls["largest"] = lambda: others.sliced(x, space.largest)
@@ -128,7 +127,7 @@ def _batches(drawn: Sequence[int], batch: int) -> list[Sequence[int]]:
 
 def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[], object]:
     """So many batches as a stream, which joins them; every image at its route."""
-    most, batch = together(engine), len(x)
+    most, batch = engine.executor.max_batch, len(x)
     joined = batch * max(1, -(-most // batch))
     drawn = [engine.space.resolve(number) for number in decisions(mix.shares, batches * batch)]
     pieces = [drawn[start : start + joined] for start in range(0, len(drawn), joined)]
@@ -142,7 +141,7 @@ def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[],
             [x] * batches,
             images=most,
             delay=2 * batches,
-            ahead=engine.graphed is not None,
+            ahead=engine.executor.asynchronous,
             blocks=False,
         )
         assert sum(answer.error is None for answer in answers) == len(drawn)
@@ -156,46 +155,24 @@ def _one_by_one(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
 
 def _recorded(engine: Engine, call: Callable[[], object]) -> Callable[[], object]:
     """As a graph, where the plan is made of graphs."""
-    if engine.graphed is None:
+    if not engine.executor.asynchronous:
         return call
 
     def body() -> None:
         call()
 
-    program = engine.graphed.streams.capture(body, 0)
+    program = stream_pool(engine.device, 1).capture(body, 0)
     return lambda: (program(), call)  # a graph works on memory that what was called holds
 
 
-def _levels(last: Sequence[int], routes: int, device: torch.device) -> list[Tensor]:
-    """Who goes on to each further route: their places among those that came that far."""
-    levels, there = [], list(last)
-    for level in range(1, routes):
-        going_on = [place for place, end in enumerate(there) if end >= level]
-        levels.append(torch.tensor(going_on, dtype=torch.long, device=device))
-        there = [there[place] for place in going_on]
-    return levels
-
-
 def _cascades(
-    engine: Engine, x: Tensor, routes: Sequence[int], batches: Sequence[Sequence[Tensor]]
+    engine: Engine, x: Tensor, routes: Sequence[int], batches: Sequence[Sequence[int]]
 ) -> Callable[[], object]:
-    """The plan as a cascade, in which so many images of every batch go on."""
-    graphed = engine.graphed
-    if graphed is None:
-        return lambda: [_cascade(engine, x, routes, levels) for levels in batches]
-    counts = [[len(level) for level in levels] for levels in batches]
+    """The plan as a cascade; ``batches`` are the positions in ``routes`` that answer the images of each."""
+    further = range(1, len(routes))
+    counts = [[sum(last >= position for last in answered) for position in further] for answered in batches]
     thresholds = [thresholds_for(engine, x, routes, own) for own in counts]
-    return lambda: [graphed.cascade(x, routes, own) for own in thresholds]
-
-
-def _cascade(engine: Engine, x: Tensor, routes: Sequence[int], levels: Sequence[Tensor]) -> Tensor:
-    """Run the first route for all images and the next ones for given images, at the cost of a cascade."""
-
-    def proceed(step: int, logits: Tensor) -> Tensor:
-        unsure_rows = unsure(margin(logits), -1.0).nonzero()[:, 0]  # none: margins are at least 0
-        return torch.cat([levels[step], unsure_rows])
-
-    return run_cascade(engine, x, routes, proceed).logits
+    return lambda: [engine.executor.run_cascade(x, routes, own) for own in thresholds]
 
 
 def _suffixes(engine: Engine, x: Tensor, cascade: Cascade) -> dict[str, Callable[[], object]]:

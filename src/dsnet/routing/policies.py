@@ -22,7 +22,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import run_gated
 from dsnet.models.group_by_route import Decide, Routable, greedy
 from dsnet.routing.budget import within
-from dsnet.routing.cost_table import CostTable
+from dsnet.routing.cost_table import CostPenalties, CostTable
 
 __all__ = [
     "CascadePolicy",
@@ -31,6 +31,7 @@ __all__ = [
     "Rule",
     "gate_decision",
     "margin",
+    "penalised_decision",
     "run_cascade",
     "run_gated_routes",
     "unsure",
@@ -87,8 +88,11 @@ def gate_decision(costs: CostTable, weight: float, options: Sequence[Sequence[in
     ``options`` are every gate's choices. Softmax is left out: it moves all scores of an image alike.
     """
     penalties = costs.penalties(weight, options)
-    if weight == 0:
-        return greedy
+    return greedy if weight == 0 else penalised_decision(penalties)
+
+
+def penalised_decision(penalties: CostPenalties) -> Decide:
+    """Return a decision by score − penalty, for penalties behind all choices before, by number."""
     rows: dict[tuple[int, int, torch.device], Tensor] = {}
 
     def decide(scores: Tensor, gate: int, previous: int | None) -> Tensor:

@@ -30,10 +30,6 @@ class Planned(Protocol):
     def routed(self) -> Routed | None:
         """Its parts with a router; none: its gates decide by themselves."""
 
-    @property
-    def allow_bypass(self) -> bool:
-        """Whether whole batches may leave the router aside."""
-
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
 
@@ -49,10 +45,6 @@ def _routed_of(plan: object) -> Routed:
         raise DsnetError(
             "this plan has no router, so a session has no costs to count; compile what "
             "dsnet.load_routed(RUN, budget) gives, after `dsnet calibrate RUN`"
-        )
-    if plan.allow_bypass:
-        raise DsnetError(
-            "a session counts the routes that a router takes; compile the plan without allow_bypass"
         )
     return plan.routed
 

@@ -19,8 +19,9 @@ from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed
 from dsnet.runtime.autotune import choose_backend
 from dsnet.runtime.backends import Backend, Executable, Joining, Rounding, get_backend, list_backends
+from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.grouped import SIDE, Graphed
-from dsnet.runtime.executors.host import Engine, GateChoices, Memory, Recorded, Runner
+from dsnet.runtime.executors.host import Engine, Memory, Runner
 from dsnet.runtime.executors.ragged.support import unsupported
 from dsnet.runtime.executors.single_segment import Ended, any_number, widened
 from dsnet.runtime.partition.batch_invariance import chosen, make_invariant
@@ -64,8 +65,6 @@ def compile(  # noqa: A001
     routes: Sequence[int] | None = ...,
     budgets: Literal["all"] | None = ...,
     batch_invariant: bool | None = ...,
-    allow_promotion: bool = ...,
-    allow_bypass: bool = ...,
     progress: Progress = ...,
 ) -> Plan: ...
 @overload
@@ -81,8 +80,6 @@ def compile(  # noqa: A001
     routes: Sequence[int] | None = ...,
     budgets: Literal["all"] | None = ...,
     batch_invariant: bool | None = ...,
-    allow_promotion: bool = ...,
-    allow_bypass: bool = ...,
     progress: Progress = ...,
 ) -> Any: ...  # noqa: ANN401
 def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
@@ -97,8 +94,6 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     routes: Sequence[int] | None = None,
     budgets: Literal["all"] | None = None,
     batch_invariant: bool | None = None,
-    allow_promotion: bool = False,
-    allow_bypass: bool = False,
     progress: Progress = logged,
 ) -> Any:
     """Makes a network, or another model with a registered partitioner such as a detector, ready for a device.
@@ -112,11 +107,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     ``budgets="all"`` holds them all from the start. ``progress`` shows what is being made (by default in the
     log, at level INFO). ``batch_invariant``: whether gates of the backend eager on a CPU decide alike, to
     the last bit, whatever the batch; by default where that costs less than a twentieth of the time, for
-    images of 96 pixels and more. Other backends are as `Plan.batch_invariant` says. With
-    ``allow_promotion`` a group of images joins the next larger one where that is measured to be faster:
-    an image then runs at its route or at a larger one, and the plan tells which. With ``allow_bypass``
-    batches for which routing is measured to be no faster than the largest route run, all of them, at the
-    largest route within the budget; the plan warns of it when it is made.
+    images of 96 pixels and more. Other backends are as `Plan.batch_invariant` says.
     """
     router, budget = (model.router, model.budget) if isinstance(model, Routed) else (None, None)
     partitioner = partitioner_of(model)
@@ -162,9 +153,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         maker = Maker(origin, make, spare, progress)
         if spare is not None:
             engine = replace(engine, spare=spare(needed.possible, options))
-    plan = Plan(
-        engine, router, budget, allow_promotion=allow_promotion, allow_bypass=allow_bypass, maker=maker
-    )
+    plan = Plan(engine, router, budget, maker=maker)
     return partitioner.plan(model, plan, image_size)
 
 
@@ -189,7 +178,7 @@ def _engine(
     buckets = _buckets(batch_buckets, _sizes(backend, place, pairs=pairs))
     size = network.input_spec.shape(image_size)
     known: Mapping[History, Runner] = {}
-    if before is not None and before.graphed is None and not before.keyed:
+    if before is not None and before.graph_executor is None and not before.keyed:
         known = before.runners  # parts do not depend on which others there are
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(place.type, enabled=False):
         # What is made here is written to in any mode later, in the plan's own precision.
@@ -225,7 +214,7 @@ def _engine(
         memory=memory,
         runners={**known, **made.runners},
         resident=made.resident + (before.resident if before is not None and known else 0),
-        graphed=made.graphed,
+        graph_executor=made.graphed,
         batch_invariant=invariant,
     )
 
@@ -258,7 +247,7 @@ def _usable_backends(
 
 class _Made(NamedTuple):
     runners: dict[History, Runner]
-    graphed: Recorded | None  # for mixed batches, where there are graphs
+    graphed: Executor | None  # for mixed batches, where there are graphs
     resident: int  # bytes of weights
 
 

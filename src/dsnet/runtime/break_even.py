@@ -82,7 +82,6 @@ def measure(
     batches: Iterable[int] | int,
     *,
     cascade: CascadePolicy | None = None,
-    promote: bool = False,
 ) -> BreakEven:
     """Times mixed batches with these shares, or a cascade whose routes answer them."""
     batches = tuple(batches) if isinstance(batches, Iterable) else (batches,)
@@ -91,7 +90,7 @@ def measure(
     shares, found = adding_up(shares), []
     for batch in sorted(set(batches)):
         several = max(1, -(-FEWEST // batch))
-        calls = _calls(engine, shares, single, batch, several, cascade, promote=promote)
+        calls = _calls(engine, shares, single, batch, several, cascade)
         taken: dict[str, list[float]] = {way: [] for way in calls}
         for number in range(WARM_UP + ROUNDS):
             for way, call in calls.items():
@@ -111,8 +110,6 @@ def _calls(
     batch: int,
     several: int,
     cascade: CascadePolicy | None,
-    *,
-    promote: bool,
 ) -> dict[str, Callable[[], object]]:
     shape = (several * batch, engine.input_spec.channels, *engine.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -120,30 +117,21 @@ def _calls(
     space = engine.space
     routed: list[Callable[[], object]]
     if cascade is not None:
-        same = CascadePolicy(
-            costs=cascade.costs,
-            routes=cascade.routes,
-            thresholds=_thresholds(engine, torch.cat(list(pieces)), cascade.routes, shares),
-        )
-        routed = [functools.partial(_run_cascade, engine, same, x) for x in pieces]
+        thresholds = _thresholds(engine, torch.cat(list(pieces)), cascade.routes, shares)
+        run = engine.executor.run_cascade
+        routed = [functools.partial(run, x, cascade.routes, thresholds) for x in pieces]
     else:
         drawn = decisions(shares, several * batch)
         at = [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
         routed = [
-            functools.partial(mixed(engine, [space.resolve(n) for n in own], promote=promote), x)
+            functools.partial(mixed(engine, [space.resolve(n) for n in own]), x)
             for x, own in zip(pieces, at, strict=True)
         ]
     return {
         "routed": lambda: [call() for call in routed],
-        "single": lambda: engine.run_route(pieces[0], single),
-        "largest": lambda: engine.run_route(pieces[0], _largest(engine)),
+        "single": lambda: engine.executor.run_route(pieces[0], single),
+        "largest": lambda: engine.executor.run_route(pieces[0], _largest(engine)),
     }
-
-
-def _run_cascade(engine: Engine, policy: CascadePolicy, x: Tensor) -> object:
-    if engine.graphed is not None:
-        return engine.graphed.cascade(x, policy.routes, policy.thresholds)
-    return policy(engine, x)
 
 
 def _thresholds(

@@ -1,159 +1,34 @@
-"""A network whose images take routes that are given beforehand: for timing, where decisions must be known."""
+"""Batches whose images take routes that are drawn beforehand, for timing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
-from dsnet.models.group_by_route import Routable, greedy, run_from_states
-from dsnet.routes import Route, RouteSpace
-from dsnet.routing.policies import RoutedOutput, margin, run_gated_routes, unsure
-from dsnet.runtime.executors.host import Engine, GateChoices
-from dsnet.runtime.promotion import promoting
-from dsnet.slicing import Mode
+from dsnet.routes import Route
+from dsnet.routing.policies import RoutedOutput, margin, unsure
+from dsnet.runtime.executors.host import Engine
 
-__all__ = ["Drawn", "Followed", "adding_up", "decisions", "mixed", "thresholds_for"]
+__all__ = ["adding_up", "decisions", "mixed", "thresholds_for"]
 
 
-class Followed(NamedTuple):
-    """What stands at a gate, and which images of the batch these are."""
-
-    state: Any  # the network's own
-    rows: Tensor  # [n]
-    gate: int
-
-    def take(self, at: Tensor) -> Followed:
-        """Some of the images, by their places [n]."""
-        return Followed(self.state.take(at), self.rows[at], self.gate)
-
-    def narrow(self, start: int, stop: int) -> Followed:
-        """The images of a range, without a copy."""
-        return Followed(self.state.narrow(start, stop), self.rows[start:stop], self.gate)
-
-    @classmethod
-    def join(cls, states: Sequence[Followed]) -> Followed:
-        """The images of all, in order."""
-        joined = states[0].state.join([state.state for state in states])
-        return cls(joined, torch.cat([state.rows for state in states]), states[0].gate)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
-    """A network, asked as routing asks it, whose gates score highest what was drawn for each image.
-
-    The gates' own scores are computed, and put aside.
-    """
-
-    network: Routable[Any]
-    gates: tuple[GateChoices, ...]  # each decides between all choices of the whole space
-    rows: Tensor  # [B]: 0, 1, 2, …
-    wanted: tuple[Tensor, ...]  # [B, choices] a gate: 1 at the choice to take, else 0
-
-    @classmethod
-    def of(cls, network: Routable[Any], routes: Sequence[Route], device: torch.device) -> Drawn:
-        """For a batch of so many images, each at its route."""
-        gates = tuple(GateChoices(options) for options in network.space.choices)
-        wanted = tuple(
-            torch.tensor(
-                [[float(option == route.choices[stage]) for option in gate.choices] for route in routes],
-                device=device,
-            )
-            for stage, gate in enumerate(gates)
-        )
-        return cls(network, gates, torch.arange(len(routes), device=device), wanted)
-
-    @property
-    def training(self) -> bool:
-        """Whether the network is in training mode."""
-        return self.network.training
-
-    @property
-    def name(self) -> str:
-        """Which network."""
-        return self.network.name
-
-    @property
-    def space(self) -> RouteSpace:
-        """All routes."""
-        return self.network.space
-
-    @property
-    def choices(self) -> tuple[int, ...]:
-        """How many choices every gate has."""
-        return self.network.choices
-
-    @property
-    def merges(self) -> bool:
-        """Whether histories may be joined."""
-        return self.network.merges
-
-    @property
-    def gated_mode(self) -> Mode | None:
-        """That of the network, if it has one."""
-        return getattr(self.network, "gated_mode", None)
-
-    def gate(self, stage: int) -> GateChoices:
-        """The gate in front of a stage."""
-        return self.gates[stage]
-
-    def check_images(self, x: Tensor) -> None:
-        """Raises an error that says what images the network takes."""
-        self.network.check_images(x)
-
-    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> Followed:
-        """Prefix and first gate."""
-        return Followed(self.network.run_prefix(x, mode), self.rows, 0)
-
-    def gate_scores(self, state: Followed) -> Tensor:
-        """1 for the choice to take, 0 for the others."""
-        self.network.gate_scores(state.state)
-        own = self.wanted[state.gate]
-        return own if state.rows is self.rows else own[state.rows]
-
-    def run_segment(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Followed:
-        """From the gate that made the last of ``choices`` to the next one."""
-        return Followed(self.network.run_segment(state.state, choices, mode), state.rows, len(choices))
-
-    def run_last_segment(self, state: Followed, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
-        """From the last gate to the logits."""
-        return self.network.run_last_segment(state.state, choices, mode)
-
-    def run_from_states(
-        self, states: dict[tuple[int, ...], Followed], choices: tuple[int, ...], mode: Mode | None = None
-    ) -> Tensor:
-        """A route's logits from what stands at the gates on its way."""
-        return run_from_states(self, states, choices, mode)
-
-    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
-        """All images at one route."""
-        return self.network.run_route(x, route, mode)
-
-
-def mixed(
-    engine: Engine, routes: Sequence[Route], *, promote: bool = False
-) -> Callable[[Tensor], RoutedOutput]:
-    """The plan for a batch of so many images, each at its route or, promoted, at a larger one."""
+def mixed(network: Engine, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
+    """Return a function that runs a batch of as many images, each at its route."""
     for route in routes:
-        if not engine.holds(route):
+        if not network.holds(route):
             raise DsnetError(f"this plan does not hold route {route.number}")
-    graphed = engine.graphed
-    if graphed is not None:
-        given = torch.tensor([route.choices for route in routes], device=engine.device)
-        own = all(
-            choice in gate.choices
-            for route in routes
-            for choice, gate in zip(route.choices, engine.gates, strict=True)
-        )
-        return lambda x: graphed.run(x, given=given, own=own, promote=promote)
-    network = Drawn.of(engine, routes, engine.device)
-    decide = promoting(greedy, engine, network.gates) if promote else greedy
-    return lambda x: run_gated_routes(network, x, decide)
+    executor = network.executor
+    choices = torch.tensor([route.choices for route in routes], device=network.device)
+    within_gates = all(
+        choice in gate.choices
+        for route in routes
+        for choice, gate in zip(route.choices, network.gates, strict=True)
+    )
+    return lambda x: executor.run_assigned(x, choices, within_gates=within_gates)
 
 
 def thresholds_for(engine: Engine, x: Tensor, routes: Sequence[int], counts: Sequence[int]) -> list[float]:
@@ -161,7 +36,7 @@ def thresholds_for(engine: Engine, x: Tensor, routes: Sequence[int], counts: Seq
     found: list[float] = []
     left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for number, count in zip(routes[:-1], counts, strict=True):
-        sure = margin(engine.run_route(x, engine.space.resolve(number))).double()
+        sure = margin(engine.executor.run_route(x, engine.space.resolve(number))).double()
         ordered = [-1.0, *sure[left].sort()[0].tolist(), 2.0]  # no margin is as small or as large
         found.append((ordered[count] + ordered[count + 1]) / 2)
         left &= unsure(sure, found[-1])

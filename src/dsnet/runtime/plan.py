@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from dsnet.core.process_bound import InProcess
 from dsnet.core.timer import Progress, silent
 from dsnet.counts import human
-from dsnet.errors import DsnetError, DsnetWarning
-from dsnet.models.group_by_route import Decide, greedy
+from dsnet.errors import DsnetError
 from dsnet.routes import Route
-from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput, gate_decision, run_gated_routes
+from dsnet.routing.cost_table import CostPenalties
+from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput
 from dsnet.routing.router import Routed, Router, parse_budget
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.break_even import BreakEven, measure
 from dsnet.runtime.executors.host import Engine
-from dsnet.runtime.executors.penalties import Prices, prices_of
-from dsnet.runtime.promotion import promoting
 from dsnet.runtime.resident_routes import Maker
-from dsnet.runtime.stream import MAX_DELAY_MS, Answer, stream, together
+from dsnet.runtime.stream import MAX_DELAY_MS, Answer, stream
 
 __all__ = ["Plan"]
 
@@ -36,13 +32,9 @@ class Plan(InProcess):
     engine: Engine
     router: Router | None = None
     budget: float | str | None = None
-    allow_promotion: bool = False
-    allow_bypass: bool = False
     maker: Maker | None = None  # of routes for other budgets; none: the routes are those that were asked for
-    paying: BreakEven | None = field(init=False, default=None)  # measured where a bypass is allowed
     routed: Routed | None = field(init=False)
-    prices: Prices | None = field(init=False, default=None)  # that gates on a GPU take off their scores
-    decide: Decide | None = field(init=False, default=None)  # of gates elsewhere; none: it is a cascade
+    penalties: CostPenalties | None = field(init=False, default=None)  # subtracted from the gates' scores
 
     def __post_init__(self) -> None:
         if self.router is None and self.budget is not None:
@@ -53,21 +45,14 @@ class Plan(InProcess):
         routed = None if self.router is None else Routed(self.engine, self.router, self.budget)
         object.__setattr__(self, "routed", routed)
         object.__setattr__(self, "budget", None if routed is None else routed.budget)
-        policy = None if routed is None else routed.policy
-        if policy is None:
-            object.__setattr__(self, "decide", greedy)
-        elif isinstance(policy, GatePolicy):
+        if isinstance(self.policy, GatePolicy) and self.policy.weight:
             choices = [gate.choices for gate in self.engine.gates]
-            object.__setattr__(self, "decide", gate_decision(policy.costs, policy.weight, choices))
-            if self.engine.graphed is not None:
-                prices = prices_of(policy.costs, policy.weight, choices, self.engine.graphed.held)
-                object.__setattr__(self, "prices", prices)
-        if self.allow_bypass:
-            paying = self.break_even()
-            object.__setattr__(self, "paying", paying)
-            if paying.least != paying.times[0].batch:
-                told = f"{paying}\nWhere it does not pay, route {paying.single.number} runs."
-                warnings.warn(told, DsnetWarning, stacklevel=4)
+            object.__setattr__(self, "penalties", self.policy.costs.penalties(self.policy.weight, choices))
+
+    @property
+    def policy(self) -> GatePolicy | CascadePolicy | None:
+        """How images are routed at this budget; None is the gates' own decision."""
+        return None if self.routed is None else self.routed.policy
 
     def __call__(self, x: Tensor, route: Route | int | None = None) -> Tensor:
         """Images [B, C, H, W] → logits [B, classes], at one route or, without one, routed."""
@@ -80,26 +65,16 @@ class Plan(InProcess):
                 f"this plan does not hold route {found.number}; it holds {held}. Compile with "
                 f"routes=[…, {found.number}] or budgets='all' for others"
             )
-        return self.engine.run_route(x, found)
+        self.engine.check_images(x)
+        return self.engine.executor.run_route(x, found)
 
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
         self.engine.check_images(x)
-        some = len(x) > 0
-        if self.paying is not None and some and not self.paying.pays(len(x)):
-            logits = self.engine.run_route(x, self.paying.single)
-            numbers = torch.full((len(x),), self.paying.single.number, device=logits.device)
-            return RoutedOutput(logits, numbers)
-        graphed, policy = self.engine.graphed, None if self.routed is None else self.routed.policy
-        if graphed is not None and some:
-            if isinstance(policy, CascadePolicy):
-                return graphed.cascade(x, policy.routes, policy.thresholds)
-            return graphed.run(x, self.prices, promote=self.allow_promotion)
-        if self.decide is None:
-            assert self.routed is not None
-            return self.routed.run(x)
-        decide = promoting(self.decide, self.engine) if self.allow_promotion else self.decide
-        return run_gated_routes(self.engine, x, decide)
+        executor, policy = self.engine.executor, self.policy
+        if isinstance(policy, CascadePolicy):
+            return executor.run_cascade(x, policy.routes, policy.thresholds)
+        return executor.run_gate(x, self.penalties)
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that answers each image."""
@@ -126,10 +101,10 @@ class Plan(InProcess):
             self.run,
             self.engine.check_images,
             progress(batches, total, "batch"),
-            images=together(self.engine) if images is None else images,
+            images=self.engine.executor.max_batch if images is None else images,
             delay=delay,
             max_delay_ms=max_delay_ms,
-            ahead=self.engine.graphed is not None,
+            ahead=self.engine.executor.asynchronous,
             blocks=not isinstance(batches, list | tuple),
         )
 
@@ -140,16 +115,14 @@ class Plan(InProcess):
 
         ``shares`` by route, by default those that the calibration images took, or else equal ones.
         """
-        policy = None if self.routed is None else self.routed.policy
         if batches is None:
-            batches = (1, 4, 16) if self.engine.graphed is None else (1, 8, 64, 256)
+            batches = (1, 8, 64, 256) if self.engine.executor.asynchronous else (1, 4, 16)
         return measure(
             self.engine,
             self._shares() if shares is None else shares,
             self._single(),
             batches,
-            cascade=policy if isinstance(policy, CascadePolicy) else None,
-            promote=self.allow_promotion,
+            cascade=self.policy if isinstance(self.policy, CascadePolicy) else None,
         )
 
     def _shares(self) -> dict[int, float]:
@@ -181,7 +154,7 @@ class Plan(InProcess):
 
         Routes that only this budget needs are compiled first, once for all plans that come of this one;
         ``progress`` shows that, by default as it was shown when the plan was made. Nothing is compiled where
-        all routes are held. Where a bypass is allowed, what pays at that budget is measured.
+        all routes are held.
         """
         engine = self.engine
         if self.maker is not None and self.router is not None:
@@ -197,11 +170,13 @@ class Plan(InProcess):
     def batch_invariant(self) -> bool:
         """Whether an image's route never depends on the others of its batch.
 
-        Promotion and bypass depend on the batch by design. A cascade decides by logits, whose last bits
-        depend on the number of images with every backend but onnxruntime.
+        A cascade decides by logits, whose last bits depend on the number of images with every backend but
+        onnxruntime.
         """
-        alike = self.engine.batch_invariant and not (self.allow_promotion or self.allow_bypass)
-        return alike and (self.decide is not None or get_backend(self.engine.backend).invariant_logits)
+        logits_decide = isinstance(self.policy, CascadePolicy)
+        return self.engine.batch_invariant and (
+            not logits_decide or get_backend(self.engine.backend).invariant_logits
+        )
 
     def held(self) -> list[Route]:
         """The routes whose parts are there."""

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.routing.policies import RoutedOutput
-from dsnet.runtime.executors.host import Engine
 from dsnet.runtime.stream_source import Ready, Source
 
-__all__ = ["MAX_DELAY_MS", "Answer", "stream", "together"]
+__all__ = ["MAX_DELAY_MS", "Answer", "stream"]
 
-TOGETHER = 64  # images that run at once on the host
 MAX_DELAY_MS = 50.0  # that an image waits for others, unless told otherwise
 NOT_FINITE = (
     "the logits of this image are not finite (NaN or infinity): the image, the network's weights or its "
@@ -52,11 +50,6 @@ class _Batch:
     count: int
     images: Tensor | None
     error: str | None = None
-
-
-def together(engine: Engine) -> int:
-    """How many images of a stream suit the device at once."""
-    return TOGETHER if engine.graphed is None else engine.graphed.most
 
 
 def stream(

@@ -70,7 +70,7 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
     network = detector.network
     x = images(network, 7, size=size)
     plan = recorded(detector, size)
-    graphed = plan.engine.graphed
+    graphed = plan.engine.executor
     assert isinstance(graphed, Graphed)
     assert graphed.end is not None
     expected, found = detector(x), plan.run(x)
@@ -79,7 +79,7 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
         assert_close(got, want, 1e-10)
     ways = [network.space[i % len(network.space)] for i in range(7)]  # whatever the gate would take
     given = torch.tensor([route.choices for route in ways])
-    mixed = plan._answers(graphed.run(x, given=given).logits)
+    mixed = plan._answers(graphed.run_assigned(x, given).logits)
     for i, route in enumerate(ways):
         alone = detector(x[i : i + 1], route)
         assert_close(mixed.offsets[i : i + 1], alone.offsets, 1e-10)
@@ -96,9 +96,9 @@ def test_some_routes_of_a_detector() -> None:
     x = images(detector.network, 3, size=32)
     assert_close(recorded(detector, 32, [1])(x, 1).logits, detector(x, 1).logits, 1e-10)
     plan = recorded(detector, 32, [0, 3])
-    graphed = plan.engine.graphed
+    graphed = plan.engine.executor
     assert isinstance(graphed, Graphed)
-    found = plan._answers(graphed.run(x, given=torch.tensor([[3], [0], [3]])).logits)
+    found = plan._answers(graphed.run_assigned(x, torch.tensor([[3], [0], [3]])).logits)
     for i, number in enumerate((3, 0, 3)):
         assert_close(found.logits[i : i + 1], detector(x[i : i + 1], number).logits, 1e-10)
 
@@ -267,12 +267,11 @@ def test_on_a_gpu(name: str, backend: str) -> None:
     x = images(network, 7, size=32).cuda()
     plan = runtime.compile(detector, backend=backend, image_size=32, batch_buckets=(1, 4))
     assert torch.equal(plan.route(x), detector.route(x))
-    graphed = plan.engine.graphed
-    assert graphed is not None
+    graphed = plan.engine.executor
     ways = [network.space[i % len(network.space)] for i in range(7)]
     given = torch.tensor([route.choices for route in ways], device="cuda")
     for _ in range(2):
-        found = plan._answers(graphed.run(x, given=given).logits)
+        found = plan._answers(graphed.run_assigned(x, given).logits)
         for i, route in enumerate(ways):
             alone = detector(x[i : i + 1], route)
             assert_close(found.offsets[i : i + 1], alone.offsets, 1e-3)
@@ -317,6 +316,5 @@ def test_a_plan_does_not_depend_on_the_mode_that_it_is_made_in(
     for a, b in zip(made(x), plain(x), strict=True):
         assert a.dtype == torch.float32
         assert torch.equal(a, b)
-    graphed = made.engine.graphed
-    assert graphed is not None
-    assert "routed by its gate" in error_of(lambda: graphed.cascade(x, (0, 1), (0.5,)))
+    graphed = made.engine.executor
+    assert "routed by its gate" in error_of(lambda: graphed.run_cascade(x, (0, 1), (0.5,)))

@@ -50,7 +50,7 @@ def plan(name: str) -> DetectorPlan:
 
 
 def recorded(some: DetectorPlan) -> Mixed:
-    found = some.engine.graphed
+    found = some.engine.executor
     assert isinstance(found, Mixed)
     return found
 
@@ -73,7 +73,7 @@ def test_a_plan_answers_as_the_detector_does(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_image_at_its_route(name: str) -> None:
     x, routes = pictures(4), (3, 0, 2, 1)
-    found = plan(name)._answers(recorded(plan(name)).run(x, given=torch.tensor(routes)[:, None]).logits)
+    found = plan(name)._answers(recorded(plan(name)).run_assigned(x, torch.tensor(routes)[:, None]).logits)
     for i, route in enumerate(routes):
         alone = detector(name)(x[i : i + 1], route)
         assert_close(found.offsets[i : i + 1], alone.offsets, EXACT)
@@ -90,15 +90,15 @@ def test_one_route_in_one_go_or_part_by_part(name: str) -> None:
 
 def test_an_image_is_fused_alike_in_any_batch_bit_for_bit() -> None:
     mixed, x, given = recorded(plan(NAMES[1])), pictures(2), torch.tensor([[3], [0]])
-    mixed.run(x, given=given)
+    mixed.run_assigned(x, given)
     together = mixed.logits[:2].clone()
-    mixed.run(x[1:2], given=given[1:2])
+    mixed.run_assigned(x[1:2], given[1:2])
     assert torch.equal(mixed.logits[0], together[1])
 
 
 def test_some_routes() -> None:
     some, x = compiled(detector(NAMES[0]), [0, 3]), pictures(2)
-    found = some._answers(recorded(some).run(x, given=torch.tensor([[3], [0]])).logits)
+    found = some._answers(recorded(some).run_assigned(x, torch.tensor([[3], [0]])).logits)
     for i, route in enumerate((3, 0)):
         assert_close(found.logits[i : i + 1], detector(NAMES[0])(x[i : i + 1], route).logits, EXACT)
     assert "does not hold route 1" in error_of(lambda: some(x, 1))

@@ -11,8 +11,6 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import dsnet
@@ -22,18 +20,16 @@ from dsnet.models.blocks import ChannelAttention, ConvNormAct, Factory, MaxPool,
 from dsnet.models.group_by_route import run_gated
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
-from dsnet.routing import CascadePolicy, CostTable, GatePolicy
-from dsnet.routing.policies import margin, run_gated_routes
+from dsnet.routing import CostTable
+from dsnet.routing.policies import run_gated_routes
 from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime import api as making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.buffers import Table
 from dsnet.runtime.executors.grouped import Graphed
-from dsnet.runtime.executors.penalties import prices_of
 from dsnet.runtime.partition.segments import find_stand_ins, pack, part_histories
 from dsnet.runtime.plan import Plan
-from dsnet.runtime.promotion import promoting
 from dsnet.slicing import SlicedConv2d
 from tests.support import assert_close, error_of, randomise, spread_gates
 from tests.support.networks import network, pictures
@@ -98,122 +94,10 @@ def test_gates_decide_and_images_come_back_in_their_order(
     model, graphed = made(name, bn_key, stand_ins)
     for count in (8, 1, 2, 7, 20):  # smaller ones find what larger ones left behind
         x = pictures(model, count, seed=count)
-        expected, found = run_gated(model, x), graphed.run(x)
+        expected, found = run_gated(model, x), graphed.run_gate(x)
         assert torch.equal(found.routes, numbers(model, expected.choices))
         assert_close(found.logits, expected.logits, 1e-10)
     assert len(set(found.routes.tolist())) > 1
-
-
-@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
-@given(data=st.data())
-@settings(max_examples=15, deadline=None)
-def test_any_mix(name: str, bn_key: str | None, stand_ins: bool, data: st.DataObject) -> None:
-    model, graphed = made(name, bn_key, stand_ins)
-    rows = st.tuples(*(st.sampled_from(model.gate(g).choices) for g in range(len(model.gates))))
-    taken = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=19)))
-    x = pictures(model, len(taken))
-    found = graphed.run(x, given=taken)
-    assert torch.equal(found.routes, numbers(model, taken))
-    for i, way in enumerate(taken.tolist()):
-        alone = model(x[i : i + 1], model.space.of_choices(tuple(way)))
-        assert_close(found.logits[i : i + 1], alone, 1e-10)
-
-
-@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
-def test_prices_move_decisions_as_the_rule_does(name: str, bn_key: str | None, stand_ins: bool) -> None:
-    model, graphed = made(name, bn_key, stand_ins)
-    x, costs = pictures(model, 16), CostTable.of_model(model)
-    choices = [model.gate(g).choices for g in range(len(model.gates))]
-    seen = set()
-    for weight in (-5.0, -0.5, 0.0, 0.3, 2.0, 0.0):
-        expected = GatePolicy(costs=costs, weight=weight)(model, x)
-        found = graphed.run(x, prices_of(costs, weight, choices, graphed.held))
-        assert torch.equal(found.routes, expected.routes)
-        assert_close(found.logits, expected.logits, 1e-10)
-        seen.add(tuple(found.routes.tolist()))
-    assert len(seen) > 2
-
-
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[2], KINDS[4], KINDS[5]])
-@pytest.mark.parametrize("quantiles", [(0.5,), (0.5, 0.9), (0.9, 0.5), (0.0, 1.0), (1.0, 1.0)])
-def test_cascades(kind: tuple[str, str | None, bool], quantiles: tuple[float, ...]) -> None:
-    model, graphed = made(*kind)
-    x = pictures(model, 20)
-    last = len(model.space) - 1
-    routes = (0, last // 2, last)[: len(quantiles) + 1]
-    thresholds = tuple(
-        float(margin(model(x, route)).quantile(q)) + (1e-9 if q == 1 else -1e-9)
-        for route, q in zip(routes, quantiles, strict=False)
-    )
-    expected = CascadePolicy(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
-    found = graphed.cascade(x, routes, thresholds)
-    assert torch.equal(found.routes, expected.routes)
-    assert_close(found.logits, expected.logits, 1e-10)
-
-
-def test_a_cascade_is_not_sure_of_an_answer_that_is_not_a_number() -> None:
-    model, graphed = made("ds_mbnet_tiny", None, False)
-    x = pictures(model, 3).clone()
-    x[1, 0, 0, 0] = float("nan")
-    found = graphed.cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
-    assert found.routes.tolist() == [0, 3, 0]
-    assert found.logits.isfinite().all(1).tolist() == [True, False, True]
-
-
-@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
-def test_every_route_by_itself(name: str, bn_key: str | None, stand_ins: bool) -> None:
-    model, graphed = made(name, bn_key, stand_ins)
-    x = pictures(model, 11)
-    for route in list(model.space)[:: max(1, len(model.space) // 16)]:
-        assert_close(graphed.run_route(x, route), model(x, route), 1e-10)
-
-
-def test_the_host_waits_once_a_gate_and_for_no_single_route() -> None:
-    for kind in KINDS:
-        model, graphed = made(*kind)
-        streams = graphed.streams
-        assert isinstance(streams, Counting)
-        before = streams.waited
-        graphed.run(pictures(model, 8))
-        assert streams.waited - before == len(model.gates)
-        graphed.run_route(pictures(model, 8), model.space.largest)
-        assert streams.waited - before == len(model.gates)
-
-
-def test_programs_are_counted_and_none_is_added_later() -> None:
-    model, graphed = made("ds_mbnet_tiny", None, False)
-    parts, steps = 1 + len(model.space), 6  # begin, routes, decide, arrange, everyone, unsure
-    assert len(graphed.programs) == len(SIZES) * (parts + steps)
-    for count in (1, 5, 8, 9):
-        graphed.run(pictures(model, count))
-        graphed.cascade(pictures(model, count), (0, 3), (0.5,))
-    assert len(graphed.programs) == len(SIZES) * (parts + steps)
-
-
-@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
-@given(data=st.data())
-@settings(max_examples=10, deadline=None)
-def test_promoted_images_run_at_a_larger_route_and_say_so(
-    name: str, bn_key: str | None, stand_ins: bool, data: st.DataObject
-) -> None:
-    model, graphed = made(name, bn_key, stand_ins)
-    times = st.fixed_dictionaries(dict.fromkeys(SIZES, st.floats(1, 10)))
-    divisions = {history: Division(data.draw(times)) for history in graphed.divisions}
-    rows = st.tuples(*(st.sampled_from(model.gate(g).choices) for g in range(len(model.gates))))
-    taken = torch.tensor(data.draw(st.lists(rows, min_size=1, max_size=8)))
-    x = pictures(model, len(taken))
-    with mock.patch.object(graphed, "divisions", divisions):
-        found = graphed.run(x, given=taken, promote=True)
-    ran = torch.tensor([model.space.resolve(number).choices for number in found.routes.tolist()])
-    assert bool((ran >= taken).all())
-    for i, number in enumerate(found.routes.tolist()):
-        assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
-    # The same by a plan without graphs, whose gates say what was given here.
-    if len(model.gates) == 1:
-        engine = mock.Mock(gates=[model.gate(0)], milliseconds=lambda h, n: divisions[h].time(n))
-        places = torch.tensor([model.gate(0).choices.index(int(choice)) for choice in taken[:, 0]])
-        positions = promoting(lambda *_: places, engine)(torch.empty(0), 0, None)
-        assert [model.gate(0).choices[p] for p in positions.tolist()] == ran[:, 0].tolist()
 
 
 def test_what_is_not_held_is_named() -> None:
@@ -221,14 +105,14 @@ def test_what_is_not_held_is_named() -> None:
     x = pictures(model, 4)
     assert_close(graphed.run_route(x, model.space.largest), model(x, 3), 1e-10)
     taken = torch.tensor([[1], [0], [3], [0]])
-    assert "does not hold the choices [1]" in error_of(lambda: graphed.run(x, given=taken))
+    assert "does not hold the choices [1]" in error_of(lambda: graphed.run_assigned(x, taken))
     assert_close(graphed.run_route(x, model.space.largest), model(x, 3), 1e-10)
 
 
 def test_a_plan_runs_on_it() -> None:
     model, graphed = made("ds_mbnet_tiny", None, False)
     plan = runtime.compile(model, backend="eager")
-    engine = dataclasses.replace(plan.engine, graphed=graphed)
+    engine = dataclasses.replace(plan.engine, graph_executor=graphed)
     x, costs = pictures(model, 21), CostTable.of_model(model)
     own = Plan(engine)
     assert torch.equal(own.run(x).routes, run_gated_routes(model, x).routes)
@@ -284,16 +168,16 @@ def test_some_routes_of_several_gates(bn_key: str) -> None:
     ways = [(0, 2, 1), (2, 0, 3), (2, 2, 3)]
     numbers = [model.space.of_choices(way).number for way in ways]
     plan, x = as_on_a_gpu(model, routes=numbers), pictures(model, 6)
-    graphed = plan.engine.graphed
+    graphed = plan.engine.executor
     assert isinstance(graphed, Graphed)
     assert {part for part in graphed.calls if len(part) == 2} == {(2, 0), (2, 2)}
-    found = graphed.run(x, given=torch.tensor(ways * 2))
+    found = graphed.run_assigned(x, torch.tensor(ways * 2))
     assert found.routes.tolist() == numbers * 2
     for i, number in enumerate(numbers * 2):
         assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
         assert_close(plan(x, number), model(x, number), 1e-10)
     assert "does not hold the choices" in error_of(
-        lambda: graphed.run(x, given=torch.tensor([(0, 2, 0)] * 6))
+        lambda: graphed.run_assigned(x, torch.tensor([(0, 2, 0)] * 6))
     )
 
 
@@ -314,7 +198,7 @@ def test_one_part_for_every_choice_of_every_gate() -> None:
 def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
     model = network("three_gates", torch.float64, bn_key)
     plan, pairs = as_on_a_gpu(model), runtime.compile(model, backend="eager", batch_buckets=(1,))
-    graphed = plan.engine.graphed
+    graphed = plan.engine.executor
     assert isinstance(graphed, Graphed)
     assert len(graphed.calls) == 1 + 4 + 2 * 4
     assert set(plan.engine.runners) == set(pairs.engine.runners)
@@ -369,7 +253,7 @@ def test_pairs_where_no_part_can_stand_in(kind: str, bn_key: str) -> None:
     assert [gate.pairs for gate in graphed.gates] == [4, 16]
     for count in (8, 3, 20):
         x = pictures(model, count, seed=count)
-        expected, found = run_gated(model, x), graphed.run(x)
+        expected, found = run_gated(model, x), graphed.run_gate(x)
         assert torch.equal(found.routes, numbers(model, expected.choices))
         assert_close(found.logits, expected.logits, 1e-10)
     for route in list(model.space)[::5]:
@@ -404,7 +288,7 @@ def test_parts_in_fewer_kernels(name: str, bn_key: str | None, stand_ins: bool) 
         assert [graphed._reads_rows(number) for number in range(len(options))] == [True, True]
         assert all((table.widths is not None) is stand_ins for table in graphed.tables[1].values())
     x = pictures(model, 8)
-    found, expected = graphed.run(x), plain.run(x)
+    found, expected = graphed.run_gate(x), plain.run_gate(x)
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-9)
     for number in (model.space.smallest.number, model.space.largest.number):
@@ -429,7 +313,7 @@ def test_as_many_parts_run_side_by_side_as_was_fastest(abreast: int, monkeypatch
     milliseconds = {(0,): 1.0, (1,): 1.5, (2,): 3.0, (3,): 4.0}
     divisions = {part: Division({8: took}) for part, took in milliseconds.items()}
     monkeypatch.setattr(graphed, "divisions", graphed.divisions | divisions)
-    found = graphed.run(pictures(model, 8), given=torch.tensor([[0], [1], [2], [3]] * 2))
+    found = graphed.run_assigned(pictures(model, 8), torch.tensor([[0], [1], [2], [3]] * 2))
     assert found.routes.tolist() == [0, 1, 2, 3] * 2
     # The longest first, each where it begins first.
     assert streams == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[abreast]
@@ -455,7 +339,7 @@ def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.Monk
     monkeypatch.setattr(graphed, "_run_part", note)
     choices = [gate.choices for gate in map(model.gate, range(len(model.gates)))]
     taken = torch.tensor(list(itertools.product(*choices)))[:8]
-    graphed.run(pictures(model, len(taken)), given=taken)
+    graphed.run_assigned(pictures(model, len(taken)), taken)
     assert {len(streams) for streams in started.values()} == {1}
     assert set().union(*started.values()) == {1, 2}
 
@@ -465,8 +349,8 @@ def test_choices_that_are_not_held_are_refused_and_nothing_is_left_behind() -> N
     x = pictures(model, 3)
     wrong = torch.tensor([[0], [1], [2]])
     for _ in range(2):
-        assert "hold the choices [1]" in error_of(lambda: graphed.run(x, given=wrong))
+        assert "hold the choices [1]" in error_of(lambda: graphed.run_assigned(x, wrong))
     given = torch.tensor([[0], [2], [2]])
-    assert graphed.run(x, given=given).routes.tolist() == [0, 2, 2]
+    assert graphed.run_assigned(x, given).routes.tolist() == [0, 2, 2]
     given[0] = 2  # the same tensor with other choices
-    assert graphed.run(x, given=given).routes.tolist() == [2, 2, 2]
+    assert graphed.run_assigned(x, given).routes.tolist() == [2, 2, 2]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.runtime.executors.batching import Division, promotions
+from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.host import Runner
 
 SIZES = st.dictionaries(st.integers(2, 9), st.floats(0.1, 10), max_size=3)
@@ -57,35 +57,6 @@ def test_programs_of_any_size_run_in_the_best_one(times: dict[int, float], image
     assert sum(sizes) == images
     assert all(size == best for size in sizes[:-1])
     assert 0 < sizes[-1] <= best
-
-
-@given(
-    counts=st.lists(st.integers(0, 12), min_size=1, max_size=5),
-    times=st.lists(SIZES.map(lambda sizes: {1: 1.0, **sizes}), min_size=5, max_size=5),
-)
-def test_promotion_never_costs_time_and_goes_up(counts: list[int], times: list[dict[int, float]]) -> None:
-    divisions = [Division(own) for own in times]
-    left, total = list(counts), sum(divisions[i].time(n) for i, n in enumerate(counts) if n)
-    for small, large in promotions(counts, lambda place, images: divisions[place].time(images)):
-        assert small < large
-        assert left[small] > 0
-        assert left[large] > 0
-        left[small], left[large] = 0, left[small] + left[large]
-        now = sum(divisions[i].time(n) for i, n in enumerate(left) if n)
-        assert now < total
-        total = now
-    assert sum(left) == sum(counts)
-
-
-def test_the_order_of_a_sum_is_no_reason_to_promote() -> None:
-    same = Division({1: 1.0, 2: 0.28924081876868})
-    assert promotions([9, 12], lambda place, images: same.time(images)) == []
-
-
-def test_promotion_where_it_pays() -> None:
-    slow = [Division({1: 5.0, 4: 6.0}), Division({1: 6.0, 4: 7.0}), Division({1: 50.0, 4: 60.0})]
-    assert promotions([1, 2, 0], lambda place, images: slow[place].time(images)) == [(0, 1)]
-    assert promotions([1, 4, 1], lambda place, images: slow[place].time(images)) == []
 
 
 def test_threads_divide_alike() -> None:

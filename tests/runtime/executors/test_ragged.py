@@ -19,7 +19,6 @@ from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy
 from dsnet.routing.policies import margin
 from dsnet.runtime.backends.triton import BACKEND
-from dsnet.runtime.executors.penalties import prices_of
 from dsnet.runtime.partition.segments import History, Part, pack
 from dsnet.runtime.plan import Plan
 from tests.support import assert_close, error_of, relative_error
@@ -190,26 +189,25 @@ def test_a_plan_routes_as_the_network_does() -> None:
 
 
 def test_prices_and_given_choices() -> None:
-    model, recorded = network(NAME), plan().engine.graphed
-    assert recorded is not None
+    model, recorded = network(NAME), plan().engine.executor
     x, costs = pictures(model, 4), CostTable.of_model(model)
     for weight in (-2.0, 0.4, 0.0):
         expected = GatePolicy(costs=costs, weight=weight)(model, x)
-        found = recorded.run(x, prices_of(costs, weight, [model.gate(0).choices], recorded.held))
+        found = recorded.run_gate(x, costs.penalties(weight, [model.gate(0).choices]))
         assert torch.equal(found.routes, expected.routes)
     taken, wrong = torch.tensor([[3], [1], [0]]), torch.tensor([[0], [99], [0]])
-    found = recorded.run(x[:3], given=taken, promote=True)
+    found = recorded.run_assigned(x[:3], taken)
     assert found.routes.tolist() == [3, 1, 0]
     for i, route in enumerate((3, 1, 0)):
         assert_close(found.logits[i : i + 1], model(x[i : i + 1], route), 1e-5)
     taken[0] = 0  # the same tensor with other choices
-    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+    assert recorded.run_assigned(x[:3], taken).routes.tolist() == [0, 1, 0]
     recorded.run_route(x[:3], model.space.resolve(3))
-    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+    assert recorded.run_assigned(x[:3], taken).routes.tolist() == [0, 1, 0]
     for _ in range(2):  # what is no choice is not taken for one the second time either
         with pytest.raises((RuntimeError, IndexError)):
-            recorded.run(x[:3], given=wrong)
-    assert recorded.run(x[:3], given=taken).routes.tolist() == [0, 1, 0]
+            recorded.run_assigned(x[:3], wrong)
+    assert recorded.run_assigned(x[:3], taken).routes.tolist() == [0, 1, 0]
 
 
 def test_programs_are_as_small_as_what_the_gate_takes() -> None:
@@ -217,7 +215,7 @@ def test_programs_are_as_small_as_what_the_gate_takes() -> None:
     model.reset_routing([0, 2], generator=torch.Generator().manual_seed(0))
     with mock.patch.object(type(BACKEND), "missing", return_value=None):
         some = runtime.compile(model, backend="triton", batch_buckets=(4,), routes=[0, 2, 3])
-    recorded, x = some.engine.graphed, pictures(model, 4)
+    recorded, x = some.engine.executor, pictures(model, 4)
     assert isinstance(recorded, Mixed)
     assert (recorded.reach, recorded.rest.count) == (2, 3)
     assert some.engine.programs == 2 * 5
@@ -225,30 +223,28 @@ def test_programs_are_as_small_as_what_the_gate_takes() -> None:
     assert_close(some(x), expected.logits, 1e-5)
     assert_close(some(x, 3), model(x, 3), 1e-5)
     taken = torch.tensor([[2], [0], [0], [2]])
-    ours, theirs = recorded.run(x, given=taken, own=True), recorded.run(x, given=taken)
+    ours, theirs = recorded.run_assigned(x, taken, within_gates=True), recorded.run_assigned(x, taken)
     assert ours.routes.tolist() == [2, 0, 0, 2]
     assert torch.equal(ours.logits, theirs.logits)
 
 
 @pytest.mark.parametrize(("routes", "quantile"), [((0, 3), 0.4), ((0, 1, 3), 0.7)])
 def test_cascades(routes: tuple[int, ...], quantile: float) -> None:
-    model, recorded = network(NAME), plan().engine.graphed
-    assert recorded is not None
+    model, recorded = network(NAME), plan().engine.executor
     x = pictures(model, 4)
     thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
     expected = CascadePolicy(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
-    found = recorded.cascade(x, routes, thresholds)
+    found = recorded.run_cascade(x, routes, thresholds)
     assert torch.equal(found.routes, expected.routes)
     assert len(set(found.routes.tolist())) > 1
     assert_close(found.logits, expected.logits, 1e-5)
 
 
 def test_a_cascade_is_not_sure_of_an_answer_that_is_not_a_number() -> None:
-    model, recorded = network(NAME), plan().engine.graphed
-    assert recorded is not None
+    model, recorded = network(NAME), plan().engine.executor
     x = pictures(model, 3).clone()
     x[1, 0, 0, 0] = float("nan")
-    found = recorded.cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
+    found = recorded.run_cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
     assert found.routes.tolist() == [0, 3, 0]
     assert found.logits.isfinite().all(1).tolist() == [True, False, True]
 
@@ -257,11 +253,10 @@ def test_routes_that_are_not_held() -> None:
     model = network(NAME)
     some = compiled(NAME, [0, 3])
     assert_close(some(pictures(model, 2), 3), model(pictures(model, 2), 3), 1e-5)
-    recorded = some.engine.graphed
-    assert recorded is not None
+    recorded = some.engine.executor
     message = "does not hold the choices [1]"
-    assert message in error_of(lambda: recorded.run(pictures(model, 2), given=torch.tensor([[0], [1]])))
-    assert message in error_of(lambda: recorded.cascade(pictures(model, 2), (0, 1), (0.5,)))
+    assert message in error_of(lambda: recorded.run_assigned(pictures(model, 2), torch.tensor([[0], [1]])))
+    assert message in error_of(lambda: recorded.run_cascade(pictures(model, 2), (0, 1), (0.5,)))
     assert "does not hold route 1" in error_of(lambda: some(pictures(model, 2), 1))
 
 

@@ -157,8 +157,6 @@ def test_an_image_on_a_decision_boundary_takes_one_route() -> None:
 
 
 def test_what_is_not_batch_invariant_says_so() -> None:
-    plan = plan_of("ds_mbnet_tiny", "openvino")
-    assert not Plan(plan.engine, allow_promotion=True).batch_invariant
     made = runtime.compile(
         network("ds_mbnet_tiny"),
         backend="eager",

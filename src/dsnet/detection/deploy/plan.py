@@ -41,8 +41,9 @@ class DetectorPlan(InProcess):
     recorded: _Boxes | None = field(init=False, default=None)  # where answers are programs, too
 
     def __post_init__(self) -> None:
-        if self.engine.graphed is not None:
-            recorded = _Boxes(self.priors, self.classes, self.engine.graphed.most)
+        executor = self.engine.executor
+        if executor.asynchronous:
+            recorded = _Boxes(self.priors, self.classes, executor.max_batch)
             object.__setattr__(self, "recorded", recorded)
 
     @classmethod

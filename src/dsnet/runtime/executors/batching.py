@@ -1,14 +1,12 @@
-"""Into which batches images are divided, and which groups are faster together, by measured times."""
+"""Into which batches images are divided, by measured times."""
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-__all__ = ["Division", "promotions"]
+__all__ = ["Division"]
 
-GAIN = 1 - 1e-9  # less than this share is what the order of a sum may make of the same times
 EXACT = 256  # images up to which the best division is worked out, at least
 
 
@@ -50,18 +48,3 @@ class Division:
             taken, size = min((self._least[max(0, n - s)] + ms, s) for s, ms in self.milliseconds.items())
             self._least.append(taken)
             self._last.append(size)
-
-
-def promotions(counts: Sequence[int], milliseconds: Callable[[int, int], float]) -> list[tuple[int, int]]:
-    """Which groups join the next larger one, from the smallest up: (from, to), by their places.
-
-    ``milliseconds`` is what the group at a place takes for a number of images.
-    """
-    left, found = list(counts), []
-    filled = [place for place, count in enumerate(left) if count]
-    for small, large in itertools.pairwise(filled):
-        apart = milliseconds(small, left[small]) + milliseconds(large, left[large])
-        if milliseconds(large, left[small] + left[large]) < GAIN * apart:
-            left[large] += left[small]
-            found.append((small, large))
-    return found

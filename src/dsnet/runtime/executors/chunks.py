@@ -1,38 +1,46 @@
-"""Any number of images through programs that take so many at a time, one thread after the other."""
+"""What executors of captured programs share: chunks of a batch, and one thread at a time."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sized
 
 import torch
 from torch import Tensor
 
 from dsnet.core.cuda_graphs import StreamPool
-from dsnet.errors import DsnetError
 from dsnet.routing.policies import RoutedOutput
 
-__all__ = ["in_batches"]
+__all__ = ["GraphExecutor"]
 
 
-class _Recorded(Protocol):
-    most: int
-    lock: threading.Lock
+class GraphExecutor:
+    """Base of executors whose programs take at most `max_batch` images and work on fixed memory."""
+
+    asynchronous = True
+    max_batch: int
     streams: StreamPool
+    lock: threading.Lock
+    programs: Sized
+    answers: Tensor  # [max_batch, outputs]
 
+    @property
+    def num_programs(self) -> int:
+        """The number of captured programs."""
+        return len(self.programs)
 
-@torch.no_grad()
-def in_batches(recorded: _Recorded, x: Tensor, run: Callable[[slice | None], RoutedOutput]) -> RoutedOutput:
-    """So many images at a time as there is room for, or all of them (none); one thread at a time."""
-    with recorded.lock, recorded.streams.on_device():
-        try:
-            if 0 < len(x) <= recorded.most:
-                return run(None)
-            found = [run(slice(start, start + recorded.most)) for start in range(0, len(x), recorded.most)]
-        except BaseException:
-            recorded.streams.release()  # what was launched so far belongs to what went before
-            raise
-    if not found:
-        raise DsnetError("there are no images to run")
-    return RoutedOutput(torch.cat([f.logits for f in found]), torch.cat([f.routes for f in found]))
+    @torch.no_grad()
+    def in_chunks(self, x: Tensor, run: Callable[[slice | None], RoutedOutput]) -> RoutedOutput:
+        """Run images in chunks of at most `max_batch`, or all at once (None); one thread at a time."""
+        if not len(x):
+            return RoutedOutput(self.answers[:0].clone(), self.answers.new_zeros(0, dtype=torch.long))
+        with self.lock, self.streams.on_device():
+            try:
+                if len(x) <= self.max_batch:
+                    return run(None)
+                starts = range(0, len(x), self.max_batch)
+                chunks = [run(slice(start, start + self.max_batch)) for start in starts]
+            except BaseException:
+                self.streams.release()  # what was launched so far belongs to what went before
+                raise
+        return RoutedOutput(torch.cat([c.logits for c in chunks]), torch.cat([c.routes for c in chunks]))

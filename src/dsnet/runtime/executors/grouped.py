@@ -30,12 +30,13 @@ from dsnet.core.timer import Progress, silent, timed
 from dsnet.errors import DsnetError
 from dsnet.kernels.dispatch import gather_indices, scatter_scores
 from dsnet.routes import Route, RouteSpace
+from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.backends import Apart, Executable, Reading
-from dsnet.runtime.executors.batching import Division, promotions
+from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.buffers import GatePlaces, Table
-from dsnet.runtime.executors.chunks import in_batches
-from dsnet.runtime.executors.penalties import Prices, set_prices
+from dsnet.runtime.executors.chunks import GraphExecutor
+from dsnet.runtime.executors.penalties import set_penalties
 from dsnet.runtime.partition.segment_index import Serving
 from dsnet.runtime.partition.segments import History, part_behind
 
@@ -47,7 +48,7 @@ ROUNDS = 5  # of timing a program
 Program = Callable[[], None]
 
 
-class Graphed:
+class Graphed(GraphExecutor):
     """A network whose parts are programs on streams. One batch runs at a time: threads take turns."""
 
     def __init__(
@@ -66,26 +67,26 @@ class Graphed:
         self.calls, self.space, self.streams, self.lock = calls, space, streams, threading.Lock()
         self.keyed, self.end = keyed, end
         self.sizes = tuple(sorted(set(sizes)))
-        self.device, self.most = image.device, self.sizes[-1]
+        self.device, self.max_batch = image.device, self.sizes[-1]
         _, channels, height, width = image.shape
-        self.images = image.new_zeros(self.most, height, width, channels).permute(0, 3, 1, 2)
-        self.row = torch.arange(self.most, device=self.device)
+        self.images = image.new_zeros(self.max_batch, height, width, channels).permute(0, 3, 1, 2)
+        self.row = torch.arange(self.max_batch, device=self.device)
         self.valid = torch.zeros(1, dtype=torch.long, device=self.device)
         self.threshold = torch.zeros(1, dtype=torch.float64, device=self.device)
-        self.asked = torch.zeros(self.most, dtype=torch.bool, device=self.device)  # by a cascade's last route
+        self.asked = torch.zeros(self.max_batch, dtype=torch.bool, device=self.device)  # by the last route
         self.gates: list[GatePlaces] = []
         self.tables: list[dict[int, Table]] = []  # by gate, then by the choice before it (0 at the first)
         self.serving = Serving(calls, choices)
         self.held = self.serving.held
-        self.taken = torch.zeros(len(choices), self.most, dtype=torch.long, device=self.device)
+        self.taken = torch.zeros(len(choices), self.max_batch, dtype=torch.long, device=self.device)
         self._make_places(choices, image)
         ways = itertools.product(*self.held)
         self.numbers = torch.tensor([space.of_choices(way).number for way in ways], device=self.device)
         widths = [len(own) for own in self.held]
         steps = [math.prod(widths[number + 1 :]) for number in range(len(widths))]
         self.steps = torch.tensor(steps, device=self.device)[:, None]  # between ways, by gate
-        self.routes = torch.zeros(self.most, dtype=torch.long, device=self.device)
-        self.prices: Prices | None = None
+        self.routes = torch.zeros(self.max_batch, dtype=torch.long, device=self.device)
+        self.prices: CostPenalties | None = None
         self.places: tuple[Tensor, int, list[Tensor]] | None = None  # of choices that were given last
         self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
         with streams.on_device():
@@ -110,7 +111,7 @@ class Graphed:
             widths = {found[0].shape[1] for found in standing.values()}
             ragged = number > 0 and self.serving.stands_in(number) and self._reads_rows(number)
             own_widths = widths if ragged else ()
-            tables = {c: Table.like(standing[c][0], self.most, own_widths) for c in alone}
+            tables = {c: Table.like(standing[c][0], self.max_batch, own_widths) for c in alone}
             if self.serving.stands_in(number):
                 tables = dict.fromkeys(standing, tables[alone[0]])
             self.tables.append(tables)
@@ -123,14 +124,14 @@ class Graphed:
                     following[choice] = self.calls[history](features, *first * (history in self.keyed))
             standing = following
         logits = next(iter(standing.values()))[0]
-        self.logits = logits.new_zeros(self.most + 1, logits.shape[1])
+        self.logits = logits.new_zeros(self.max_batch + 1, logits.shape[1])
         options = self.serving.options[-1]
         places = [options.index(choice) if choice in options else 0 for choice in self.gates[-1].held]
         self.place_of = torch.tensor(places, device=self.device)
-        self.answers = self.logits[: self.most]
+        self.answers = self.logits[: self.max_batch]
         if self.end is not None:
             (answers,) = self.end(logits, torch.zeros(len(logits), dtype=torch.long, device=self.device))
-            self.answers = answers.new_zeros(self.most, answers.shape[1])
+            self.answers = answers.new_zeros(self.max_batch, answers.shape[1])
 
     def _record(self, progress: Progress) -> dict[History, dict[int, float]]:
         """Makes all programs; milliseconds of the front and of the parts, by size."""
@@ -174,9 +175,7 @@ class Graphed:
         for number in range(1 + ROUNDS):
             for count, samples in taken.items():
                 self.abreast[size] = count
-                took = timed(
-                    functools.partial(self._run, self.images[:size], None, given, promote=False), self.device
-                )
+                took = timed(functools.partial(self._run, self.images[:size], None, given), self.device)
                 if number:
                     samples.append(took)
         return min(taken, key=lambda count: statistics.median(taken[count]))
@@ -229,9 +228,8 @@ class Graphed:
         reads = self._reads_rows(number)
 
         def body() -> None:
-            at, to, earlier = gather_indices(
-                gate.order, gate.counts, gate.starts, gate.earlier, pair, rows, self.most
-            )
+            sorted_images = (gate.order, gate.counts, gate.starts, gate.earlier)
+            at, to, earlier = gather_indices(*sorted_images, pair, rows, self.max_batch)
             table = self.tables[number][previous]
             x = cast(Tensor, table.read(at)) if reads else table.get(at)
             keys = [earlier // len(options[number - 1]) if apart else earlier]
@@ -252,41 +250,27 @@ class Graphed:
         return all(isinstance(call, Reading) and call.reads_rows for call in behind)
 
     # --- running it ----------------------------------------------------------------------------------
-    def run(
-        self,
-        x: Tensor,
-        prices: Prices | None = None,
-        given: Tensor | None = None,
-        *,
-        own: bool = False,
-        promote: bool = False,
-    ) -> RoutedOutput:
-        """Images [B, C, H, W] at the routes that gates take for these prices, or at larger ones (promoted).
+    def run_gate(self, x: Tensor, penalties: CostPenalties | None = None) -> RoutedOutput:
+        """Run images [B, C, H, W] at the routes that the gates decide for, scores less ``penalties``."""
+        return self.in_chunks(x, lambda rows: self._run(_some(x, rows), penalties, None))
 
-        ``given`` [B, gates] are choices that images are to take instead: for measuring, nobody is asked.
-        Whether they are the gates' ``own`` makes no difference here.
-        """
-
-        def some(at: slice | None) -> RoutedOutput:
-            if at is None:
-                return self._run(x, prices, given, promote=promote)
-            return self._run(x[at], prices, None if given is None else given[at], promote=promote)
-
-        return in_batches(self, x, some)
+    def run_assigned(self, x: Tensor, choices: Tensor, *, within_gates: bool = False) -> RoutedOutput:
+        """Run each image at its own ``choices`` [B, gates]; ``within_gates`` makes no difference here."""
+        return self.in_chunks(x, lambda rows: self._run(_some(x, rows), None, _some(choices, rows)))
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
-        """All images at one route; the host waits for nothing."""
-        return in_batches(self, x, lambda at: self._run_route(_some(x, at), route)).logits
+        """Run all images at one route; the host waits for nothing."""
+        return self.in_chunks(x, lambda rows: self._run_route(_some(x, rows), route)).logits
 
-    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
-        """One route after the other for those whose answer is not sure; not for detectors."""
+    def run_cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        """Run ``routes`` in turn for images whose margin is below the threshold; not for detectors."""
         if self.end is not None:
             raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
-        return in_batches(self, x, lambda at: self._cascade(_some(x, at), routes, thresholds))
+        return self.in_chunks(x, lambda rows: self._cascade(_some(x, rows), routes, thresholds))
 
-    def _run(self, x: Tensor, prices: Prices | None, given: Tensor | None, *, promote: bool) -> RoutedOutput:
+    def _run(self, x: Tensor, prices: CostPenalties | None, given: Tensor | None) -> RoutedOutput:
         images, size = self._load(x)
-        set_prices(self.gates, self.prices, prices)
+        set_penalties(self.gates, self.prices, prices)
         self.prices = prices
         if given is not None:
             self.programs["front", 0, size]()
@@ -297,8 +281,7 @@ class Graphed:
             else:
                 self.programs["decide" if number else "begin", number, size]()
             self.streams.synchronize()
-            counts = gate.told.tolist()
-            self._start(number, self._promote(number, counts) if promote else counts, size)
+            self._start(number, gate.told.tolist(), size)
         self.programs["routes", 0, size]()
         return self._found(images, self.routes[:images].clone())
 
@@ -377,30 +360,6 @@ class Graphed:
             with self.streams.use(lane):
                 self._run_part(history, count)
         self.streams.join(lane for lane, took in busy.items() if took)
-
-    def _promote(self, number: int, counts: list[int]) -> list[int]:
-        """Groups that are faster with the next larger one join it; how many then take each pair."""
-        gate, joined = self.gates[number], list(counts)
-        width = len(gate.held)
-        for before in range(len(counts) // width):
-            first = before * width
-            previous = self.gates[number - 1].held[before] if number else 0
-
-            def milliseconds(own: int, images: int, previous: int = previous) -> float:
-                return self.division(self.serving.part(number, previous, gate.held[own])).time(images)
-
-            for small, large in promotions(counts[first : first + width], milliseconds):
-                a, b = first + small, first + large
-                own = gate.taken == small
-                if not self.serving.stands_in(number):
-                    own &= self.gates[number - 1].taken == before
-                gate.taken.masked_fill_(own, large)
-                gate.starts[b : b + 1].copy_(gate.starts[a : a + 1])  # they lie side by side
-                gate.counts[b : b + 1].add_(joined[a])
-                joined[a], joined[b] = 0, joined[a] + joined[b]
-        if joined != counts:
-            self.streams.fork()
-        return joined
 
     def division(self, history: History) -> Division:
         """Into which batches images of a part are divided."""

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.process_bound import InProcess
 from dsnet.errors import DsnetError
-from dsnet.models.group_by_route import run_from_states
+from dsnet.models.group_by_route import greedy, run_from_states
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
-from dsnet.routing.policies import RoutedOutput
+from dsnet.routing.cost_table import CostPenalties
+from dsnet.routing.policies import (
+    RoutedOutput,
+    margin,
+    penalised_decision,
+    run_cascade,
+    run_gated_routes,
+    unsure,
+)
 from dsnet.runtime.backends import Casting, Executable, Writing
+from dsnet.runtime.executors.assigned import AssignedNetwork
+from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.batching import Division
-from dsnet.runtime.executors.penalties import Prices
 from dsnet.runtime.partition.segments import History, canonical
 from dsnet.slicing import Mode
 
-__all__ = ["Engine", "GateChoices", "Memory", "Recorded", "Runner", "Scored"]
+__all__ = ["Engine", "HostExecutor", "Memory", "Runner", "Scored"]
 
 Memory = Literal["packed", "shared"]
 
@@ -61,52 +69,6 @@ def _rows(x: Tensor, at: Tensor) -> Tensor:
     if x.device.type != "cpu" or x.dtype == torch.bfloat16:
         return x[at]
     return torch.from_numpy(x.numpy()[at.numpy()])
-
-
-class Recorded(Protocol):
-    """A network as programs that a GPU replays."""
-
-    @property
-    def most(self) -> int:
-        """Images at a time."""
-
-    @property
-    def streams(self) -> StreamPool:
-        """The streams of its programs."""
-
-    @property
-    def held(self) -> Sequence[Sequence[int]]:
-        """Choices by gate."""
-
-    @property
-    def programs(self) -> Sized:
-        """All of them."""
-
-    def run(
-        self,
-        x: Tensor,
-        prices: Prices | None = None,
-        given: Tensor | None = None,
-        *,
-        own: bool = False,
-        promote: bool = False,
-    ) -> RoutedOutput:
-        """Images at the routes that gates take for these prices, or at given choices [B, gates].
-
-        ``own``: given choices are some that the gates can take.
-        """
-
-    def run_route(self, x: Tensor, route: Route) -> Tensor:
-        """All images at one route."""
-
-    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
-        """One route after the other for those whose answer is not sure."""
-
-
-class GateChoices(NamedTuple):
-    """What a gate decides between, by their numbers."""
-
-    choices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,7 +175,7 @@ class Engine(InProcess):
     memory: Memory
     runners: Mapping[History, Runner]
     resident: int  # bytes of weights
-    graphed: Recorded | None = None  # the same parts for mixed batches on a GPU
+    graph_executor: Executor | None = None  # the same segments for mixed batches on a GPU
     batch_invariant: bool = False  # whether no image's scores depend on the others of its batch
     spare: Mapping[History, Runner] = field(default_factory=dict)  # parts of choices that are not held
     training: bool = field(default=False, init=False)
@@ -238,11 +200,13 @@ class Engine(InProcess):
 
     @property
     def programs(self) -> int:
-        """How many executables were made, or recorded."""
-        if self.graphed is not None:
-            return len(self.graphed.programs)
-        made = (executable for runner in self.runners.values() for executable in runner.executables.values())
-        return len(set(map(id, made)))
+        """How many executables were made, or captured."""
+        return self.executor.num_programs
+
+    @property
+    def executor(self) -> Executor:
+        """What runs batches."""
+        return HostExecutor(self) if self.graph_executor is None else self.graph_executor
 
     def milliseconds(self, history: History, images: int) -> float:
         """What so many images take in a part, in the batches that it runs best; as measured."""
@@ -337,8 +301,6 @@ class Engine(InProcess):
         self.check_images(x)
         if not len(x):
             return x.new_empty(0, self.classes, dtype=self.precision)
-        if self.graphed is not None and mode is None:
-            return self.graphed.run_route(x, route)
         return self.run_from_states({(): self.run_prefix(x, mode)}, route.choices, mode)
 
     @torch.no_grad()
@@ -360,3 +322,40 @@ class Engine(InProcess):
     def _check_mode(mode: Mode | None) -> None:
         if mode is not None:
             raise DsnetError("a plan is for inference: it runs in no other mode")
+
+
+class HostExecutor:
+    """Run segment after segment from the host: group images by the gates' choices, run each group sliced."""
+
+    asynchronous = False
+    max_batch = 64
+
+    def __init__(self, network: Engine) -> None:
+        self.network = network
+
+    @property
+    def num_programs(self) -> int:
+        """The number of executables."""
+        runners = self.network.runners.values()
+        return len({id(executable) for runner in runners for executable in runner.executables.values()})
+
+    def run_gate(self, x: Tensor, penalties: CostPenalties | None = None) -> RoutedOutput:
+        """Run images [B, C, H, W] at the routes that the gates decide for, scores less ``penalties``."""
+        decide = greedy if penalties is None else penalised_decision(penalties)
+        return run_gated_routes(self.network, x, decide)
+
+    def run_assigned(self, x: Tensor, choices: Tensor, *, within_gates: bool = False) -> RoutedOutput:
+        """Run each image at its own ``choices`` [B, gates]; ``within_gates`` makes no difference here."""
+        return run_gated_routes(AssignedNetwork.of(self.network, choices), x)
+
+    def run_route(self, x: Tensor, route: Route) -> Tensor:
+        """Run all images at one route and return their logits."""
+        return self.network.run_route(x, route)
+
+    def run_cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+        """Run ``routes`` one after the other, each for the images whose margin is below the threshold."""
+
+        def proceed(step: int, logits: Tensor) -> Tensor:
+            return unsure(margin(logits), thresholds[step]).nonzero()[:, 0]
+
+        return run_cascade(self.network, x, routes, proceed)

@@ -19,11 +19,12 @@ from dsnet.core.timer import Progress, silent
 from dsnet.errors import DsnetError
 from dsnet.kernels.dispatch import choose
 from dsnet.routes import Route, RouteSpace
+from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.backends import Executable
 from dsnet.runtime.executors.buffers import GatePlaces
-from dsnet.runtime.executors.chunks import in_batches
-from dsnet.runtime.executors.penalties import Prices, set_prices
+from dsnet.runtime.executors.chunks import GraphExecutor
+from dsnet.runtime.executors.penalties import set_penalties
 from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.layers import Gated, State
 from dsnet.runtime.executors.ragged.network import Ragged
@@ -33,8 +34,8 @@ __all__ = ["Mixed"]
 Program = Callable[[], None]
 
 
-class Mixed:
-    """A network with one gate; asked as `dsnet.runtime.executors.grouped.Graphed` is. Threads take turns."""
+class Mixed(GraphExecutor):
+    """A network with one gate. Threads take turns."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Mixed:
         self.front, self.space, self.streams, self.lock = front, space, streams, threading.Lock()
         self.rest, self.end = rest, end
         self.sizes = tuple(sorted(set(sizes)))
-        self.most, device = self.sizes[-1], image.device
+        self.max_batch, device = self.sizes[-1], image.device
         held = sorted({*options, *choices})
         self.held = [held]
         places = {choice: place for place, choice in enumerate(options)}
@@ -70,27 +71,27 @@ class Mixed:
         self.begin = torch.zeros(1, dtype=torch.long, device=device)  # the address of images
         self.address = 0  # what ``begin`` holds
         self.given: tuple[Tensor, int] | None = None  # choices that are taken now, and how often changed
-        self.unheard = torch.zeros(self.most, dtype=torch.long, device=device)  # decisions, if others hold
+        self.unheard = torch.zeros(self.max_batch, dtype=torch.long, device=device)  # decisions not used
         with torch.no_grad():
             features, scores = front(image)
             (logits,) = rest.at(0)(features)
-        taken = torch.zeros(self.most, dtype=torch.long, device=device)
+        taken = torch.zeros(self.max_batch, dtype=torch.long, device=device)
         self.gates = [GatePlaces(choices, held, 1, taken, scores, streams.host_buffer(len(held)))]
-        self.logits = self.answers = logits.new_zeros(self.most, logits.shape[1])
+        self.logits = self.answers = logits.new_zeros(self.max_batch, logits.shape[1])
         if end is None:
             _, channels, *self.map_size = features.shape
-            self.features = features.new_zeros(self.most, features[0, 0].numel(), channels)
-            self.scales = torch.ones(self.most, channels, device=device)
+            self.features = features.new_zeros(self.max_batch, features[0, 0].numel(), channels)
+            self.scales = torch.ones(self.max_batch, channels, device=device)
         else:
             with torch.no_grad():
                 (answers,) = end(logits, torch.zeros(1, dtype=torch.int32, device=device))
-            self.answers = answers.new_zeros(self.most, answers.shape[1])
+            self.answers = answers.new_zeros(self.max_batch, answers.shape[1])
         self.valid = torch.zeros(1, dtype=torch.long, device=device)
         self.images = 0  # what ``valid`` holds
-        self.asked = torch.zeros(self.most, dtype=torch.bool, device=device)  # by a cascade's last route
+        self.asked = torch.zeros(self.max_batch, dtype=torch.bool, device=device)  # by a cascade's last route
         self.threshold = torch.zeros(1, dtype=torch.float64, device=device)
         self.following = torch.zeros(1, dtype=torch.long, device=device)  # a cascade's next route, by place
-        self.prices: Prices | None = None
+        self.prices: CostPenalties | None = None
         self.programs: dict[tuple[str, int], Program] = {}
         steps: dict[str, Callable[[int], None]] = {
             "gated": self._gated,
@@ -160,36 +161,38 @@ class Mixed:
         self._finish(state, asked=asked)
 
     # --- running it ----------------------------------------------------------------------------------
-    def run(
-        self,
-        x: Tensor,
-        prices: Prices | None = None,
-        given: Tensor | None = None,
-        *,
-        own: bool = False,
-        promote: bool = False,
-    ) -> RoutedOutput:
-        """Images [B, C, H, W] at the routes that the gate takes for these prices, or at ``given`` [B, 1].
-
-        With ``own`` those are choices of the gate, and programs are as small as when it decides. Nothing is
-        ever promoted: there are no groups that would be faster together.
-        """
+    def run_gate(self, x: Tensor, penalties: CostPenalties | None = None) -> RoutedOutput:
+        """Run images [B, C, H, W] at the routes that the gate decides for, scores less ``penalties``."""
 
         def some(at: slice | None) -> RoutedOutput:
             read = self._readable(x, at)
             images, size = self._point_at(read)
-            if given is None:
-                set_prices(self.gates, self.prices, prices)
-                self.prices, self.given = prices, None
-                self.programs["gated", size]()
-            else:
-                self._take(given, at)
-                self.programs["own" if own and ("own", size) in self.programs else "any", size]()
+            set_penalties(self.gates, self.prices, penalties)
+            self.prices, self.given = penalties, None
+            self.programs["gated", size]()
             if not self.whole:
                 self._check(images)
             return self._found(images)
 
-        return in_batches(self, x, some)
+        return self.in_chunks(x, some)
+
+    def run_assigned(self, x: Tensor, choices: Tensor, *, within_gates: bool = False) -> RoutedOutput:
+        """Run each image at its own choice [B, 1].
+
+        ``within_gates`` promises choices of the gate: programs are then as small as when it decides.
+        """
+        name = "own" if within_gates and ("own", self.sizes[0]) in self.programs else "any"
+
+        def some(at: slice | None) -> RoutedOutput:
+            read = self._readable(x, at)
+            images, size = self._point_at(read)
+            self._take(choices, at)
+            self.programs[name, size]()
+            if not self.whole:
+                self._check(images)
+            return self._found(images)
+
+        return self.in_chunks(x, some)
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
         """All images at one route."""
@@ -202,9 +205,9 @@ class Mixed:
             self.programs["any", size]()
             return self._found(images)
 
-        return in_batches(self, x, some).logits
+        return self.in_chunks(x, some).logits
 
-    def cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
+    def run_cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
         """One route after the other for those whose answer is not sure; not for detectors."""
         if self.end is not None:
             raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
@@ -221,7 +224,7 @@ class Mixed:
                 self.programs["next", size]()
             return self._found(images)
 
-        return in_batches(self, x, some)
+        return self.in_chunks(x, some)
 
     def _place(self, route: Route) -> int:
         (choice,) = route.choices
