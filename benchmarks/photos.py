@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from benchmarks.timing import environment, write_json
 from dsnet.core.settings import override
-from dsnet.data import load
-from dsnet.data.dataset import Source
-from dsnet.data.inspect import survey
+from dsnet.data import load_dataset
+from dsnet.data.dataset import ImageDataset
+from dsnet.data.inspect import inspect_dataset
 from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.recipes.custom_data import recipe_for
 from dsnet.report.text import table
@@ -45,7 +45,7 @@ def write_photos(folder: Path) -> None:
     from PIL import Image
 
     for split in ("train", "test"):
-        images = load("imagenette", split, size=SIDE)
+        images = load_dataset("imagenette", split, size=SIDE)
         counts = [0] * CLASSES
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         for batch, labels in images.batches(list(order.split(256)), full=False):
@@ -71,7 +71,7 @@ class _Clock(Callback):
 
 def run_dsnet(photos: Path, seed: int, folder: Path) -> dict[str, Any]:
     """Trains with the settings made for the photos."""
-    found = survey(str(photos))
+    found = inspect_dataset(str(photos))
     config = recipe_for(
         DataConfig(name=str(photos)), images=found.images, classes=CLASSES, side=found.side, device="cpu"
     )
@@ -118,7 +118,7 @@ def small_resnet() -> nn.Sequential:
 def run_resnet(photos: Path, seed: int, seconds: float, rate: float) -> dict[str, Any]:
     """Trains the plain network for so many seconds of CPU time, by the schedule that ends with them."""
     torch.manual_seed(seed)
-    images, test = (load(str(photos), split, size=SIDE) for split in ("train", "test"))
+    images, test = (load_dataset(str(photos), split, size=SIDE) for split in ("train", "test"))
     pixels, labels = _all(images)
     channels = images.statistics()
     augment, generator = Augment(crop=(0.25, 1.0), flip=True), torch.Generator().manual_seed(seed)
@@ -154,7 +154,7 @@ def run_resnet(photos: Path, seed: int, seconds: float, rate: float) -> dict[str
     }
 
 
-def _all(images: Source) -> tuple[Tensor, Tensor]:
+def _all(images: ImageDataset) -> tuple[Tensor, Tensor]:
     batches = list(images.batches(list(torch.arange(len(images)).split(256)), full=False))
     return torch.cat([x[0] for x, _ in batches]), torch.cat([y for _, y in batches])
 

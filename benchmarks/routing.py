@@ -25,7 +25,7 @@ from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import gate_reports
 from dsnet.calibration.route_outputs import RouteOutputs
 from dsnet.core.settings import override, to_plain
-from dsnet.data.dataset import Source
+from dsnet.data.dataset import ImageDataset
 from dsnet.report.text import table
 from dsnet.routing import CostTable, GatePolicy
 from dsnet.training import GateConfig, open_trained, train_gate
@@ -51,7 +51,9 @@ GATES: dict[str, dict[str, Any]] = {
 }
 
 
-def outputs_of(run: TrainedRun, images: Source, known: dict[str, RouteOutputs], what: str) -> RouteOutputs:
+def outputs_of(
+    run: TrainedRun, images: ImageDataset, known: dict[str, RouteOutputs], what: str
+) -> RouteOutputs:
     """What routes and gate say of images; of what is known already, the gate's part alone is made anew."""
     if what not in known:
         known[what] = collect(run.model, run.seen(images))

@@ -22,8 +22,8 @@ import dsnet
 from dsnet.calibration.difficulty import GateReport
 from dsnet.cli import build_parser, main
 from dsnet.core.settings import from_plain, override, to_plain
-from dsnet.data import load
-from dsnet.data.inspect import Survey, survey
+from dsnet.data import load_dataset
+from dsnet.data.inspect import DatasetSummary, inspect_dataset
 from dsnet.recipes.custom_data import recipe_for
 from dsnet.report.training import before_text, training_page
 from dsnet.training import train
@@ -112,15 +112,21 @@ def test_a_folder_of_classes_is_divided_the_same_way_every_time(tmp_path: Path) 
     (root / "rust" / "._000.png").write_bytes(b"what a Mac leaves behind")
 
     def files(split: str) -> set[str]:
-        found = load(str(root), split, lazy=True)
+        found = load_dataset(str(root), split, lazy=True)
         return {str(Path(found.items.name(at)).relative_to(root)) for at in range(len(found))}
 
     train, test = files("train"), files("test")
     assert (train, test) == (files("train"), files("test"))
     assert not train & test
     assert len(train | test) == 33
-    counts = load(str(root), "test", lazy=True).labels.bincount(minlength=5).tolist()
-    assert load(str(root), "test", lazy=True).classes == ("blue sky", "grass", "pair", "rust", "single")
+    counts = load_dataset(str(root), "test", lazy=True).labels.bincount(minlength=5).tolist()
+    assert load_dataset(str(root), "test", lazy=True).classes == (
+        "blue sky",
+        "grass",
+        "pair",
+        "rust",
+        "single",
+    )
     assert counts == [2, 2, 1, 2, 0]
     assert {name.split("/")[1] for name in test} != {"000.png", "001.png"}  # not simply the first
     for number in (100, 101, 102):
@@ -131,27 +137,31 @@ def test_a_folder_of_classes_is_divided_the_same_way_every_time(tmp_path: Path) 
 
 def test_splits_that_are_there_are_taken(flat: Path, tmp_path: Path) -> None:
     (tmp_path / "train").symlink_to(flat)
-    told = error_of(lambda: load(str(tmp_path), "test"))
+    told = error_of(lambda: load_dataset(str(tmp_path), "test"))
     assert f"the test split of {tmp_path} is not there" in told
     assert str(tmp_path / "train") in told
     (tmp_path / "val").symlink_to(flat)
-    assert len(load(str(tmp_path), "train", lazy=True)) == len(load(str(tmp_path), "test", lazy=True)) == 90
-    assert not survey(str(tmp_path)).divided
+    assert (
+        len(load_dataset(str(tmp_path), "train", lazy=True))
+        == len(load_dataset(str(tmp_path), "test", lazy=True))
+        == 90
+    )
+    assert not inspect_dataset(str(tmp_path)).divided
 
 
 def test_a_survey_counts_and_measures_without_decoding_all(flat: Path) -> None:
-    found = survey(str(flat))
+    found = inspect_dataset(str(flat))
     assert found.classes == tuple(COLOURS)
     assert found.counts == (24, 24, 24)
     assert (found.test, found.side, found.divided, found.files) == (18, 24, True, True)
     assert found.decoding > 0
-    digits = survey("digits")
+    digits = inspect_dataset("digits")
     assert (digits.images, digits.test, digits.side, digits.files) == (1438, 359, 16, False)
 
 
 # --- the cost -----------------------------------------------------------------------------------------
 def test_the_estimate_counts_what_the_run_does(flat: Path, tmp_path: Path) -> None:
-    found = survey(str(flat))
+    found = inspect_dataset(str(flat))
     config = recipe_for(
         DataConfig(name=str(flat)), images=found.images, classes=3, side=found.side, device="cpu"
     )
@@ -493,6 +503,6 @@ def test_confusion_equals_a_count_by_hand() -> None:
 
 
 def test_a_survey_checks_itself() -> None:
-    good = Survey(name="x", classes=("a", "b"), counts=(3, 1), test=2, side=9)
+    good = DatasetSummary(name="x", classes=("a", "b"), counts=(3, 1), test=2, side=9)
     good.check()
     assert "one class (a)" in error_of(replace(good, classes=("a",), counts=(3,)).check)

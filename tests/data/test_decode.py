@@ -15,8 +15,8 @@ import torch
 from PIL import Image, ImageOps
 
 from dsnet.data.dataset import Crops
-from dsnet.data.decode import Damage, DamagedError, decode, decode_all, open_header
-from dsnet.data.readers.folder import Paths
+from dsnet.data.decode import DecodeError, DecodeErrors, decode, decode_all, open_header
+from dsnet.data.readers.folder import ImagePaths
 from dsnet.detection.data.dataset import stretched
 from dsnet.detection.data.voc import shown_size
 from dsnet.errors import DsnetWarning
@@ -33,7 +33,7 @@ def encoded(width: int, height: int) -> bytes:
 
 def damage_of(read: Callable[[], object]) -> str:
     """Why an image cannot be read."""
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(DecodeError) as caught:
         read()
     return str(caught.value)
 
@@ -167,10 +167,10 @@ def test_whatever_a_decoder_raises_is_damage(
     assert reason
     assert len(reason) < 250
     assert reason.isprintable()
-    plain, damage = Image.open, Damage()
+    plain, damage = Image.open, DecodeErrors()
     monkeypatch.setattr(Image, "open", lambda file: fail() if file.name == path else plain(file))
     with pytest.warns(DsnetWarning, match=r"a\.png"):
-        images, kept = decode_all(Paths(tmp_path, ["a.png", "b.png"]), 8, damage=damage)
+        images, kept = decode_all(ImagePaths(tmp_path, ["a.png", "b.png"]), 8, decode_errors=damage)
     assert (len(images), kept.tolist(), list(damage.reasons)) == (1, [1], [path])
 
 

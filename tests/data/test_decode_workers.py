@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnet.data.decode_workers import Work
+from dsnet.data.decode_workers import BatchDecoder
 from tests.support import error_of
 from tests.support.image_files import lazy
 
@@ -18,13 +18,13 @@ from tests.support.image_files import lazy
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-class _Dying(Work):
+class _Dying(BatchDecoder):
     def __getitems__(self, positions: list[int]) -> object:
         os._exit(3)
 
 
 def test_a_worker_that_dies_is_explained(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsnet.data.lazy.Work", _Dying)
+    monkeypatch.setattr("dsnet.data.lazy.BatchDecoder", _Dying)
     assert "/dev/shm" in error_of(lambda: list(lazy(root, workers=1).epoch(4)))
 
 
@@ -33,14 +33,14 @@ import signal
 import sys
 from dataclasses import replace
 import torch
-from dsnet.data import load
+from dsnet.data import load_dataset
 
 asked = []
 
 if __name__ == "__main__":
     # Not by an exception: Python drops one that is raised in a destructor, and they run all the time here.
     signal.signal(signal.SIGINT, lambda *_: asked.append(True))
-    given = replace(load("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=2)
+    given = replace(load_dataset("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=2)
     for images, labels in given.batches([torch.arange(12)] * 10**5):
         print("going", flush=True)
         if asked:
@@ -76,7 +76,7 @@ from dataclasses import replace
 from multiprocessing import connection
 import time
 import torch
-from dsnet.data import load
+from dsnet.data import load_dataset
 
 handovers = 0
 connect = connection.SocketClient
@@ -93,7 +93,7 @@ def leave(address):
 
 if __name__ == "__main__":
     connection.SocketClient = leave
-    given = replace(load("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=1)
+    given = replace(load_dataset("imagenet", "train", root=sys.argv[1], size=16, lazy=True), workers=1)
     for _ in given.batches([torch.arange(12)] * 10**5):
         pass
 """

@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data import ImageSet, load
+from dsnet.data import InMemoryDataset, load_dataset
 from dsnet.data.dataset import Crops
-from dsnet.data.decode import Damage, crop_box, decode, decode_all
-from dsnet.data.lazy import LazySet
-from dsnet.data.readers.folder import Paths
+from dsnet.data.decode import DecodeErrors, crop_box, decode, decode_all
+from dsnet.data.lazy import LazyDataset
+from dsnet.data.readers.folder import ImagePaths
 from tests.support import error_of
 from tests.support.image_files import SIZE, lazy, picture
 
@@ -25,9 +25,9 @@ from tests.support.image_files import SIZE, lazy, picture
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-def memory(root: Path) -> ImageSet:
-    found = load("imagenet", "train", root=root, size=SIZE)
-    assert isinstance(found, ImageSet)
+def memory(root: Path) -> InMemoryDataset:
+    found = load_dataset("imagenet", "train", root=root, size=SIZE)
+    assert isinstance(found, InMemoryDataset)
     return found
 
 
@@ -71,7 +71,7 @@ def test_crops_do_not_depend_on_workers_batches_or_where_one_starts(root: Path) 
     assert torch.equal(tail, images[:, 4:])
     mixed = order([7], [11, 0, 7])
     assert torch.equal(gathered(lazy(root).batches(mixed, crops=crops))[0], images[:, [7, 11, 0, 7]])
-    part = lazy(root).take(torch.tensor([9, 2]))
+    part = lazy(root).subset(torch.tensor([9, 2]))
     assert torch.equal(gathered(part.batches(order([0, 1]), crops=crops))[0], images[:, [9, 2]])
     fewer, _ = gathered(lazy(root).batches(whole, crops=replace(crops, views=2)))
     assert torch.equal(fewer, images[:2])
@@ -86,7 +86,7 @@ def test_crops_come_from_the_original_image() -> None:
         original = opened.convert("RGB")
     box = crop_box(*original.size, (0.1, 0.5), np.random.default_rng((4, 9)))
     expected = np.array(original.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box=box))
-    views = decode(data, SIZE, crops=Crops(area=(0.1, 0.5), seed=4), position=9)
+    views = decode(data, SIZE, crops=Crops(area=(0.1, 0.5), seed=4), index=9)
     assert np.array_equal(views[0].permute(1, 2, 0).numpy(), expected)
 
 
@@ -113,25 +113,25 @@ def test_ratio_cuts_the_centre_out(root: Path) -> None:
     with Image.open(io.BytesIO(data)) as opened:
         assert np.array_equal(inner[0].permute(1, 2, 0).numpy(), np.array(opened.convert("RGB"))[4:36, 4:36])
     assert not torch.equal(whole, inner)
-    given = load("imagenet", "test", root=root, size=SIZE, ratio=0.5, lazy=True)
-    kept = load("imagenet", "test", root=root, size=SIZE, ratio=0.5)
+    given = load_dataset("imagenet", "test", root=root, size=SIZE, ratio=0.5, lazy=True)
+    kept = load_dataset("imagenet", "test", root=root, size=SIZE, ratio=0.5)
     assert torch.equal(next(given.epoch(6))[0], next(kept.epoch(6))[0])
 
 
 @pytest.fixture
-def damaged(tmp_path: Path) -> LazySet:
+def damaged(tmp_path: Path) -> LazyDataset:
     """Eight images of four classes; 1, 2 and 7 cannot be read."""
     for i in range(8):
         data = picture(i)
         (tmp_path / f"{i}.png").write_bytes({1: b"", 2: b"nonsense", 7: data[:60]}.get(i, data))
-    items = Paths(tmp_path, [f"{i}.png" for i in range(8)])
-    return LazySet(
+    items = ImagePaths(tmp_path, [f"{i}.png" for i in range(8)])
+    return LazyDataset(
         name="x", items=items, labels=torch.arange(8) // 2, classes=tuple("abcd"), size=SIZE, workers=0
     )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_good_image_stands_in_for_a_damaged_one(damaged: LazySet, workers: int) -> None:
+def test_the_next_good_image_stands_in_for_a_damaged_one(damaged: LazyDataset, workers: int) -> None:
     tried = replace(damaged, workers=workers)
     with pytest.warns(UserWarning, match="skipped") as told:
         (first, labels), (second, others) = tried.batches(order([0, 1, 2, 3], [5, 7]), crops=Crops(views=2))
@@ -142,30 +142,30 @@ def test_the_next_good_image_stands_in_for_a_damaged_one(damaged: LazySet, worke
     assert torch.equal(first[:, 1], first[:, 3])
     assert torch.equal(first[:, 2], first[:, 3])
     assert torch.equal(second[:, 1], second[:, 0])
-    list(tried.take(torch.arange(4)).batches(order([1, 0])))  # not reported again
-    assert len(tried.damage.reasons) == 3
+    list(tried.subset(torch.arange(4)).batches(order([1, 0])))  # not reported again
+    assert len(tried.decode_errors.reasons) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_stands_in_where_images_are_counted(damaged: LazySet, workers: int) -> None:
-    tried = replace(damaged, workers=workers, damage=Damage())
+def test_nothing_stands_in_where_images_are_counted(damaged: LazyDataset, workers: int) -> None:
+    tried = replace(damaged, workers=workers, decode_errors=DecodeErrors())
     with pytest.warns(UserWarning, match="skipped"):
         (whole,) = list(tried.batches([torch.arange(len(tried))]))
     (counted,) = list(tried.batches([torch.arange(len(tried))], full=False))
     lost = len(tried) - len(counted[1])
-    assert lost == len(tried.damage.reasons) > 0
+    assert lost == len(tried.decode_errors.reasons) > 0
     assert len(whole[1]) == len(tried)
     assert sum(len(labels) for _, labels in tried.epoch(4)) == len(tried) - lost
 
 
-def test_too_many_damaged_images_stop_a_run(damaged: LazySet) -> None:
-    tried = replace(damaged, damage=Damage(limit=2))
+def test_too_many_damaged_images_stop_a_run(damaged: LazyDataset) -> None:
+    tried = replace(damaged, decode_errors=DecodeErrors(limit=2))
     with pytest.warns(UserWarning, match=r"[12]\.png"):
         message = error_of(lambda: list(tried.batches(order([0, 1, 2, 3], [4, 5, 6, 7]))))
     assert "more than 2 images" in message
     assert all(f"{i}.png" in message for i in (1, 2, 7))
     with pytest.warns(UserWarning, match="no image that Pillow can read"):
-        message = error_of(lambda: list(replace(damaged, damage=Damage()).batches(order([1]))))
+        message = error_of(lambda: list(replace(damaged, decode_errors=DecodeErrors()).batches(order([1]))))
     assert "none of the 1 images" in message
     assert "1.png" in message
     with pytest.warns(UserWarning, match="skipped"):
@@ -176,7 +176,7 @@ def test_too_many_damaged_images_stop_a_run(damaged: LazySet) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_go_to_the_device(damaged: LazySet, workers: int) -> None:
+def test_batches_go_to_the_device(damaged: LazyDataset, workers: int) -> None:
     there = replace(damaged, workers=workers).to("cuda")
     wanted, crops = order([0, 1, 3], [5, 6, 4]), Crops(views=2)
     with pytest.warns(UserWarning, match=r"1\.png"):
@@ -194,15 +194,15 @@ def test_taking_and_holding_out(root: Path) -> None:
     for ours, theirs in zip(given.hold_out(0.3, seed=2), kept.hold_out(0.3, seed=2), strict=True):
         assert torch.equal(ours.labels, theirs.labels)
         assert torch.equal(next(ours.epoch(99))[0], theirs.images)
-    twice = given.take(torch.tensor([8, 3, 5])).take(torch.tensor([2, 0]))
+    twice = given.subset(torch.tensor([8, 3, 5])).subset(torch.tensor([2, 0]))
     assert torch.equal(next(twice.epoch(99))[0], kept.images[[5, 8]])
-    assert "no positions 0 to 12" in error_of(lambda: given.take(torch.tensor([0, 12])))
+    assert "no indices 0 to 12" in error_of(lambda: given.subset(torch.tensor([0, 12])))
 
 
 def test_statistics_come_from_a_sample(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = memory(root).statistics()
     assert lazy(root).statistics() == exact
-    monkeypatch.setattr("dsnet.data.lazy.SAMPLE", 6)
+    monkeypatch.setattr("dsnet.data.lazy.STATISTICS_SAMPLE", 6)
     for ours, theirs in zip(lazy(root).statistics(), exact, strict=True):
         assert ours != theirs
         assert ours == pytest.approx(theirs, abs=0.1)
@@ -224,24 +224,26 @@ def test_bad_settings(root: Path) -> None:
     assert "at least 1, not 0" in error_of(lambda: Crops(views=0))
     assert "0 < low <= high <= 1" in error_of(lambda: Crops(area=(0.5, 0.2)))
     assert "seed" in error_of(lambda: Crops(seed=-1))
-    assert "ratio" in error_of(lambda: load("imagenet", "train", root=root, ratio=0))
+    assert "ratio" in error_of(lambda: load_dataset("imagenet", "train", root=root, ratio=0))
     assert "at least 1 image" in error_of(lambda: list(given.epoch(0)))
 
 
 def test_what_is_lazy_by_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsnet.data.registry.LARGEST", 12 * 3 * SIZE * SIZE)
-    assert isinstance(load("imagenet", "train", root=root, size=SIZE), ImageSet)
-    assert isinstance(load("imagenet", "train", root=root, size=SIZE + 1), LazySet)
-    assert isinstance(load("imagenet", "train", root=root, size=SIZE + 1, lazy=False), ImageSet)
-    assert isinstance(load("digits", "test", lazy=True), ImageSet)
+    monkeypatch.setattr("dsnet.data.labeled_images.MAX_IN_MEMORY_BYTES", 12 * 3 * SIZE * SIZE)
+    assert isinstance(load_dataset("imagenet", "train", root=root, size=SIZE), InMemoryDataset)
+    assert isinstance(load_dataset("imagenet", "train", root=root, size=SIZE + 1), LazyDataset)
+    assert isinstance(
+        load_dataset("imagenet", "train", root=root, size=SIZE + 1, lazy=False), InMemoryDataset
+    )
+    assert isinstance(load_dataset("digits", "test", lazy=True), InMemoryDataset)
 
 
 def test_imagenet_in_its_layouts(root: Path, tmp_path: Path) -> None:
-    test = load("imagenet", "test", root=root, lazy=True)
-    assert isinstance(test, LazySet)
+    test = load_dataset("imagenet", "test", root=root, lazy=True)
+    assert isinstance(test, LazyDataset)
     assert (len(test), test.size, test.classes) == (6, 224, ("n01440764", "n02102040"))
-    assert len(load("imagenet", "test", root=root / "imagenet", lazy=True)) == 6
+    assert len(load_dataset("imagenet", "test", root=root / "imagenet", lazy=True)) == 6
     (tmp_path / "ILSVRC2012").symlink_to(root / "imagenet", target_is_directory=True)
-    assert len(load("imagenet", "test", root=tmp_path, lazy=True)) == 6
-    assert len(load(str(root / "imagenet"), "test", lazy=True)) == 6
-    assert "ILSVRC2012" in error_of(lambda: load("imagenet", "train", root=tmp_path / "nowhere"))
+    assert len(load_dataset("imagenet", "test", root=tmp_path, lazy=True)) == 6
+    assert len(load_dataset(str(root / "imagenet"), "test", lazy=True)) == 6
+    assert "ILSVRC2012" in error_of(lambda: load_dataset("imagenet", "train", root=tmp_path / "nowhere"))

@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,29 +18,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dsnet.data import ImageSet, load
-from dsnet.data.decode import Damage
+import dsnet
+from dsnet.data import (
+    DatasetRequest,
+    InMemoryDataset,
+    list_datasets,
+    load_dataset,
+    register_dataset,
+    registry,
+)
+from dsnet.data.decode import DecodeErrors
+from dsnet.data.inspect import inspect_dataset
 from dsnet.data.readers import cifar_idx as files
 from dsnet.errors import DsnetError
+from dsnet.training.api import load_data
+from dsnet.training.config import DataConfig, TrainConfig
 from tests.support import error_of
 from tests.support.image_files import write_cifar
 
 
-def toy(count: int = 40, classes: int = 4) -> ImageSet:
+def toy(count: int = 40, classes: int = 4) -> InMemoryDataset:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    return ImageSet(
+    return InMemoryDataset(
         name="toy", images=images, labels=torch.arange(count) % classes, classes=tuple("abcdefgh"[:classes])
     )
 
 
 def test_digits_are_there_without_files() -> None:
-    train, test = load("digits", "train"), load("digits", "test")
+    train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     assert (len(train), len(test)) == (1438, 359)
     assert train.images.shape[1:] == (3, 16, 16)
     assert train.classes == tuple("0123456789")
     assert train.images.float().std() > 50
-    assert torch.equal(load("digits", "train").images, train.images)
+    assert torch.equal(load_dataset("digits", "train").images, train.images)
     assert set(test.labels.tolist()) == set(range(10))
 
 
@@ -49,14 +61,14 @@ def test_cifar_in_its_canonical_layout(tmp_path: Path) -> None:
     for i in range(5):
         write_cifar(tmp_path / f"cifar-10-batches-py/data_batch_{i + 1}", images[i], labels=[i, 1, 2, 9])
     write_cifar(tmp_path / "cifar-10-batches-py/test_batch", images[5], labels=[0, 1, 2, 3])
-    train = load("cifar10", "train", root=tmp_path)
+    train = load_dataset("cifar10", "train", root=tmp_path)
     assert np.array_equal(train.images.numpy(), images[:5].reshape(20, 3, 32, 32))
     assert train.labels.tolist()[::4] == [0, 1, 2, 3, 4]
-    assert load("cifar10", "test", root=tmp_path).labels.tolist() == [0, 1, 2, 3]
+    assert load_dataset("cifar10", "test", root=tmp_path).labels.tolist() == [0, 1, 2, 3]
     write_cifar(
         tmp_path / "cifar-100-python/test", images[0], fine_labels=[99, 1, 2, 3], coarse_labels=[0, 0, 0, 0]
     )
-    assert load("cifar100", "test", root=tmp_path).labels.tolist() == [99, 1, 2, 3]
+    assert load_dataset("cifar100", "test", root=tmp_path).labels.tolist() == [99, 1, 2, 3]
 
 
 def test_a_cifar_file_cannot_run_code(tmp_path: Path) -> None:
@@ -67,7 +79,7 @@ def test_a_cifar_file_cannot_run_code(tmp_path: Path) -> None:
     path = tmp_path / "cifar-10-batches-py/test_batch"
     path.parent.mkdir()
     path.write_bytes(pickle.dumps({b"data": Evil()}))
-    assert "not a CIFAR file" in error_of(lambda: load("cifar10", "test", root=tmp_path))
+    assert "not a CIFAR file" in error_of(lambda: load_dataset("cifar10", "test", root=tmp_path))
 
 
 def test_fashion_mnist_is_padded_to_32(tmp_path: Path) -> None:
@@ -77,13 +89,13 @@ def test_fashion_mnist_is_padded_to_32(tmp_path: Path) -> None:
     header = b"\0\0\x08\x03" + struct.pack(">3I", 2, 28, 28)
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + struct.pack(">I", 2) + bytes([7, 2]))
-    test = load("fashion_mnist", "test", root=tmp_path)
+    test = load_dataset("fashion_mnist", "test", root=tmp_path)
     assert test.images.shape == (2, 3, 32, 32)
     assert np.array_equal(test.images[1, 2, 2:30, 2:30].numpy(), images[1])
     assert test.images[:, :, :2].sum() == 0
     assert test.labels.tolist() == [7, 2]
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + struct.pack(">I", 5) + bytes([7, 2]))
-    assert "cut short" in error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+    assert "cut short" in error_of(lambda: load_dataset("fashion_mnist", "test", root=tmp_path))
 
 
 def idx(*shape: int, body: bytes = b"") -> bytes:
@@ -111,7 +123,7 @@ def test_a_damaged_idx_file_is_named(
     path = tmp_path / ("t10k-images-idx3-ubyte" + ".gz" * zipped)
     path.write_bytes(gzip.compress(content) if zipped else content)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(2, body=bytes(2)))
-    message = error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+    message = error_of(lambda: load_dataset("fashion_mnist", "test", root=tmp_path))
     assert told in message
     assert str(tmp_path) in message
 
@@ -129,7 +141,7 @@ def test_damaged_archives_and_bombs_are_named_and_bounded(
         whole + b"x",
     ):
         path.write_bytes(damaged)
-        assert str(path) in error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+        assert str(path) in error_of(lambda: load_dataset("fashion_mnist", "test", root=tmp_path))
     path.write_bytes(gzip.compress(idx(2, 28, 28, body=bytes(10**7))))  # declares 1,568 bytes
     read, most = gzip.GzipFile.read, []
 
@@ -139,12 +151,12 @@ def test_damaged_archives_and_bombs_are_named_and_bounded(
         return got
 
     monkeypatch.setattr(gzip.GzipFile, "read", counted)
-    assert "it has more" in error_of(lambda: load("fashion_mnist", "test", root=tmp_path))
+    assert "it has more" in error_of(lambda: load_dataset("fashion_mnist", "test", root=tmp_path))
     assert max(most) == 1569
     most.clear()
     path.write_bytes(gzip.compress(idx(100_000, 28, 28, body=bytes(10**6))))  # 78 MB in some 1,000 bytes
     assert "declares 78,400,000 bytes in a file of" in error_of(
-        lambda: load("fashion_mnist", "test", root=tmp_path)
+        lambda: load_dataset("fashion_mnist", "test", root=tmp_path)
     )
     assert max(most) < 20
 
@@ -166,7 +178,7 @@ def test_a_cifar_file_with_other_contents_is_named(content: object, tmp_path: Pa
     path = tmp_path / "cifar-10-batches-py" / "test_batch"
     path.parent.mkdir()
     path.write_bytes(pickle.dumps(content))
-    assert str(path) in error_of(lambda: load("cifar10", "test", root=tmp_path))
+    assert str(path) in error_of(lambda: load_dataset("cifar10", "test", root=tmp_path))
 
 
 def bomb(codes: bytes) -> bytes:
@@ -192,7 +204,7 @@ def test_a_cifar_file_takes_no_memory_that_it_does_not_fill(content: bytes, tmp_
     path.write_bytes(content)
     tracemalloc.start()
     try:
-        assert str(path) in error_of(lambda: load("cifar10", "test", root=tmp_path))
+        assert str(path) in error_of(lambda: load_dataset("cifar10", "test", root=tmp_path))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
@@ -217,7 +229,7 @@ def test_every_damage_to_a_cifar_file_is_an_error_that_names_it(tmp_path: Path) 
     for content in damaged:
         path.write_bytes(content)
         try:
-            load("cifar10", "test", root=tmp_path)
+            load_dataset("cifar10", "test", root=tmp_path)
         except DsnetError as error:
             messages.append(str(error))
     assert len(messages) > 100
@@ -240,20 +252,20 @@ def test_class_folders_and_damaged_images(tmp_path: Path) -> None:
             (folder / "notes.txt").write_text("not an image")
     (tmp_path / "train" / "dog" / "1.png").write_bytes(encoded(5)[:40])
     with pytest.warns(UserWarning, match=r"skipped .*dog.1\.png"):
-        train = load(str(tmp_path), "train", size=16)
+        train = load_dataset(str(tmp_path), "train", size=16)
     assert train.classes == ("cat", "dog")
     assert train.labels.tolist() == [0, 0, 0, 1, 1]
     assert train.images.shape == (5, 3, 16, 16)
     assert train.images[:, 0, 8, 8].tolist() == [0, 1, 2, 100, 102]
-    assert len(load(str(tmp_path), "test", size=16)) == 6
+    assert len(load_dataset(str(tmp_path), "test", size=16)) == 6
 
 
 def test_too_many_damaged_images_stop_the_run() -> None:
-    damage = Damage(limit=1)
+    damage = DecodeErrors(limit=1)
     with pytest.warns(UserWarning, match="skipped a: broken"):
-        damage.note("a", "broken")
-    damage.note("a", "broken")  # known already
-    message = error_of(lambda: damage.note("b", "broken"))
+        damage.add("a", "broken")
+    damage.add("a", "broken")  # known already
+    message = error_of(lambda: damage.add("b", "broken"))
     assert "more than 1 images" in message
     assert "a, b" in message
 
@@ -265,19 +277,21 @@ def test_parquet_in_the_layout_of_hugging_face(tmp_path: Path) -> None:
     rows = [{"bytes": encoded(i, (40, 24), "WEBP"), "path": f"{i}.webp"} for i in range(3)]
     table = pa.table({"image": rows, "label": [0, 9, 4]})
     parquet.write_table(table, tmp_path / "imagenette128-val.parquet")
-    val = load("imagenette", "test", root=tmp_path, size=24)
+    val = load_dataset("imagenette", "test", root=tmp_path, size=24)
     assert val.images.shape == (3, 3, 24, 24)
     assert val.labels.tolist() == [0, 9, 4]
     assert val.classes[9] == "parachute"
     parquet.write_table(table.drop_columns("label"), tmp_path / "imagenette128-train.parquet")
-    assert "no column label; it has image" in error_of(lambda: load("imagenette", "train", root=tmp_path))
+    assert "no column label; it has image" in error_of(
+        lambda: load_dataset("imagenette", "train", root=tmp_path)
+    )
 
 
 def test_real_imagenette() -> None:
     root = os.environ.get("DSNET_DATA")
     if root is None or not (Path(root) / "imagenette128-val.parquet").exists():
         pytest.skip("needs Imagenette: set DSNET_DATA to a folder with imagenette128-val.parquet")
-    val = load("imagenette", "test")
+    val = load_dataset("imagenette", "test")
     assert len(val) == 3925
     assert val.images.shape[1:] == (3, 128, 128)
     assert val.labels.bincount(minlength=10).min() > 300
@@ -312,21 +326,39 @@ def test_epochs_and_statistics() -> None:
     assert std == pytest.approx(values.std(1, correction=0).tolist())
 
 
+def test_a_registered_reader_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_READERS", dict(registry._READERS))
+
+    @register_dataset("toy")
+    def read(request: DatasetRequest) -> InMemoryDataset:
+        return replace(toy(20 if request.split == "train" else 8), resize=request.size)
+
+    assert "toy" in list_datasets()
+    assert [len(load_dataset("toy", split, size=16)) for split in ("train", "test")] == [20, 8]
+    assert inspect_dataset("toy").counts == (5, 5, 5, 5)
+    config = TrainConfig(model="ds_mbnet_tiny", data=DataConfig(name="toy"))
+    train, test = load_data(config, dsnet.create_model("ds_mbnet_tiny", num_classes=4))
+    assert (train.name, len(test)) == ("toy", 8)
+    assert "'toy' is registered already" in error_of(lambda: register_dataset("toy")(read))
+    message = error_of(lambda: load_dataset("unknown", "train"))
+    assert "imagenette, toy" in message
+
+
 def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DSNET_DATA", raising=False)
-    assert "DSNET_DATA" in error_of(lambda: load("cifar10", "train"))
-    assert "cifar-10-batches-py" in error_of(lambda: load("cifar10", "train", root=tmp_path))
-    assert "digits, cifar10" in error_of(lambda: load("mnist", "train"))
-    assert "train, test" in error_of(lambda: load("digits", "val"))
+    assert "DSNET_DATA" in error_of(lambda: load_dataset("cifar10", "train"))
+    assert "cifar-10-batches-py" in error_of(lambda: load_dataset("cifar10", "train", root=tmp_path))
+    assert "cifar10, cifar100, digits" in error_of(lambda: load_dataset("mnist", "train"))
+    assert "train, test" in error_of(lambda: load_dataset("digits", "val"))
     assert "one folder a class" in error_of(lambda: _empty(tmp_path))
     assert "3 labels" in error_of(
-        lambda: ImageSet(name="x", images=toy(4).images, labels=torch.zeros(3), classes=("a",))
+        lambda: InMemoryDataset(name="x", images=toy(4).images, labels=torch.zeros(3), classes=("a",))
     )
     assert "0 to 3 do not fit 2" in error_of(
-        lambda: ImageSet(name="x", images=toy(4).images, labels=torch.arange(4), classes=("a", "b"))
+        lambda: InMemoryDataset(name="x", images=toy(4).images, labels=torch.arange(4), classes=("a", "b"))
     )
 
 
-def _empty(folder: Path) -> ImageSet:
+def _empty(folder: Path) -> InMemoryDataset:
     (folder / "train").mkdir()
-    return load(str(folder), "train")
+    return load_dataset(str(folder), "train")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from dsnet.data import ImageSet, load
+from dsnet.data import InMemoryDataset, load_dataset
 from tests.support import error_of
 from tests.support.image_files import write_cifar
 
@@ -24,9 +24,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def cifar(root: Path, size: int | None) -> ImageSet:
-    found = load("cifar10", "test", root=root, size=size)
-    assert isinstance(found, ImageSet)
+def cifar(root: Path, size: int | None) -> InMemoryDataset:
+    found = load_dataset("cifar10", "test", root=root, size=size)
+    assert isinstance(found, InMemoryDataset)
     return found
 
 
@@ -75,36 +75,36 @@ def test_without_another_size_bytes_are_the_same(root: Path, size: int | None) -
 def test_parts_of_a_set_keep_its_size(root: Path) -> None:
     given = cifar(root, 48)
     rest, held = given.hold_out(0.5)
-    for part in (rest, held, given.take(torch.tensor([2, 7])), given.to("cpu")):
+    for part in (rest, held, given.subset(torch.tensor([2, 7])), given.to("cpu")):
         assert (part.size, part.images.shape[-1]) == (48, 32)
         ((images, _),) = part.epoch(len(part))
         assert images.shape == (len(part), 3, 48, 48)
 
 
 def test_a_size_for_files_leaves_small_sets_alone(root: Path) -> None:
-    assert load("cifar10", "test", root=root, default_size=64).size == 32
-    assert load("cifar10", "test", root=root, default_size=64, size=48).size == 48
+    assert load_dataset("cifar10", "test", root=root, default_size=64).size == 32
+    assert load_dataset("cifar10", "test", root=root, default_size=64, size=48).size == 48
     assert "at least 1, not 0" in error_of(lambda: cifar(root, 0))
-    assert "at least 1, not 0" in error_of(lambda: load("digits", "test", default_size=0))
+    assert "at least 1, not 0" in error_of(lambda: load_dataset("digits", "test", default_size=0))
     bytes_ = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
     labels = torch.zeros(1, dtype=torch.long)
     assert "at least 1, not -1" in error_of(
-        lambda: ImageSet(name="x", images=bytes_, labels=labels, classes=("a",), resize=-1)
+        lambda: InMemoryDataset(name="x", images=bytes_, labels=labels, classes=("a",), resize=-1)
     )
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_digits_by_class(split: str) -> None:
     """Both parts together are the split of all digits, each with its own names and labels from 0."""
-    whole, seen, unseen = (load(name, split) for name in ("digits", "digits_0_to_6", "digits_7_to_9"))
-    assert isinstance(whole, ImageSet)
+    whole, seen, unseen = (load_dataset(name, split) for name in ("digits", "digits_0_to_6", "digits_7_to_9"))
+    assert isinstance(whole, InMemoryDataset)
     assert (seen.name, seen.classes) == ("digits_0_to_6", tuple("0123456"))
     assert (unseen.name, unseen.classes) == ("digits_7_to_9", tuple("789"))
     assert len(seen) + len(unseen) == len(whole)
     for part, low, high in ((seen, 0, 6), (unseen, 7, 9)):
-        assert isinstance(part, ImageSet)
+        assert isinstance(part, InMemoryDataset)
         members = [i for i, label in enumerate(whole.labels.tolist()) if low <= label <= high]
         assert torch.equal(part.images, whole.images[members])
         named = [part.classes[label] for label in part.labels.tolist()]
         assert named == [str(label) for label in whole.labels[members].tolist()]
-    assert load("digits_7_to_9", split, size=24).size == 24
+    assert load_dataset("digits_7_to_9", split, size=24).size == 24

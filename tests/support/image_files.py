@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dsnet.data import load
-from dsnet.data.lazy import LazySet
+from dsnet.data import load_dataset
+from dsnet.data.lazy import LazyDataset
 
 SIZE = 16
 
@@ -35,9 +35,9 @@ def resized_then_cropped(data: bytes, size: int, shorter: int) -> np.ndarray:
     return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
 
 
-def lazy(root: Path, *, workers: int = 0) -> LazySet:
-    found = load("imagenet", "train", root=root, size=SIZE, lazy=True)
-    assert isinstance(found, LazySet)
+def lazy(root: Path, *, workers: int = 0) -> LazyDataset:
+    found = load_dataset("imagenet", "train", root=root, size=SIZE, lazy=True)
+    assert isinstance(found, LazyDataset)
     return replace(found, workers=workers)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dsnet import RouteSpace, Slice, Supernet
-from dsnet.data import load
+from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.gate import Gate
 from dsnet.models import Factory, InputSpec, Step, register_supernet, registry
@@ -100,7 +100,7 @@ FINISHED = replace(
 def logits_of(saved: Checkpoint, route: int) -> list[list[float]]:
     """What the network says of the first three test images, at a route."""
     model, known = saved.model(), saved.data["input"]
-    images = load("digits", "test", size=known["size"]).images[:3]
+    images = load_dataset("digits", "test", size=known["size"]).images[:3]
     with torch.no_grad():
         found: Tensor = model(normalise(images, tuple(known["mean"]), tuple(known["std"])), route)
     return found.tolist()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dsnet.calibration import calibrate, collect
 from dsnet.cli import main
-from dsnet.data import load
+from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import Augment
 from dsnet.inference.classify import Prediction, Predictor
 from dsnet.routing import CostTable
@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def digits() -> Tensor:
-    return load("digits", "test").images[:COUNT]
+    return load_dataset("digits", "test").images[:COUNT]
 
 
 @pytest.fixture(scope="session")

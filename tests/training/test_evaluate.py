@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dsnet
-from dsnet.data import load
+from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.training import Average, Scheme, Stage1, recalibrate
 from dsnet.training.evaluate import evaluate
@@ -39,7 +39,7 @@ def test_accuracies_equal_brute_force(name: str) -> None:
     [("ds_mbnet_tiny", "label", 0.93, 0.96), ("ds_mbnet_tiny", "e-ib", 0.93, 0.96)],
 )
 def test_a_scheme_trains_digits(name: str, scheme: str, smallest: float, largest: float) -> None:
-    train, test = load("digits", "train"), load("digits", "test")
+    train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     mean, std = train.statistics()
     generator = torch.Generator().manual_seed(0)
     model = dsnet.create_model(name, generator=generator).train()

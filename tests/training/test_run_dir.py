@@ -20,9 +20,9 @@ from PIL import Image
 
 import dsnet
 from dsnet.cli import main
-from dsnet.data import load
-from dsnet.data.class_mapping import in_classes_of
-from dsnet.data.in_memory import ImageSet
+from dsnet.data import load_dataset
+from dsnet.data.class_mapping import map_classes
+from dsnet.data.in_memory import InMemoryDataset
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.training import load_checkpoint, save_checkpoint, train
 from dsnet.training.callbacks import Callback
@@ -187,16 +187,16 @@ def test_few_images_train_without_validation(tmp_path: Path) -> None:
 
 def test_labels_follow_the_names_of_classes(tmp_path: Path) -> None:
     images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
-    some = ImageSet(name="some", images=images, labels=torch.tensor([0, 1, 1]), classes=("cat", "ant"))
-    named = in_classes_of(some, ("ant", "bee", "cat"), "the network")
+    some = InMemoryDataset(name="some", images=images, labels=torch.tensor([0, 1, 1]), classes=("cat", "ant"))
+    named = map_classes(some, ("ant", "bee", "cat"), "the network")
     assert named.labels.tolist() == [2, 0, 0]
     assert named.classes == ("ant", "bee", "cat")
-    assert "does not have: cat" in error_of(lambda: in_classes_of(some, ("ant", "bee"), "the network"))
+    assert "does not have: cat" in error_of(lambda: map_classes(some, ("ant", "bee"), "the network"))
     numbered = replace(some, classes=("0", "1"))
-    assert in_classes_of(numbered, ("ant", "bee", "cat"), "it").labels.tolist() == [0, 1, 1]
+    assert map_classes(numbered, ("ant", "bee", "cat"), "it").labels.tolist() == [0, 1, 1]
     digits = replace(some, classes=("7", "9"))
-    assert in_classes_of(digits, tuple("0123456789"), "it").labels.tolist() == [7, 9, 9]
-    assert "does not have: 7, 9" in error_of(lambda: in_classes_of(digits, tuple("0123"), "it"))
+    assert map_classes(digits, tuple("0123456789"), "it").labels.tolist() == [7, 9, 9]
+    assert "does not have: 7, 9" in error_of(lambda: map_classes(digits, tuple("0123"), "it"))
 
 
 def test_one_file_is_not_both_splits(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_sixteen_bits_and_one_colour_are_read_as_they_are(tmp_path: Path) -> Non
     (tmp_path / "train" / "x").mkdir(parents=True)
     grey = np.full((8, 8), 128 * 257, dtype=np.uint16)
     Image.fromarray(grey).save(tmp_path / "train" / "x" / "a.png")
-    read = load(tmp_path, "train", size=8)
+    read = load_dataset(tmp_path, "train", size=8)
     assert set(read.images.flatten().tolist()) == {128}
     mean, std = read.statistics()
     assert mean[0] == pytest.approx(128 / 255)

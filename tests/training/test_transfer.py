@@ -15,7 +15,7 @@ from PIL import Image
 
 import dsnet
 from dsnet.cli import main
-from dsnet.data import load
+from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.models.loading import load_checkpoint, load_model
 from dsnet.recipes import get_recipe, list_recipes
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes of digits as a folder of files."""
     root = tmp_path_factory.mktemp("data")
     for split in ("train", "test"):
-        digits = load("digits", split)
+        digits = load_dataset("digits", split)
         for number in range(len(digits)):
             label = int(digits.labels[number])
             if label > 2:
@@ -325,7 +325,7 @@ def test_small_images_are_resized_to_those_of_the_run(first: Path, tmp_path: Pat
     saved = load_checkpoint(out, "gated").data
     assert saved["recipe"]["data"]["size"] == saved["input"]["size"] == 16
 
-    stored, model = load("cifar10", "test", root=tmp_path), load_model(out, "final")
+    stored, model = load_dataset("cifar10", "test", root=tmp_path), load_model(out, "final")
     assert stored.size == 32
     small = F.interpolate(stored.images.float(), (16, 16), mode="bilinear", antialias=True).round()
     seen = normalise(small, tuple(saved["input"]["mean"]), tuple(saved["input"]["std"]))

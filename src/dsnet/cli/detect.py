@@ -14,7 +14,7 @@ from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_output
-from dsnet.data.decode import DamagedError
+from dsnet.data.decode import DecodeError
 from dsnet.data.find_images import find_images
 from dsnet.detection.data.dataset import load_pictures, read_splits
 from dsnet.detection.data.summary import plural
@@ -118,7 +118,7 @@ def run_predict(args: argparse.Namespace) -> int:
                 try:
                     draw_boxes(one.path, one.detections, saved.classes, drawn[one.path])
                     place = {"drawn": str(drawn[one.path])}
-                except DamagedError as error:  # it could be read a moment ago; its boxes are known
+                except DecodeError as error:  # it could be read a moment ago; its boxes are known
                     missed += 1
                     print(f"dsnet: {printable(one.path)}: cannot be drawn: {error}", file=sys.stderr)
             line = json.dumps({**one.to_dict(saved.classes), **place}, allow_nan=False)

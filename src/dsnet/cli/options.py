@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from dsnet.core.device import pick_device
 from dsnet.core.run_lock import locked_outputs
 from dsnet.core.settings import parse_assignments
-from dsnet.data import ImageSet, LazySet, load
-from dsnet.data.class_mapping import in_classes_of
+from dsnet.data import InMemoryDataset, LazyDataset, load_dataset
+from dsnet.data.class_mapping import map_classes
 from dsnet.data.registry import Split
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model, list_models
@@ -67,7 +67,7 @@ class OpenedRun(NamedTuple):
 
     saved: Checkpoint
     model: Supernet
-    images: ImageSet | LazySet
+    images: InMemoryDataset | LazyDataset
     data: str
 
 
@@ -81,13 +81,13 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
         raise DsnetError(f"{args.run} does not say what it was trained on; name the data with --data")
     root, usual = args.root or trained.get("root"), model.input_spec.image_size
     size, ratio = _trained_size(saved), _trained_ratio(saved)
-    images = load(data, split, root=root, size=size, default_size=usual, ratio=ratio)
+    images = load_dataset(data, split, root=root, size=size, default_size=usual, ratio=ratio)
     classes = model.head.classifier.out_features
     known = tuple(saved.data.get("classes", ()))
     if len(images.classes) > classes or (not known and len(images.classes) != classes):
         raise DsnetError(f"{data} has {len(images.classes)} classes, the network {classes}")
     if known:
-        images = in_classes_of(images, known, "the network")
+        images = map_classes(images, known, "the network")
     device = pick_device(args.device)
     return OpenedRun(saved, model.to(device), images.to(device), data)
 

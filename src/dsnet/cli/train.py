@@ -24,7 +24,7 @@ from dsnet.core.metrics_log import read_metrics
 from dsnet.core.run_lock import LockedError
 from dsnet.core.schema import check
 from dsnet.core.settings import check_kind, keys_of, override, parse_assignments, to_plain
-from dsnet.data.inspect import Survey, survey
+from dsnet.data.inspect import DatasetSummary, inspect_dataset
 from dsnet.detection.train.config import DetectConfig
 from dsnet.errors import DsnetError, DsnetWarning, printable
 from dsnet.models import Supernet, create_model
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     first, expected = launched().rank == 0, None
     if first and not args.resume and not (folder / "last").is_file():
-        found = found or survey(config.data.name, config.data.root)
+        found = found or inspect_dataset(config.data.name, config.data.root)
         found.check()
         if config.start is not None:
             check_start(model, config.start, image_size(config, model, found))
@@ -113,7 +113,7 @@ def _settle_threads(
     args: argparse.Namespace,
     config: TrainConfig,
     model: Supernet,
-    found: Survey | None,
+    found: DatasetSummary | None,
     kept: int | None = None,
 ) -> None:
     """Measures steps where the data is known, else passes."""
@@ -147,7 +147,7 @@ def _name(args: argparse.Namespace) -> str:
     return "-".join(filter(None, (recipe, data.replace(":", "-"))))
 
 
-def _settings(args: argparse.Namespace, folder: Path) -> tuple[TrainConfig, Survey | None]:
+def _settings(args: argparse.Namespace, folder: Path) -> tuple[TrainConfig, DatasetSummary | None]:
     """The recipe's, or settings made from the data; a run that goes on has its own."""
     if args.recipe is not None:
         config = resolve_recipe(args.recipe, args.set, args.data)
@@ -157,15 +157,15 @@ def _settings(args: argparse.Namespace, folder: Path) -> tuple[TrainConfig, Surv
         return _own_settings(args)
     if args.data is None:
         return config, None
-    found = survey(config.data.name, config.data.root)
+    found = inspect_dataset(config.data.name, config.data.root)
     found.check()
     return config, found
 
 
-def _own_settings(args: argparse.Namespace) -> tuple[TrainConfig, Survey]:
+def _own_settings(args: argparse.Namespace) -> tuple[TrainConfig, DatasetSummary]:
     changes = parse_assignments(args.set)
     asked = override(TrainConfig(), {"data.name": args.data, **changes})
-    found = survey(args.data, asked.data.root)
+    found = inspect_dataset(args.data, asked.data.root)
     found.check()
     config = recipe_for(
         asked.data,
@@ -235,11 +235,11 @@ def _write_page(outcome: Outcome, config: TrainConfig) -> Path:
 
 
 def _plan(
-    args: argparse.Namespace, name: str, config: TrainConfig, model: Supernet, found: Survey | None
+    args: argparse.Namespace, name: str, config: TrainConfig, model: Supernet, found: DatasetSummary | None
 ) -> str:
     lines = [f"{key} = {printable(str(_value(config, key)))}" for key, _ in keys_of(TrainConfig)]
     try:
-        found = found or survey(config.data.name, config.data.root)
+        found = found or inspect_dataset(config.data.name, config.data.root)
         _settle_threads(args, config, model, found)
         ahead = estimate(config, model, found)
         size, cost_text = ahead.size, before_text(config, found, ahead)

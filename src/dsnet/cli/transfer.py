@@ -14,7 +14,7 @@ from dsnet.cli.train_progress import LiveWatch
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments
-from dsnet.data.inspect import survey
+from dsnet.data.inspect import inspect_dataset
 from dsnet.errors import DsnetError, printable
 from dsnet.models import create_model
 from dsnet.models.loading import Checkpoint
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print(_nothing_left(folder))
         return 0
     if not finished:
-        survey(config.data.name, config.data.root).check()
+        inspect_dataset(config.data.name, config.data.root).check()
         settle(
             args,
             pick_device(config.run.device),

@@ -1,8 +1,20 @@
-"""Images to train and test with: sets by name, folders of classes, Parquet tables."""
+"""Image datasets: by name, from folders of classes, from Parquet tables and the Hugging Face Hub."""
 
-from dsnet.data.dataset import Crops, Source
-from dsnet.data.in_memory import ImageSet
-from dsnet.data.lazy import LazySet
-from dsnet.data.registry import SETS, load
+from dsnet.data.dataset import Crops, ImageDataset
+from dsnet.data.in_memory import InMemoryDataset
+from dsnet.data.labeled_images import LabeledImages
+from dsnet.data.lazy import LazyDataset
+from dsnet.data.loading import load_dataset
+from dsnet.data.registry import DatasetRequest, list_datasets, register_dataset
 
-__all__ = ["SETS", "Crops", "ImageSet", "LazySet", "Source", "load"]
+__all__ = [
+    "Crops",
+    "DatasetRequest",
+    "ImageDataset",
+    "InMemoryDataset",
+    "LabeledImages",
+    "LazyDataset",
+    "list_datasets",
+    "load_dataset",
+    "register_dataset",
+]

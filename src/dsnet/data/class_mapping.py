@@ -1,4 +1,4 @@
-"""Sets whose classes are to be those of another."""
+"""Map the labels of a dataset to the classes of another."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ from typing import TypeVar
 
 import torch
 
-from dsnet.data.in_memory import ImageSet
-from dsnet.data.lazy import LazySet
+from dsnet.data.in_memory import InMemoryDataset
+from dsnet.data.lazy import LazyDataset
 from dsnet.errors import DsnetError, printable
 
-__all__ = ["in_classes_of"]
+__all__ = ["map_classes"]
 
-S = TypeVar("S", bound=ImageSet | LazySet)
+D = TypeVar("D", bound=InMemoryDataset | LazyDataset)
 
 
-def in_classes_of(source: S, classes: tuple[str, ...], whose: str) -> S:
-    """The set with its labels as numbers of ``classes``, by name.
+def map_classes(dataset: D, classes: tuple[str, ...], owner: str) -> D:
+    """Return the dataset with labels that are indices of ``classes``, matched by name.
 
-    Where only one of the two has names, and the other plain numbers, labels stay as they are.
+    Labels stay as they are if only one of the two has class names and the other plain numbers.
+
+    Args:
+        dataset: The dataset to map.
+        classes: Names of the classes to map to.
+        owner: What these classes belong to, for the error message.
+
+    Raises:
+        DsnetError: The dataset has a class that is not in ``classes``.
     """
-    if source.classes == classes:
-        return source
-    ours, theirs = (all(name.isdigit() for name in names) for names in (source.classes, classes))
-    if ours != theirs and len(source.classes) <= len(classes):
-        return replace(source, classes=classes)
-    strange = sorted(set(source.classes) - set(classes))
-    if strange:
+    if dataset.classes == classes:
+        return dataset
+    numbered, target_numbered = (all(name.isdigit() for name in c) for c in (dataset.classes, classes))
+    if numbered != target_numbered and len(dataset.classes) <= len(classes):
+        return replace(dataset, classes=classes)
+    unknown = sorted(set(dataset.classes) - set(classes))
+    if unknown:
         raise DsnetError(
-            f"{source.name} has classes that {whose} does not have: {_some(strange)} "
-            f"(it has {_some(classes)})"
+            f"{dataset.name} has classes that {owner} does not have: {_first(unknown)} "
+            f"(it has {_first(classes)})"
         )
-    numbers = torch.tensor([classes.index(name) for name in source.classes], device=source.labels.device)
-    return replace(source, labels=numbers[source.labels], classes=classes)
+    indices = torch.tensor([classes.index(name) for name in dataset.classes], device=dataset.labels.device)
+    return replace(dataset, labels=indices[dataset.labels], classes=classes)
 
 
-def _some(names: Sequence[str]) -> str:
+def _first(names: Sequence[str]) -> str:
     return ", ".join(printable(name, 60) for name in names[:5]) + ", …" * (len(names) > 5)

@@ -1,10 +1,11 @@
-"""What a training loop needs of a set of images, whether it is held in memory or decoded on demand."""
+"""The interface of image datasets, and what its implementations share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,21 +14,21 @@ from dsnet.errors import DsnetError, shorten
 
 __all__ = [
     "Crops",
-    "Source",
+    "ImageDataset",
     "channel_statistics",
     "check_labels",
     "check_ratio",
-    "divided",
+    "chunks",
     "epoch_order",
-    "held_out",
+    "stratified_split",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crops:
-    """Random resized crops of every image: how many, which share of its area, and the seed.
+    """Random resized crops: the number of views of an image, the range of their area, and the seed.
 
-    The draws of an image depend on the seed and on the image alone; give every epoch a seed of its own.
+    The draws of an image depend on the seed and its index only. Use another seed in every epoch.
     """
 
     views: int = 1
@@ -44,82 +45,99 @@ class Crops:
             raise DsnetError(f"the seed of crops must be at least 0, not {self.seed}")
 
 
-class Source(Protocol):
-    """Images with labels, given out in batches of bytes on one device."""
+class ImageDataset(ABC):
+    """Labeled images, returned in batches of bytes on one device.
+
+    Attributes:
+        name: The name that it was loaded by.
+        classes: Names of the classes.
+        labels: Labels [N], on the device of the images, or on the CPU where images are decoded on demand.
+        ratio: ``size`` divided by the shorter side to which files are resized before the center crop.
+        crops_in_workers: Whether `batches` takes ``crops``. If not, crops are made on the device.
+    """
+
+    __slots__ = ()
+
+    name: str
+    classes: tuple[str, ...]
+    labels: Tensor
+    ratio: float
+    crops_in_workers: ClassVar[bool]
 
     @property
-    def name(self) -> str:
-        """What it was loaded as."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes."""
-
-    @property
+    @abstractmethod
     def size(self) -> int:
-        """Side of the images, in pixels."""
+        """Side of the images in pixels."""
 
     @property
-    def ratio(self) -> float:
-        """What the side is of the shorter side that files are resized to before their centre is kept."""
+    @abstractmethod
+    def num_decode_errors(self) -> int:
+        """Number of images that could not be decoded, as far as is known."""
 
-    @property
-    def labels(self) -> Tensor:
-        """[N]: where the images are, or on the CPU where they are decoded on demand."""
+    def __len__(self) -> int:
+        return len(self.labels)
 
-    @property
-    def damaged(self) -> int:
-        """Images that could not be read, as far as is known."""
+    @abstractmethod
+    def subset(self, indices: Tensor) -> Self:
+        """Return the dataset of these images."""
 
-    @property
-    def crops_in_workers(self) -> bool:
-        """Whether `batches` takes crops; a set in memory does not, its views are made on the device."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, positions: Tensor) -> Self:
-        """Some of the images."""
-
-    def hold_out(self, share: float = 0.1, *, seed: int = 0) -> tuple[Self, Self]:
-        """(the rest, the held-out share), drawn within every class, the same for the same seed."""
-
+    @abstractmethod
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of every channel, of values in [0, 1]."""
+        """Compute the mean and the standard deviation of each channel, of values in [0, 1]."""
 
+    @abstractmethod
     def to(self, device: torch.device | str) -> Self:
-        """The same set, its batches on a device."""
+        """Return the same dataset with batches on ``device``."""
 
+    @abstractmethod
     def batches(
         self, order: Sequence[Tensor], *, crops: Crops | None = None, full: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images [V, B, 3, H, W] of bytes, labels [B]) for every tensor of positions in ``order``.
+        """Yield one batch for each tensor of indices in ``order``.
 
-        Without ``full`` a batch lacks images that cannot be read; else others stand in for them.
+        Args:
+            order: Indices of the images of each batch.
+            crops: Random crops to take, V views of each image (default: one center crop).
+            full: Replace images that cannot be decoded by others of the batch. Otherwise leave them out.
+
+        Yields:
+            Images [V, B, 3, H, W] of bytes, and labels [B].
         """
+
+    def hold_out(self, share: float = 0.1, *, seed: int = 0) -> tuple[Self, Self]:
+        """Split into (the rest, the held-out share), stratified by class and reproducible by ``seed``."""
+        rest, held = stratified_split(self.labels.cpu(), len(self.classes), share, seed)
+        return self.subset(rest), self.subset(held)
 
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images [B, 3, H, W], labels [B]): shuffled and of equal size with a generator, else in order."""
+        """Yield batches (images [B, 3, H, W], labels [B]) of one epoch.
+
+        With a generator they are shuffled and of equal size, else in order and complete.
+        """
+        order = epoch_order(len(self), batch_size, generator)
+        for images, labels in self.batches(order, full=generator is not None):
+            yield images[0], labels
 
 
 def epoch_order(count: int, batch_size: int, generator: torch.Generator | None = None) -> list[Tensor]:
-    """Positions of every batch: shuffled and of equal size with a generator, else all in order."""
+    """Return the indices of each batch: shuffled and of equal size with a generator, else all in order."""
     if batch_size < 1:
         raise DsnetError(f"a batch has at least 1 image, not {batch_size}")
     if generator is None:
-        return divided(torch.arange(count), batch_size)
+        return chunks(torch.arange(count), batch_size)
     end = count - count % batch_size if count >= batch_size else count
-    return divided(torch.randperm(count, generator=generator)[:end], batch_size)
+    return chunks(torch.randperm(count, generator=generator)[:end], batch_size)
 
 
-def divided(positions: Tensor, size: int) -> list[Tensor]:
-    """Parts of this size, and what is left."""
-    return [positions[start : start + size] for start in range(0, len(positions), size)]
+def chunks(values: Tensor, size: int) -> list[Tensor]:
+    """Split along the first dimension into chunks of ``size``; the last may be smaller."""
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def held_out(labels: Tensor, classes: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Positions of (the rest, the held-out share), drawn within every class."""
+def stratified_split(labels: Tensor, classes: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw a share of each class; return the indices of (the rest, that share)."""
     if not 0 < share < 1:
         raise DsnetError(f"the held-out share must lie between 0 and 1, not {share}")
     generator = torch.Generator().manual_seed(seed)
@@ -132,30 +150,30 @@ def held_out(labels: Tensor, classes: int, share: float, seed: int) -> tuple[Ten
 
 
 def channel_statistics(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of every channel of images [B, 3, H, W] of bytes, as values in [0, 1]."""
+    """Compute mean and standard deviation of each channel of bytes [B, 3, H, W], as values in [0, 1]."""
     count, total, squares = 0, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for some in images:
-        values = some.cpu().double() / 255
+    for batch in images:
+        values = batch.cpu().double() / 255
         count += values.numel() // 3
         total += values.sum((0, 2, 3))
         squares += values.square().sum((0, 2, 3))
     if count == 0:
-        raise DsnetError("a set without images has no statistics")
+        raise DsnetError("cannot compute the channel statistics of a dataset without images")
     mean = total / count
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
-    std[std == 0] = 1  # a channel that is the same everywhere says nothing
+    std[std == 0] = 1  # constant channels are not scaled
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def check_ratio(name: str, ratio: float) -> None:
-    """Raises unless images can be resized to ``size / ratio`` and cropped to ``size``."""
+    """Raise unless images can be resized to ``size / ratio`` and cropped to ``size``."""
     number = isinstance(ratio, int | float) and not isinstance(ratio, bool)  # it may come from a file
     if not number or not 0 < ratio <= 1:
         raise DsnetError(f"{name} must lie above 0 and be at most 1, not {shorten(ratio)}")
 
 
 def check_labels(name: str, count: int, labels: Tensor, classes: tuple[str, ...]) -> None:
-    """One label an image, each of them a class."""
+    """Raise unless each of ``count`` images has a label, and each label is the index of a class."""
     if len(labels) != count:
         raise DsnetError(f"{name}: {count} images but {len(labels)} labels")
     if count and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):

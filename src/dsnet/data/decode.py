@@ -1,4 +1,4 @@
-"""From files and bytes to images of one size: the centre, or random crops."""
+"""Decode image files to one size: a center crop, or random resized crops."""
 
 from __future__ import annotations
 
@@ -21,52 +21,51 @@ from dsnet.data.dataset import Crops
 from dsnet.errors import DsnetError, DsnetWarning, install_hint, printable, shorten
 
 __all__ = [
-    "Damage",
-    "DamagedError",
-    "Items",
+    "DecodeErrors",
+    "DecodeError",
+    "ImageList",
     "crop_box",
     "decode",
     "decode_all",
-    "guarded",
+    "catch_decode_errors",
     "max_pixels",
     "open_header",
     "open_image",
     "pillow",
-    "processors",
 ]
 
 THREADS = 8
 ASPECT = (3 / 4, 4 / 3)
-MAX_PIXELS = 100_000_000  # of an image file, unless DSNET_MAX_PIXELS says otherwise
-ELONGATED = 16  # times as long as broad: from here on images are cropped before they are resized
-_OTHER_LIMIT = "the environment variable DSNET_MAX_PIXELS sets another limit"
+MAX_PIXELS = 100_000_000  # of an image file; DSNET_MAX_PIXELS overrides it
+ELONGATED = 16  # aspect ratio above which images are cropped before they are resized
+_LIMIT_HINT = "the environment variable DSNET_MAX_PIXELS sets another limit"
 
 
-class Items(Protocol):
-    """Compressed images by number; goes to worker processes, so it can be pickled and is small."""
+class ImageList(Protocol):
+    """Compressed images by index. It is sent to worker processes, so it must be small and picklable."""
 
     def __len__(self) -> int: ...
 
-    def source(self, at: int) -> str | bytes:
-        """A path, or the bytes of a file."""
+    def source(self, index: int) -> str | bytes:
+        """Return the path of an image file, or its bytes."""
 
-    def name(self, at: int) -> str:
-        """What to call it in a message."""
-
-
-class DamagedError(Exception):
-    """An image that cannot be read, and why."""
+    def name(self, index: int) -> str:
+        """Return the name of an image for messages."""
 
 
-class Damage:
-    """Counts images that cannot be read: every one is reported once, too many are an error."""
+class DecodeError(Exception):
+    """An image that cannot be decoded, with the reason."""
+
+
+class DecodeErrors:
+    """Record images that cannot be decoded: warn once for each, and raise if there are too many."""
 
     def __init__(self, limit: int = 100) -> None:
         self.limit = limit
         self.reasons: dict[str, str] = {}
 
-    def note(self, name: str, reason: str) -> None:
-        """Reports an image, unless it is known already."""
+    def add(self, name: str, reason: str) -> None:
+        """Record an image and warn of it, unless it is recorded already."""
         if name in self.reasons:
             return
         self.reasons[name] = reason
@@ -77,7 +76,7 @@ class Damage:
 
 
 def pillow() -> Any:  # noqa: ANN401  (a module)
-    """Pillow's ``Image``."""
+    """Import Pillow's ``Image`` module, or raise an error that says how to install it."""
     try:
         from PIL import Image
     except ImportError:
@@ -86,9 +85,9 @@ def pillow() -> Any:  # noqa: ANN401  (a module)
 
 
 def max_pixels() -> int:
-    """Return how many pixels an image file may have: DSNET_MAX_PIXELS, else 100 million.
+    """Return the limit on the pixels of an image file: DSNET_MAX_PIXELS, else 100 million.
 
-    Larger ones count as damaged. The header says the size, so they are refused before they are decoded.
+    Larger images are decode errors. The size is read from the header, before any pixel is decoded.
     """
     text = os.environ.get("DSNET_MAX_PIXELS", "").strip()
     if not text:
@@ -98,26 +97,31 @@ def max_pixels() -> int:
     return int(text)
 
 
-def processors() -> int:
-    """How many processors this process may use."""
-    return available_cpus()
-
-
 def decode(
-    source: str | bytes, size: int, *, ratio: float = 1.0, crops: Crops | None = None, position: int = 0
+    source: str | bytes, size: int, *, ratio: float = 1.0, crops: Crops | None = None, index: int = 0
 ) -> Tensor:
-    """Views [V, 3, size, size] in bytes; raises `DamagedError` for what cannot be read.
+    """Decode an image file to one or several views of ``size`` pixels a side.
 
-    Without crops one view: the shorter side resized to ``size / ratio``, the centre kept. With crops as many
-    as they say; ``position`` is the image's number, on which their draws depend.
+    Args:
+        source: Path or bytes of the file.
+        size: Side of the views.
+        ratio: Without ``crops``, the shorter side is resized to ``size / ratio`` and the center is kept.
+        crops: Random resized crops to take instead.
+        index: Index of the image in its dataset, which seeds its crops together with ``crops.seed``.
+
+    Returns:
+        Bytes [V, 3, size, size], where V is 1 without ``crops``.
+
+    Raises:
+        DecodeError: The file cannot be read or decoded.
     """
     image = open_image(source)
-    with guarded():
+    with catch_decode_errors():
         if crops is None:
-            views = [_centre(image, size, ratio)]
+            views = [_center_crop(image, size, ratio)]
         else:
             # Not a torch generator: on the CPU those read only 32 bits of their seed.
-            rng = np.random.default_rng((crops.seed, position))
+            rng = np.random.default_rng((crops.seed, index))
             boxes = [crop_box(image.width, image.height, crops.area, rng) for _ in range(crops.views)]
             cubic = pillow().Resampling.BICUBIC
             views = [image.resize((size, size), cubic, box=box, reducing_gap=2.0) for box in boxes]
@@ -125,25 +129,25 @@ def decode(
 
 
 def open_image(source: str | bytes) -> Any:  # noqa: ANN401  (an image of Pillow, which is optional)
-    """An image in RGB, upright; raises `DamagedError` for what cannot be read."""
+    """Decode an image to RGB and rotate it upright; raise `DecodeError` if that fails."""
     with open_header(source) as opened:
         opened.load()
         _check_pixels(opened.size)  # some formats know their size only now
-        if opened.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
+        if opened.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
             opened = pillow().fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8))
         return _upright(opened).convert("RGB")
 
 
 @contextmanager
 def open_header(source: str | bytes) -> Iterator[Any]:
-    """An image of Pillow whose pixels are not decoded yet; raises `DamagedError`, also for the body."""
+    """Open an image without decoding its pixels; errors in the ``with`` block become `DecodeError` too."""
     images = pillow()
     limit = max_pixels()
     if images.MAX_IMAGE_PIXELS is not None and limit > images.MAX_IMAGE_PIXELS:
         images.MAX_IMAGE_PIXELS = limit  # else Pillow warns of images that are allowed, or refuses them
-    with guarded():
+    with catch_decode_errors():
         if not source:
-            raise DamagedError("it is empty")
+            raise DecodeError("it is empty")
         with (
             nullcontext(io.BytesIO(source)) if isinstance(source, bytes) else open_regular(source) as file,
             images.open(file) as opened,
@@ -153,30 +157,29 @@ def open_header(source: str | bytes) -> Iterator[Any]:
 
 
 @contextmanager
-def guarded() -> Iterator[None]:
-    """Turn whatever a decoder raises into a `DamagedError`.
+def catch_decode_errors() -> Iterator[None]:
+    """Turn any exception of a decoder into a `DecodeError`.
 
-    Damaged files make Pillow and the libraries below it raise nearly anything: SyntaxError, struct.error,
-    RuntimeError, MemoryError where a header asks for too much. One such file must not end a run.
+    For damaged files Pillow and the libraries below it raise nearly anything: SyntaxError, struct.error,
+    RuntimeError, or MemoryError if a header asks for too much. One such file must not end a run.
     """
     try:
         yield
-    except (DamagedError, DsnetError):
+    except (DecodeError, DsnetError):
         raise
     except Exception as error:
-        raise DamagedError(_reason(error)) from error
+        raise DecodeError(_reason(error)) from error
 
 
 def _reason(error: Exception) -> str:
-    """Why an image cannot be read, in a line."""
-    if isinstance(error, pillow().UnidentifiedImageError):  # its message only has the address of the bytes
+    if isinstance(error, pillow().UnidentifiedImageError):  # its message has only the address of the bytes
         return "it is no image that Pillow can read"
-    if isinstance(error, pillow().DecompressionBombError):  # Pillow's message has another limit, twice this
-        return f"it has more than {max_pixels():,} pixels; {_OTHER_LIMIT}"
+    if isinstance(error, pillow().DecompressionBombError):  # Pillow's own message names twice this limit
+        return f"it has more than {max_pixels():,} pixels; {_LIMIT_HINT}"
     if isinstance(error, MemoryError):
         return "decoding it takes more memory than there is"
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = printable(told, 200).replace("\n", " ")
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = printable(message, 200).replace("\n", " ")
     plain = isinstance(error, OSError | ValueError | SyntaxError)
     return text if plain and text else f"{type(error).__name__}: {text}"
 
@@ -184,91 +187,97 @@ def _reason(error: Exception) -> str:
 def _check_pixels(size: tuple[int, int]) -> None:
     width, height = size
     if width * height > max_pixels():
-        raise DamagedError(
-            f"it has {width} × {height} pixels, more than {max_pixels():,} in all; {_OTHER_LIMIT}"
+        raise DecodeError(
+            f"it has {width} × {height} pixels, more than {max_pixels():,} in all; {_LIMIT_HINT}"
         )
 
 
 def _upright(image: Any) -> Any:  # noqa: ANN401
-    """As the camera was held, where the file says so (EXIF)."""
-    turned = image.getexif().get(0x0112, 1)  # the tag of orientation
-    ways = pillow().Transpose
-    turns = {
-        2: ways.FLIP_LEFT_RIGHT,
-        3: ways.ROTATE_180,
-        4: ways.FLIP_TOP_BOTTOM,
-        5: ways.TRANSPOSE,
-        6: ways.ROTATE_270,
-        7: ways.TRANSVERSE,
-        8: ways.ROTATE_90,
+    """Apply the EXIF orientation."""
+    orientation = image.getexif().get(0x0112, 1)
+    transpose = pillow().Transpose
+    operations = {
+        2: transpose.FLIP_LEFT_RIGHT,
+        3: transpose.ROTATE_180,
+        4: transpose.FLIP_TOP_BOTTOM,
+        5: transpose.TRANSPOSE,
+        6: transpose.ROTATE_270,
+        7: transpose.TRANSVERSE,
+        8: transpose.ROTATE_90,
     }
-    return image.transpose(turns[turned]) if turned in turns else image
+    return image.transpose(operations[orientation]) if orientation in operations else image
 
 
-def _centre(image: Any, size: int, ratio: float) -> Any:  # noqa: ANN401
+def _center_crop(image: Any, size: int, ratio: float) -> Any:  # noqa: ANN401
     shorter = max(size, round(size / ratio))
     width, height = image.size
     scale = shorter / min(width, height)
     sides = (max(shorter, round(width * scale)), max(shorter, round(height * scale)))
-    cuts = [(side - size) // 2 for side in sides]  # left and top
+    left, top = ((side - size) // 2 for side in sides)
     cubic = pillow().Resampling.BICUBIC
     if max(sides) <= ELONGATED * min(sides) and math.prod(sides) <= MAX_PIXELS:
         if scale != 1:
             image = image.resize(sides, cubic)
-        return _cut(image, cuts[0], cuts[1], size)
-    # 1 × 65,500 pixels would become 224 × 14,672,000, and any image as many by a small ratio: only what is
-    # kept is made. The filter still sees the pixels around the box.
-    (left, right), (top, bottom) = (
-        (cut * own / side, (cut + size) * own / side)
-        for cut, own, side in zip(cuts, image.size, sides, strict=True)
+        return image.crop((left, top, left + size, top + size))
+    # 1 × 65,500 pixels would become 224 × 14,672,000, and a small ratio enlarges any image as much: resize
+    # only the crop. The filter still sees the pixels around the box.
+    (x0, x1), (y0, y1) = (
+        (start * full / side, (start + size) * full / side)
+        for start, full, side in zip((left, top), image.size, sides, strict=True)
     )
-    return image.resize((size, size), cubic, box=(left, top, right, bottom))
-
-
-def _cut(image: Any, left: int, top: int, size: int) -> Any:  # noqa: ANN401
-    return image.crop((left, top, left + size, top + size))
+    return image.resize((size, size), cubic, box=(x0, y0, x1, y1))
 
 
 def crop_box(
     width: int, height: int, area: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of a random crop: ten tries as torchvision makes them, else the centre."""
+    """Draw the box (left, top, right, bottom) of a random resized crop as torchvision does.
+
+    After ten draws that do not fit, the box is the center crop.
+    """
     low, high = ASPECT
     for _ in range(10):
-        wanted = width * height * rng.uniform(*area)
+        target = width * height * rng.uniform(*area)
         aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
-        broad, tall = round(math.sqrt(wanted * aspect)), round(math.sqrt(wanted / aspect))
-        if 0 < broad <= width and 0 < tall <= height:
-            top, left = int(rng.integers(height - tall + 1)), int(rng.integers(width - broad + 1))
-            return left, top, left + broad, top + tall
-    tall, broad = min(height, round(width / low)), min(width, round(height * high))
-    left, top = (width - broad) // 2, (height - tall) // 2
-    return left, top, left + broad, top + tall
+        crop_width, crop_height = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top, left = int(rng.integers(height - crop_height + 1)), int(rng.integers(width - crop_width + 1))
+            return left, top, left + crop_width, top + crop_height
+    crop_height, crop_width = min(height, round(width / low)), min(width, round(height * high))
+    left, top = (width - crop_width) // 2, (height - crop_height) // 2
+    return left, top, left + crop_width, top + crop_height
 
 
 def decode_all(
-    items: Items, size: int, *, ratio: float = 1.0, damage: Damage | None = None
+    items: ImageList, size: int, *, ratio: float = 1.0, decode_errors: DecodeErrors | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Images [N, 3, size, size] of all that can be read, in order, and their numbers [N]."""
-    damage = damage or Damage()
+    """Decode all images that can be decoded.
+
+    Returns:
+        Images [N, 3, size, size] in order, and their indices [N] among the items.
+
+    Raises:
+        DsnetError: None, or too few of them, can be decoded.
+    """
+    decode_errors = decode_errors or DecodeErrors()
     pillow()
     images = torch.empty(len(items), 3, size, size, dtype=torch.uint8)
-    places = images.numpy()  # torch would divide every small copy among threads of its own
+    pixels = images.numpy()  # torch would run each small copy on several threads
 
-    def fill(at: int) -> str | None:
+    def fill(index: int) -> str | None:
         try:
-            places[at] = decode(items.source(at), size, ratio=ratio)[0].numpy()
-        except DamagedError as error:
+            pixels[index] = decode(items.source(index), size, ratio=ratio)[0].numpy()
+        except DecodeError as error:
             return str(error)
         return None
 
     good = torch.ones(len(items), dtype=torch.bool)
-    threads = ThreadPoolExecutor(min(THREADS, processors()))  # Pillow decodes without holding the GIL
+    threads = ThreadPoolExecutor(min(THREADS, available_cpus()))  # Pillow decodes without holding the GIL
     try:
-        for at, reason in enumerate(threads.map(fill, range(len(items)))):
+        for index, reason in enumerate(threads.map(fill, range(len(items)))):
             if reason is not None:
-                good[at] = False
-                damage.note(items.name(at), reason)
+                good[index] = False
+                decode_errors.add(items.name(index), reason)
     finally:
         threads.shutdown(cancel_futures=True)
     if not good.any():

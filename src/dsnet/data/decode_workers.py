@@ -1,4 +1,4 @@
-"""Processes that decode batches."""
+"""Decode batches in worker processes."""
 
 from __future__ import annotations
 
@@ -14,58 +14,57 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dsnet.data.dataset import Crops
-from dsnet.data.decode import DamagedError, Items, decode
+from dsnet.data.decode import DecodeError, ImageList, decode
 from dsnet.errors import DsnetError
 
-__all__ = ["Work", "run"]
+__all__ = ["BatchDecoder", "decode_batches"]
 
-# What a worker sends: images [V, B, 3, H, W], which image of the batch stands where, and the damaged ones.
-Sent = tuple[Tensor, list[int], list[tuple[int, str]]]
+# Images [V, B, 3, H, W], the position in the batch that each shows, and (item, reason) of decode errors.
+DecodedBatch = tuple[Tensor, list[int], list[tuple[int, str]]]
 
 
-class Work(Dataset[Sent]):
-    """What the workers do: decode whole batches of items."""
+class BatchDecoder(Dataset[DecodedBatch]):
+    """Decode whole batches of items, for a `DataLoader`."""
 
-    def __init__(self, items: Items, size: int, ratio: float, crops: Crops | None) -> None:
+    def __init__(self, items: ImageList, size: int, ratio: float, crops: Crops | None) -> None:
         self.items, self.size, self.ratio, self.crops = items, size, ratio, crops
 
-    def __getitems__(self, positions: list[int]) -> Sent:
+    def __getitems__(self, indices: list[int]) -> DecodedBatch:
         views = 1 if self.crops is None else self.crops.views
-        images = torch.empty(views, len(positions), 3, self.size, self.size, dtype=torch.uint8)
+        images = torch.empty(views, len(indices), 3, self.size, self.size, dtype=torch.uint8)
         good: list[int] = []
-        damaged: list[tuple[int, str]] = []
-        for i, position in enumerate(positions):
+        errors: list[tuple[int, str]] = []
+        for position, index in enumerate(indices):
             try:
-                images[:, i] = decode(
-                    self.items.source(position),
-                    self.size,
-                    ratio=self.ratio,
-                    crops=self.crops,
-                    position=position,
+                source = self.items.source(index)
+                images[:, position] = decode(
+                    source, self.size, ratio=self.ratio, crops=self.crops, index=index
                 )
-            except DamagedError as error:
-                damaged.append((position, str(error)))
+            except DecodeError as error:
+                errors.append((index, str(error)))
             else:
-                good.append(i)
-        if len(good) == len(positions) or not good:
-            return images, good, damaged
-        stand_ins = [next((j for j in good if j >= i), good[0]) for i in range(len(positions))]
-        return images[:, stand_ins], stand_ins, damaged
+                good.append(position)
+        if len(good) == len(indices) or not good:
+            return images, good, errors
+        shown = [next((j for j in good if j >= i), good[0]) for i in range(len(indices))]
+        return images[:, shown], shown, errors
 
 
-def run(work: Work, order: list[list[int]], *, workers: int, prefetch: int, pinned: bool) -> Iterator[Sent]:
-    """Does the work for every batch of ``order``, in that order; without workers in this process."""
+def decode_batches(
+    decoder: BatchDecoder, order: list[list[int]], *, workers: int, prefetch: int, pin_memory: bool
+) -> Iterator[DecodedBatch]:
+    """Decode each batch of ``order``, in that order; with 0 workers in this process."""
     parallel = workers > 0 and len(order) > 0
     loader = DataLoader(
-        work,
+        decoder,
         batch_sampler=order,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         num_workers=min(workers, len(order)),
         prefetch_factor=prefetch if parallel else None,
         multiprocessing_context=_context() if parallel else None,
-        worker_init_fn=_leave_the_end_to_main,
-        pin_memory=pinned,
-        generator=torch.Generator(),  # else it draws from the global one
+        worker_init_fn=_ignore_interrupts,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # the default would draw from the global one
     )
     try:
         yield from loader
@@ -78,17 +77,17 @@ def run(work: Work, order: list[list[int]], *, workers: int, prefetch: int, pinn
         ) from error
 
 
-def _as_it_is(batch: object) -> object:
+def _identity(batch: object) -> object:
     return batch
 
 
-def _leave_the_end_to_main(worker: int) -> None:
-    """The main process ends the workers; one that it leaves while handing over a batch says nothing of it."""
+def _ignore_interrupts(worker: int) -> None:
+    """Leave ending to the main process: ignore Ctrl-C, and do not report connections that it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.excepthook = _but_lost_connections
+    sys.excepthook = _report_unless_disconnected
 
 
-def _but_lost_connections(
+def _report_unless_disconnected(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     if not issubclass(kind, (ConnectionError, EOFError)):
@@ -96,7 +95,7 @@ def _but_lost_connections(
 
 
 def _context() -> BaseContext:
-    """How workers start: never by a fork of this process, whose threads may hold locks at that moment."""
+    """Start workers without forking this process, whose threads may hold locks."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

@@ -1,4 +1,4 @@
-"""Image files by name, folder or pattern."""
+"""Find image files by name, folder or pattern."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from dsnet.errors import DsnetError, shorten
 __all__ = ["find_images"]
 
 
-def find_images(given: Iterable[str | Path]) -> list[str]:
-    """Files, and the images of folders (and those in them) and of patterns, in order, every path once.
+def find_images(paths: Iterable[str | Path]) -> list[str]:
+    """Expand names of files, folders and patterns (``photos/**/*.jpg``) to image files.
 
-    A file that is named is taken whatever it is called. Of folders and patterns (``photos/**/*.jpg``) it is
-    what has an image's suffix and is not hidden, sorted.
+    Files are returned in the order given, each once. Named files are accepted whatever their suffix. In
+    folders (recursively) and patterns, files with the suffix of an image that are not hidden are taken,
+    sorted.
+
+    Raises:
+        DsnetError: A name does not exist, or has no images.
     """
     found: dict[str, str] = {}
-    for name in (os.fspath(path) for path in given):
+    for name in (os.fspath(path) for path in paths):
         if os.path.isdir(name):
-            images, problem = _inside(name), f"{name} has no images in it"
-        elif os.path.exists(name):  # also where its name looks like a pattern
+            images, problem = _in_folder(name), f"{name} has no images in it"
+        elif os.path.exists(name):  # even if its name looks like a pattern
             images, problem = [name], ""
         elif glob.has_magic(name):
-            images, problem = _matches(name), f"no image matches {shorten(name, 500)}"
+            images, problem = _matching(name), f"no image matches {shorten(name, 500)}"
         else:
             raise DsnetError(f"there is no file or folder {shorten(name, 500)}")
         if not images:
@@ -36,7 +40,7 @@ def find_images(given: Iterable[str | Path]) -> list[str]:
     return list(found.values())
 
 
-def _inside(folder: str) -> list[str]:
+def _in_folder(folder: str) -> list[str]:
     def stop(error: OSError) -> None:
         raise DsnetError(f"{error.filename} cannot be listed: {error.strerror}")
 
@@ -47,10 +51,10 @@ def _inside(folder: str) -> list[str]:
     return sorted(found, key=_parts)
 
 
-def _matches(pattern: str) -> list[str]:
+def _matching(pattern: str) -> list[str]:
     found: set[str] = set()
     for path in glob.glob(pattern, recursive=True):
-        found.update(_inside(path) if os.path.isdir(path) else [path] if _is_image(path) else [])
+        found.update(_in_folder(path) if os.path.isdir(path) else [path] if _is_image(path) else [])
     return sorted(found, key=_parts)
 
 

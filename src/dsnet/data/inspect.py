@@ -1,4 +1,4 @@
-"""What a data set has, before it is decoded: how many images of which classes, and how large they are."""
+"""Summarize a dataset without decoding it: its classes, counts and image sizes."""
 
 from __future__ import annotations
 
@@ -8,93 +8,93 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsnet.data.decode import DamagedError, Items, decode, open_header
-from dsnet.data.lazy import LazySet
-from dsnet.data.registry import SETS, Split, is_undivided, load
+from dsnet.data.decode import DecodeError, ImageList, decode, open_header
+from dsnet.data.lazy import LazyDataset
+from dsnet.data.loading import has_no_splits, load_dataset
+from dsnet.data.registry import Split, list_datasets
 from dsnet.errors import DsnetError, printable
 from dsnet.routes import evenly
 
-__all__ = ["Survey", "survey"]
+__all__ = ["DatasetSummary", "inspect_dataset"]
 
 SPLITS: tuple[Split, Split] = ("train", "test")
-SAMPLE = 100  # images whose size is looked at
-TIMED = 1.0  # seconds at most that are spent on decoding a few
+SIZE_SAMPLE = 100  # images whose headers are read
+TIMING_SAMPLE = 9  # images that are decoded
+MAX_SECONDS = 1.0  # for decoding them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What a data set has."""
+class DatasetSummary:
+    """Classes, counts and sizes of a dataset."""
 
     name: str
     classes: tuple[str, ...]
-    counts: tuple[int, ...]  # training images of every class
-    test: int
-    side: int  # shorter side of the images, in pixels: the median of a sample
-    files: bool = True  # whether they are decoded to a size; else they have theirs
-    divided: bool = False  # whether the test images were taken out of the same folders of classes
-    decoding: float = 0.0  # seconds that one takes
+    counts: tuple[int, ...]  # training images of each class
+    test: int  # number of test images
+    side: int  # shorter side of the images in pixels, the median of a sample
+    files: bool = True  # whether images are decoded from files; else they have a fixed size
+    divided: bool = False  # whether the test split is taken from the same folders of classes
+    decoding: float = 0.0  # seconds to decode one image
 
     @property
     def images(self) -> int:
-        """Of the training split."""
+        """Number of training images."""
         return sum(self.counts)
 
     def check(self) -> None:
-        """Raises where nothing can be learnt from it."""
+        """Raise if a classifier cannot be trained on this dataset."""
         if len(self.classes) < 2:
-            only = printable(", ".join(self.classes), 60) or "none"
-            raise DsnetError(f"{self.name} has one class ({only}); telling apart takes at least two")
+            classes = printable(", ".join(self.classes), 60) or "none"
+            raise DsnetError(f"{self.name} has one class ({classes}); telling apart takes at least two")
         empty = [name for name, count in zip(self.classes, self.counts, strict=True) if count == 0]
-        if empty and Path(self.name).is_dir():  # tables may name classes that they have none of
-            named = ", ".join(printable(name, 60) for name in empty[:5]) + ", …" * (len(empty) > 5)
+        if empty and Path(self.name).is_dir():  # tables may name classes without images
+            names = ", ".join(printable(name, 60) for name in empty[:5]) + ", …" * (len(empty) > 5)
             raise DsnetError(
-                f"{self.name} has classes without training images: {named}; add some, or remove the classes"
+                f"{self.name} has classes without training images: {names}; add some, or remove the classes"
             )
 
 
-def survey(name: str, root: str | Path | None = None) -> Survey:
-    """Looks at a data set as `load` takes it; of files only the beginnings are read, and a few decoded."""
-    train, test = (load(name, split, root=root, lazy=True) for split in SPLITS)
+def inspect_dataset(name: str, root: str | Path | None = None) -> DatasetSummary:
+    """Summarize a dataset that `load_dataset` accepts, from the headers of its files and a few images."""
+    train, test = (load_dataset(name, split, root=root, lazy=True) for split in SPLITS)
     counts = tuple(train.labels.bincount(minlength=len(train.classes)).tolist())
-    found = Survey(
+    summary = DatasetSummary(
         name=name, classes=train.classes, counts=counts, test=len(test), side=train.size, files=False
     )
-    if not isinstance(train, LazySet):
-        return found
-    divided = name not in SETS and Path(name).is_dir() and is_undivided(Path(name))
-    side, decoding = _side(train.items, name), _decoding(train.items)
-    return replace(found, side=side, files=True, divided=divided, decoding=decoding)
+    if not isinstance(train, LazyDataset):
+        return summary
+    divided = name not in list_datasets() and Path(name).is_dir() and has_no_splits(Path(name))
+    seconds = list(_decode_seconds(train.items))
+    return replace(
+        summary,
+        side=_median_side(train.items, name),
+        files=True,
+        divided=divided,
+        decoding=statistics.median(seconds) if seconds else 0.0,
+    )
 
 
-def _side(items: Items, name: str) -> int:
-    sides = [side for at in evenly(len(items), SAMPLE) if (side := _shorter(items.source(at)))]
+def _median_side(items: ImageList, name: str) -> int:
+    sides = []
+    for index in evenly(len(items), SIZE_SAMPLE):
+        try:
+            with open_header(items.source(index)) as image:
+                sides.append(int(min(image.size)))
+        except DecodeError:
+            continue
     if not sides:
-        raise DsnetError(f"{name}: no image of a sample of {min(SAMPLE, len(items))} could be read")
+        raise DsnetError(f"{name}: no image of a sample of {min(SIZE_SAMPLE, len(items))} could be read")
     return round(statistics.median(sides))
 
 
-def _shorter(source: str | bytes) -> int | None:
-    """The shorter side, from the beginning of a file; none where it is damaged."""
-    try:
-        with open_header(source) as opened:
-            return int(min(opened.size))
-    except DamagedError:
-        return None
-
-
-def _decoding(items: Items) -> float:
-    taken = list(_times(items))
-    return statistics.median(taken) if taken else 0.0
-
-
-def _times(items: Items) -> Iterator[float]:
-    end = time.perf_counter() + TIMED
-    for at in evenly(len(items), 9):
+def _decode_seconds(items: ImageList) -> Iterator[float]:
+    end = time.perf_counter() + MAX_SECONDS
+    for index in evenly(len(items), TIMING_SAMPLE):
         start = time.perf_counter()
         if start > end:
             return
         try:
-            decode(items.source(at), 128)
-        except DamagedError:
+            decode(items.source(index), 128)
+        except DecodeError:
             continue
         yield time.perf_counter() - start

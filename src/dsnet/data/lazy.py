@@ -1,4 +1,4 @@
-"""Images decoded on demand by worker processes: sets that memory has no room for."""
+"""Datasets whose images are decoded on demand by worker processes."""
 
 from __future__ import annotations
 
@@ -9,57 +9,50 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from dsnet.data.dataset import (
-    Crops,
-    channel_statistics,
-    check_labels,
-    check_ratio,
-    divided,
-    epoch_order,
-    held_out,
-)
-from dsnet.data.decode import Damage, Items, pillow, processors
-from dsnet.data.decode_workers import Work, run
+from dsnet.core.cpus import available_cpus
+from dsnet.data.dataset import Crops, ImageDataset, channel_statistics, check_labels, check_ratio, chunks
+from dsnet.data.decode import DecodeErrors, ImageList, pillow
+from dsnet.data.decode_workers import BatchDecoder, decode_batches
 from dsnet.errors import DsnetError
 
-__all__ = ["LazySet"]
+__all__ = ["LazyDataset", "default_workers"]
 
 CPU = torch.device("cpu")
-SAMPLE = 2000  # images that statistics are taken from
+STATISTICS_SAMPLE = 2000  # images
 
 
 def default_workers() -> int:
-    """One processor is left to the process that trains."""
-    return min(8, processors() - 1)
+    """Return the default number of workers, which leaves one CPU to the training process."""
+    return min(8, available_cpus() - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LazySet:
-    """Images that worker processes read and decode when a batch needs them; labels [N] are on the CPU.
+class LazyDataset(ImageDataset):
+    """Images that worker processes read and decode batch by batch; labels [N] are on the CPU.
 
-    In the place of an image that cannot be read stands the next good one of its batch, with the label of that
-    one, so batches keep their size; the damaged one is reported once, and too many stop the run (`damage`).
+    An image that cannot be decoded is replaced, with its label, by the next good image of its batch, so that
+    batches keep their size. It is reported once, and too many such images stop the run (`DecodeErrors`).
 
-    Workers start anew for every pass and import the main script, so a script that uses them guards what it
-    does with ``if __name__ == "__main__":``.
+    Workers start anew for each pass and import the main script. A script that uses them therefore needs
+    the guard ``if __name__ == "__main__":``.
     """
 
     crops_in_workers: ClassVar[bool] = True
 
     name: str
-    items: Items = field(repr=False)
+    items: ImageList = field(repr=False)
     labels: Tensor = field(repr=False)
     classes: tuple[str, ...]
-    size: int
-    ratio: float = 1.0  # of size to the shorter side that images are resized to; 0.875 is usual for ImageNet
+    size: int = field()
+    ratio: float = 1.0  # size / the shorter side that images are resized to; 0.875 is usual for ImageNet
     workers: int = field(default_factory=default_workers)  # 0: decode in this process
-    prefetch: int = 2  # batches that every worker keeps ready
+    prefetch: int = 2  # batches that each worker decodes ahead
     device: torch.device = CPU
-    positions: Tensor | None = field(default=None, repr=False)  # [N] among the items; None: all, in order
-    damage: Damage = field(default_factory=Damage, repr=False)  # shared by all sets taken from this one
+    indices: Tensor | None = field(default=None, repr=False)  # [N] into items; None: all, in order
+    decode_errors: DecodeErrors = field(default_factory=DecodeErrors, repr=False)  # shared with subsets
 
     def __post_init__(self) -> None:
-        count = len(self.items) if self.positions is None else len(self.positions)
+        count = len(self.items) if self.indices is None else len(self.indices)
         check_labels(self.name, count, self.labels, self.classes)
         if self.size < 1:
             raise DsnetError(f"{self.name}: images must have a size of at least 1, not {self.size}")
@@ -70,74 +63,57 @@ class LazySet:
                 f"not {self.workers} and {self.prefetch}"
             )
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     @property
-    def damaged(self) -> int:
-        """Images that could not be read, of those that were looked at so far."""
-        return len(self.damage.reasons)
+    def num_decode_errors(self) -> int:
+        """Number of images that could not be decoded, of those read so far."""
+        return len(self.decode_errors.reasons)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same set, its batches on a device."""
+        """Return the same dataset with batches on ``device``."""
         return replace(self, device=torch.device(device))
 
-    def take(self, positions: Tensor) -> Self:
-        """Some of the images."""
-        at = positions.cpu()
-        return replace(self, positions=self._among_items(at), labels=self.labels[at])
-
-    def hold_out(self, share: float = 0.1, *, seed: int = 0) -> tuple[Self, Self]:
-        """(the rest, the held-out share), drawn within every class, the same for the same seed."""
-        rest, held = held_out(self.labels, len(self.classes), share, seed)
-        return self.take(rest), self.take(held)
+    def subset(self, indices: Tensor) -> Self:
+        """Return the dataset of these images."""
+        indices = indices.cpu()
+        return replace(self, indices=self._item_indices(indices), labels=self.labels[indices])
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of every channel, of values in [0, 1]; from at most 2,000 spread images."""
-        some = torch.linspace(0, len(self) - 1, min(len(self), SAMPLE), dtype=torch.float64).round().long()
-        return channel_statistics(images[0] for images, _ in self.to("cpu").batches(divided(some, 64)))
+        """Compute mean and standard deviation of each channel from at most 2,000 evenly spaced images."""
+        count = min(len(self), STATISTICS_SAMPLE)
+        sample = torch.linspace(0, len(self) - 1, count, dtype=torch.float64).round().long()
+        return channel_statistics(images[0] for images, _ in self.to("cpu").batches(chunks(sample, 64)))
 
     def batches(
         self, order: Sequence[Tensor], *, crops: Crops | None = None, full: bool = True
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images [V, B, 3, size, size], labels [B]) for every tensor of positions in ``order``.
+        """Yield images [V, B, 3, size, size] and labels [B] for each tensor of indices in ``order``.
 
-        V is 1 without crops. The crops of an image depend on their seed and on its place among the items,
-        not on workers or batches. Without ``full`` nothing stands in for damaged images, as counting wants.
+        V is 1 without ``crops``. The crops of an image depend on their seed and on its index among the
+        items, not on workers or batches. Without ``full`` images that cannot be decoded are left out.
         """
-        pillow()  # else it would be missed in the workers
-        positions = [at.cpu() for at in order]
-        work = Work(self.items, self.size, self.ratio, crops)
-        sent = run(
-            work,
-            [self._among_items(at).tolist() for at in positions],
+        pillow()  # raises here rather than in the workers
+        order = [indices.cpu() for indices in order]
+        decoded = decode_batches(
+            BatchDecoder(self.items, self.size, self.ratio, crops),
+            [self._item_indices(indices).tolist() for indices in order],
             workers=self.workers,
             prefetch=self.prefetch,
-            pinned=self.device.type == "cuda",
+            pin_memory=self.device.type == "cuda",
         )
-        for at, (images, stand_ins, damaged) in zip(positions, sent, strict=True):
-            for position, reason in damaged:
-                self.damage.note(self.items.name(position), reason)
-            if len(at) and not stand_ins:
-                names = ", ".join(self.items.name(position) for position, _ in damaged[:5])
-                raise DsnetError(f"none of the {len(at)} images of a batch can be read: {names}")
+        for indices, (images, shown, errors) in zip(order, decoded, strict=True):
+            for item, reason in errors:
+                self.decode_errors.add(self.items.name(item), reason)
+            if len(indices) and not shown:
+                names = ", ".join(self.items.name(item) for item, _ in errors[:5])
+                raise DsnetError(f"none of the {len(indices)} images of a batch can be read: {names}")
             if not full:
-                stand_ins = [place for place, shown in enumerate(stand_ins) if place == shown]
-                images = images[:, stand_ins]
-            labels = self.labels[at[stand_ins]]
+                shown = [position for position, source in enumerate(shown) if position == source]
+                images = images[:, shown]
+            labels = self.labels[indices[shown]]
             yield images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
-    def epoch(
-        self, batch_size: int, generator: torch.Generator | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (images, labels): shuffled and of equal size with a generator, else all in order."""
-        for images, labels in self.batches(
-            epoch_order(len(self), batch_size, generator), full=generator is not None
-        ):
-            yield images[0], labels
-
-    def _among_items(self, at: Tensor) -> Tensor:
-        if len(at) and not 0 <= int(at.min()) <= int(at.max()) < len(self):
-            span = f"{int(at.min())} to {int(at.max())}"
-            raise DsnetError(f"{self.name} has {len(self)} images; there are no positions {span}")
-        return at if self.positions is None else self.positions[at]
+    def _item_indices(self, indices: Tensor) -> Tensor:
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
+            span = f"{int(indices.min())} to {int(indices.max())}"
+            raise DsnetError(f"{self.name} has {len(self)} images; there are no indices {span}")
+        return indices if self.indices is None else self.indices[indices]

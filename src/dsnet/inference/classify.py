@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.calibration.calibration import Calibration, RouterName, has_trained_gates
+from dsnet.core.cpus import available_cpus
 from dsnet.core.device import pick_device
 from dsnet.data.dataset import check_ratio
-from dsnet.data.decode import THREADS, DamagedError, decode, pillow, processors
+from dsnet.data.decode import THREADS, DecodeError, decode, pillow
 from dsnet.data.transforms.augment import check_channels, normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
@@ -157,12 +158,12 @@ def _decoded(
 ) -> Iterator[list[tuple[str, Tensor | str]]]:
     """Batches of (path, image [3, size, size] of bytes, or why there is none), one batch ahead."""
     groups = [paths[start : start + batch] for start in range(0, len(paths), batch)]
-    threads = ThreadPoolExecutor(min(THREADS, processors()))  # Pillow decodes without holding the GIL
+    threads = ThreadPoolExecutor(min(THREADS, available_cpus()))  # Pillow decodes without holding the GIL
 
     def read(path: str) -> Tensor | str:
         try:
             return decode(path, size, ratio=ratio)[0]
-        except DamagedError as error:
+        except DecodeError as error:
             return str(error)
 
     def begin(at: int) -> list[Future[Tensor | str]]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsnet.data.dataset import divided
-from dsnet.data.decode import THREADS, DamagedError
+from dsnet.data.dataset import chunks
+from dsnet.data.decode import THREADS, DecodeError
 from dsnet.detection.data.dataset import stretched
 from dsnet.detection.data.prepare import inputs_of
 from dsnet.detection.eval.evaluate import answered
@@ -75,7 +75,7 @@ def find_boxes(
         raise DsnetError(f"score must be at least 0 and below 1, not {score}")
     only = None if route is None else saved.detector.network.space.resolve(route)
     with ThreadPoolExecutor(THREADS) as pool:
-        for at in divided(torch.arange(len(paths)), batch):
+        for at in chunks(torch.arange(len(paths)), batch):
             names = [str(paths[i]) for i in at.tolist()]
             read = list(pool.map(lambda name: _read(name, saved.prepared.size), names))
             good = {name: image for name, image in zip(names, read, strict=True) if isinstance(image, _Image)}
@@ -110,7 +110,7 @@ class _Answer(NamedTuple):
 def _read(name: str, side: int) -> _Image | str:
     try:
         pixels, (width, height) = stretched(name, side)
-    except DamagedError as error:
+    except DecodeError as error:
         return str(error)
     return _Image(pixels, width, height)
 

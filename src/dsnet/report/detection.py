@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsnet.data.decode import DamagedError
+from dsnet.data.decode import DecodeError
 from dsnet.detection.data.summary import Counted, plural
 from dsnet.detection.data.voc import Problem
 from dsnet.detection.eval.evaluate import DetectionResult
@@ -148,7 +148,7 @@ def _table(results: Sequence[DetectionResult]) -> str:
 def _example(found: Found, classes: Sequence[str]) -> str:
     try:
         image = drawn(found.path, found.detections, classes)
-    except DamagedError:  # the file has changed since it was read; the page does without it
+    except DecodeError:  # the file has changed since it was read; the page does without it
         return ""
     image.thumbnail((WIDE, WIDE))
     written = io.BytesIO()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsnet.calibration.difficulty import GateReport
-from dsnet.data.inspect import Survey
+from dsnet.data.inspect import DatasetSummary
 from dsnet.report.page import bar_chart, command, escape, html_table, notes, page
 from dsnet.report.plot import Point, accuracy_plot, line_plot
 from dsnet.report.text import human, roughly
@@ -28,7 +28,7 @@ LOW = 0.6  # share of the way from guessing to 100 % below which an accuracy is 
 Metrics = Sequence[Mapping[str, Any]]
 
 
-def before_text(config: TrainConfig, found: Survey, ahead: Estimate) -> str:
+def before_text(config: TrainConfig, found: DatasetSummary, ahead: Estimate) -> str:
     """What is about to be trained, on how much, and what that costs."""
     optim = config.optim
     watched = f" ({ahead.held_out} of them held out)" if ahead.held_out else ""

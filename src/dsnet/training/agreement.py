@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dsnet.core.settings import to_plain
-from dsnet.data.dataset import Source
+from dsnet.data.dataset import ImageDataset
 from dsnet.errors import DsnetError
 from dsnet.models.registry import model_entry
 
@@ -84,7 +84,7 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def state_facts(model: nn.Module, train: Source, step: int) -> dict[str, Any]:
+def state_facts(model: nn.Module, train: ImageDataset, step: int) -> dict[str, Any]:
     """Where training begins, with which weights and which images."""
     labels = train.labels.cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return {

@@ -19,9 +19,9 @@ from dsnet.core.files import write_text
 from dsnet.core.interrupt import stop_on_signals
 from dsnet.core.seeding import seeded
 from dsnet.core.settings import to_plain
-from dsnet.data import LazySet, load
-from dsnet.data.class_mapping import in_classes_of
-from dsnet.data.dataset import Source
+from dsnet.data import LazyDataset, load_dataset
+from dsnet.data.class_mapping import map_classes
+from dsnet.data.dataset import ImageDataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
@@ -92,7 +92,7 @@ def _prepare(
     ranks: Ranks,
     callback: Callback,
     saved: Checkpoint | None,
-) -> tuple[TrainingLoop, ClassifierTask, Source]:
+) -> tuple[TrainingLoop, ClassifierTask, ImageDataset]:
     meta: Supernet = create_model(config.model, device="meta", **config.options)
     everything, test = load_data(config, meta)
     train, held_out = split_data(config, everything, callback)
@@ -178,7 +178,9 @@ def build_model(config: TrainConfig, classes: int) -> Supernet:
     return model
 
 
-def split_data(config: TrainConfig, everything: Source, callback: Callback) -> tuple[Source, Source | None]:
+def split_data(
+    config: TrainConfig, everything: ImageDataset, callback: Callback
+) -> tuple[ImageDataset, ImageDataset | None]:
     """What is trained on, and what is held out for validation."""
     share = config.data.hold_out
     if share == 0:
@@ -192,7 +194,7 @@ def split_data(config: TrainConfig, everything: Source, callback: Callback) -> t
     return train, held_out
 
 
-def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
+def load_data(config: TrainConfig, model: Supernet) -> tuple[ImageDataset, ImageDataset]:
     """The training and the test split."""
     data, usual = config.data, model.input_spec.image_size
     if os.path.isfile(data.name):
@@ -200,7 +202,7 @@ def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
             f"{data.name} is one file for both splits; name a folder with train*.parquet and test*.parquet"
         )
     train, test = (
-        load(
+        load_dataset(
             data.name,
             split,
             root=data.root,
@@ -211,16 +213,16 @@ def load_data(config: TrainConfig, model: Supernet) -> tuple[Source, Source]:
         )
         for split in ("train", "test")
     )
-    test = in_classes_of(test, train.classes, "the training split")
+    test = map_classes(test, train.classes, "the training split")
     if data.workers is not None:
         train, test = (
-            replace(part, workers=data.workers) if isinstance(part, LazySet) else part
+            replace(part, workers=data.workers) if isinstance(part, LazyDataset) else part
             for part in (train, test)
         )
     return train, test
 
 
-def _finish(loop: TrainingLoop, task: ClassifierTask, test: Source, status: RunStatus) -> Outcome:
+def _finish(loop: TrainingLoop, task: ClassifierTask, test: ImageDataset, status: RunStatus) -> Outcome:
     """Exact statistics, accuracies before and after, the final checkpoint."""
     config, model, ranks, space = task.config, task.model, task.ranks, task.objective.space
     routes = [space[i] for i in evenly(len(space), SHOWN)]
@@ -271,7 +273,7 @@ def _confusion(task: ClassifierTask) -> Confusion | None:
     return Confusion(task.objective.space.largest, classes, task.device)
 
 
-def _images(task: ClassifierTask, test: Source) -> Images:
+def _images(task: ClassifierTask, test: ImageDataset) -> Images:
     """What the run had, held-out images among the training images again."""
     train, held = task.train, task.held_out
     labels = train.labels if held is None else torch.cat([train.labels, held.labels])
@@ -281,7 +283,7 @@ def _images(task: ClassifierTask, test: Source) -> Images:
         held_out=0 if held is None else len(held),
         test=len(test),
         size=test.size,
-        damaged=sum(part.damaged for part in (train, test)),
+        damaged=sum(part.num_decode_errors for part in (train, test)),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsnet.core.distributed.ranks import Ranks
 from dsnet.core.seeding import seeded
-from dsnet.data.dataset import Crops, Source
+from dsnet.data.dataset import Crops, ImageDataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
@@ -90,8 +90,8 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
         self,
         config: TrainConfig,
         objective: Objective,
-        train: Source,
-        held_out: Source | None,
+        train: ImageDataset,
+        held_out: ImageDataset | None,
         *,
         channels: Channels,
         ranks: Ranks,
@@ -228,7 +228,7 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
             )
 
     def evaluate(
-        self, source: Source, routes: list[Route], label: str, *, seen: Seen | None = None
+        self, source: ImageDataset, routes: list[Route], label: str, *, seen: Seen | None = None
     ) -> list[RouteResult]:
         """Return the accuracy of routes on all images of a source; every rank evaluates its share.
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dsnet.core.cpus import available_cpus
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.launch import launched
 from dsnet.core.distributed.ranks import ALONE
 from dsnet.cost import madds
-from dsnet.data.decode import THREADS, processors
-from dsnet.data.inspect import Survey
+from dsnet.data.decode import THREADS
+from dsnet.data.inspect import DatasetSummary
+from dsnet.data.labeled_images import MAX_IN_MEMORY_BYTES
 from dsnet.data.lazy import default_workers
-from dsnet.data.registry import LARGEST
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly
@@ -79,12 +80,12 @@ def step_cost(config: TrainConfig, model: Supernet, size: int) -> StepCost:
     )
 
 
-def image_size(config: TrainConfig, model: Supernet, found: Survey) -> int:
+def image_size(config: TrainConfig, model: Supernet, found: DatasetSummary) -> int:
     """Pixels a side that the images will have."""
     return config.data.size or (model.input_spec.image_size if found.files else found.side)
 
 
-def estimate(config: TrainConfig, model: Supernet, found: Survey) -> Estimate:
+def estimate(config: TrainConfig, model: Supernet, found: DatasetSummary) -> Estimate:
     """What a run with these settings on this data has before it; a few seconds go into timing steps."""
     size = image_size(config, model, found)
     share = config.data.hold_out
@@ -104,7 +105,7 @@ def estimate(config: TrainConfig, model: Supernet, found: Survey) -> Estimate:
     return Estimate(trained=trained, held_out=held_out, size=size, steps=steps, madds=total, seconds=seconds)
 
 
-def _judging(config: TrainConfig, model: Supernet, found: Survey, size: int, held_out: int) -> int:
+def _judging(config: TrainConfig, model: Supernet, found: DatasetSummary, size: int, held_out: int) -> int:
     """Multiply-adds of validation, of the statistics of all routes at the end, and of their accuracies."""
     space = model.space if config.scheme.route is None else model.space.narrow([config.scheme.route])
     ends = sum(madds(model, route, size) for route in dict.fromkeys((space.smallest, space.largest)))
@@ -115,13 +116,13 @@ def _judging(config: TrainConfig, model: Supernet, found: Survey, size: int, hel
     return times * held_out * ends + (2 * held_out + found.test) * shown + calibration * every
 
 
-def _with_decoding(config: TrainConfig, found: Survey, size: int, computing: float) -> float:
+def _with_decoding(config: TrainConfig, found: DatasetSummary, size: int, computing: float) -> float:
     """Sets in memory are decoded once, others in every epoch, while the network runs."""
     lazy = config.data.lazy
     if lazy is None:
-        lazy = found.images * 3 * size * size > LARGEST
+        lazy = found.images * 3 * size * size > MAX_IN_MEMORY_BYTES
     if not lazy:
-        return computing + (found.images + found.test) * found.decoding / min(THREADS, processors())
+        return computing + (found.images + found.test) * found.decoding / min(THREADS, available_cpus())
     workers = default_workers() if config.data.workers is None else config.data.workers
     decoding = config.optim.epochs * found.images * found.decoding / max(1, workers)
     return computing + decoding if workers == 0 else max(computing, decoding)

@@ -20,7 +20,7 @@ from dsnet.core.device import pick_device
 from dsnet.core.distributed.launch import Launch, launched
 from dsnet.core.distributed.ranks import Ranks, joined
 from dsnet.core.settings import to_plain
-from dsnet.data import load
+from dsnet.data import load_dataset
 from dsnet.errors import DsnetError
 from dsnet.models import create_model
 from dsnet.runtime.profile_network import profile
@@ -260,7 +260,7 @@ def test_routing_heads_and_costs_of_gates_are_compared(
 
 
 def test_weights_and_images_are_part_of_the_state() -> None:
-    images = load("digits", "train")
+    images = load_dataset("digits", "train")
     first, second = (
         create_model("ds_mbnet_tiny", generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)
     )

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import dsnet
-from dsnet.data import load
+from dsnet.data import load_dataset
 from dsnet.data.decode import decode
-from dsnet.data.lazy import LazySet
+from dsnet.data.lazy import LazyDataset
 from dsnet.data.readers import parquet as parquet_module
-from dsnet.data.readers.hub import list_hub
+from dsnet.data.readers.hub import read_hub
 from dsnet.errors import DsnetError
 from dsnet.training.api import load_data
 from dsnet.training.config import DataConfig, TrainConfig
@@ -44,18 +44,18 @@ def test_parquet(tmp_path: Path, workers: int) -> None:
     write_parquet(tmp_path / "train-00001.parquet", [2, 0])
     note = b'{"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}'
     write_parquet(tmp_path / "validation.parquet", [1], metadata=note)
-    kept = load(str(tmp_path), "train", size=SIZE)
-    given = load(str(tmp_path), "train", size=SIZE, lazy=True)
-    assert isinstance(given, LazySet)
+    kept = load_dataset(str(tmp_path), "train", size=SIZE)
+    given = load_dataset(str(tmp_path), "train", size=SIZE, lazy=True)
+    assert isinstance(given, LazyDataset)
     assert given.labels.tolist() == [0, 3, 1, 2, 0]
     assert given.classes == ("0", "1", "2", "3")
     assert given.items.name(4) == f"{tmp_path / 'train-00001.parquet'}, row 1"
     images, labels = next(replace(given, workers=workers).epoch(5))
     assert torch.equal(images, kept.images)
     assert torch.equal(labels, kept.labels)
-    single = load(str(tmp_path / "validation.parquet"), "test", size=SIZE)
+    single = load_dataset(str(tmp_path / "validation.parquet"), "test", size=SIZE)
     assert (single.classes, single.labels.tolist()) == (("cat", "dog"), [1])
-    assert len(load(str(tmp_path), "test", size=SIZE)) == 1
+    assert len(load_dataset(str(tmp_path), "test", size=SIZE)) == 1
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -80,21 +80,23 @@ def test_every_layout_is_resized_and_cropped_as_asked(tmp_path: Path, lazy: bool
 
 def test_parquet_that_does_not_fit(tmp_path: Path) -> None:
     write_parquet(tmp_path / "x-train.parquet", [0])
-    assert "not the test split" in error_of(lambda: load(str(tmp_path / "x-train.parquet"), "test"))
-    assert "looked for train/ or train*.parquet" in error_of(lambda: load(str(tmp_path), "train"))
+    assert "not the test split" in error_of(lambda: load_dataset(str(tmp_path / "x-train.parquet"), "test"))
+    assert "looked for train/ or train*.parquet" in error_of(lambda: load_dataset(str(tmp_path), "train"))
     write_parquet(tmp_path / "latest.parquet", [0])
-    assert len(load(str(tmp_path / "latest.parquet"), "train", size=SIZE)) == 1
+    assert len(load_dataset(str(tmp_path / "latest.parquet"), "train", size=SIZE)) == 1
     (tmp_path / "bad.parquet").write_bytes(b"nonsense")
-    assert "cannot be read as Parquet" in error_of(lambda: load(str(tmp_path / "bad.parquet"), "train"))
+    assert "cannot be read as Parquet" in error_of(
+        lambda: load_dataset(str(tmp_path / "bad.parquet"), "train")
+    )
 
 
 def test_the_copy_of_a_table_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
     (tmp_path / "copies").mkdir()
     write_parquet(tmp_path / "t.parquet", [0, 1])
-    given = load(str(tmp_path / "t.parquet"), "train", lazy=True)
+    given = load_dataset(str(tmp_path / "t.parquet"), "train", lazy=True)
     assert len(list((tmp_path / "copies").iterdir())) == 1
-    part = given.take(torch.tensor([1]))
+    part = given.subset(torch.tensor([1]))
     del given
     assert len(list((tmp_path / "copies").iterdir())) == 1
     assert next(part.epoch(1))[1].tolist() == [1]
@@ -104,7 +106,9 @@ def test_the_copy_of_a_table_is_removed(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'dsnet-pytorch[datasets]'" in error_of(lambda: load("hf:uoft-cs/cifar10", "train"))
+    assert "pip install 'dsnet-pytorch[datasets]'" in error_of(
+        lambda: load_dataset("hf:uoft-cs/cifar10", "train")
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -126,17 +130,17 @@ def test_hub_sets(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch)
     splits["train"].to_parquet(files / "train-00000-of-00001.parquet")
     expected = torch.stack([decode(picture(i), SIZE)[0] for i in range(3)])
     for place in (saved, files):
-        given = load(f"hf:{place}", "train", size=SIZE, lazy=True)
-        assert isinstance(given, LazySet)
+        given = load_dataset(f"hf:{place}", "train", size=SIZE, lazy=True)
+        assert isinstance(given, LazyDataset)
         assert (given.classes, given.labels.tolist()) == (("cat", "dog"), [0, 1, 1])
         assert torch.equal(next(replace(given, workers=workers).epoch(3))[0], expected)
-        assert torch.equal(load(f"hf:{place}", "train", size=SIZE).images, expected)
-    assert list_hub(str(saved), "test").labels.tolist() == [1, 0]
-    assert load(str(files), "train", size=SIZE).classes == ("cat", "dog")
-    assert "no test split; it has train" in error_of(lambda: load(f"hf:{files}", "test"))
+        assert torch.equal(load_dataset(f"hf:{place}", "train", size=SIZE).images, expected)
+    assert read_hub(str(saved), "test").labels.tolist() == [1, 0]
+    assert load_dataset(str(files), "train", size=SIZE).classes == ("cat", "dog")
+    assert "no test split; it has train" in error_of(lambda: load_dataset(f"hf:{files}", "test"))
     splits["train"].rename_column("img", "photo").save_to_disk(tmp_path / "odd")
-    assert "it has photo, fine_label" in error_of(lambda: load(f"hf:{tmp_path / 'odd'}", "train"))
-    assert "cannot be loaded" in error_of(lambda: load(f"hf:{tmp_path / 'nowhere'}", "train"))
+    assert "it has photo, fine_label" in error_of(lambda: load_dataset(f"hf:{tmp_path / 'odd'}", "train"))
+    assert "cannot be loaded" in error_of(lambda: load_dataset(f"hf:{tmp_path / 'nowhere'}", "train"))
 
 
 def write_bomb(path: Path, size: int, rows: int) -> None:
@@ -152,9 +156,9 @@ def write_bomb(path: Path, size: int, rows: int) -> None:
 @pytest.mark.parametrize(
     ("size", "rows", "limits", "told"),
     [
-        (10_000, 200, {"LEAST_BYTES": 100_000}, "unpacks to more than"),
-        (10_000, 200, {"LEAST_BYTES": 9000, "RATIO": 1}, "bytes in a file of"),
-        (10, 5000, {"LEAST_ROWS": 10}, "declares 5,000 rows"),
+        (10_000, 200, {"MIN_BYTES": 100_000}, "unpacks to more than"),
+        (10_000, 200, {"MIN_BYTES": 9000, "MAX_RATIO": 1}, "bytes in a file of"),
+        (10, 5000, {"MIN_ROWS": 10}, "declares 5,000 rows"),
     ],
 )
 def test_a_parquet_bomb_is_refused(
@@ -166,10 +170,10 @@ def test_a_parquet_bomb_is_refused(
     path = tmp_path / "x.parquet"
     write_bomb(path, size, rows)
     assert path.stat().st_size < 1000
-    assert len(load(str(path), "train", lazy=True)) == rows  # not more than any file may take
+    assert len(load_dataset(str(path), "train", lazy=True)) == rows  # not more than any file may take
     for name, value in limits.items():
         monkeypatch.setattr(parquet_module, name, value)
-    message = error_of(lambda: load(str(path), "train", lazy=True))
+    message = error_of(lambda: load_dataset(str(path), "train", lazy=True))
     assert message.startswith(str(path))
     assert told in message
     assert list(copies.iterdir()) == []
@@ -185,7 +189,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
             bits[at] = rng.integers(256)
         path.write_bytes(bytes(bits))
         try:
-            load(str(path), "train", lazy=True)
+            load_dataset(str(path), "train", lazy=True)
         except DsnetError as error:
             messages.append(str(error))
     assert len(messages) > 20
@@ -203,4 +207,4 @@ def test_columns_of_other_kinds_are_refused(tmp_path: Path) -> None:
         ({"image": [b"x"], "label": [None]}, "must be a whole number, not None"),
     ):
         parquet.write_table(pa.table(columns), path)
-        assert told in error_of(lambda: load(str(path), "train", lazy=True))
+        assert told in error_of(lambda: load_dataset(str(path), "train", lazy=True))

@@ -19,7 +19,7 @@ import dsnet
 from dsnet import runtime
 from dsnet.cli import main
 from dsnet.core.settings import to_plain
-from dsnet.data.decode import DamagedError
+from dsnet.data.decode import DecodeError
 from dsnet.detection.data.dataset import load_pictures, read_splits
 from dsnet.detection.eval.evaluate import answered
 from dsnet.detection.io import load_detector
@@ -314,7 +314,7 @@ def test_an_image_that_cannot_be_drawn_keeps_its_boxes(
     name = str(voc / "JPEGImages" / "image3.png")
 
     def vanished(*_: object) -> None:
-        raise DamagedError("it is gone")
+        raise DecodeError("it is gone")
 
     monkeypatch.setattr("dsnet.cli.detect.draw_boxes", vanished)
     command = ["detect", "predict", str(run), name, "--device", "cpu", "--json"]

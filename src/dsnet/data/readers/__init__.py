@@ -1,1 +1,1 @@
-"""Readers of data sets: folders, Parquet, the Hugging Face hub, CIFAR and IDX files."""
+"""Readers of datasets: class folders, Parquet, the Hugging Face Hub, CIFAR and IDX files."""

@@ -1,4 +1,4 @@
-"""The binary layouts of the small public sets: CIFAR and IDX."""
+"""Read CIFAR and IDX files, the binary layouts of small public datasets."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = ["read_cifar_batch", "read_idx"]
 
-MAX_BYTES = 2**30  # of one file, unpacked; the largest set in these layouts, EMNIST, has 640 million
-RATIO = 100  # bytes that a byte of a packed file may stand for; those of MNIST stand for five
-LEAST_BYTES = 64 * 2**20  # that any file may unpack to
+MAX_BYTES = 2**30  # of one file, unpacked; EMNIST, the largest dataset in these layouts, has 640 million
+MAX_RATIO = 100  # unpacked bytes per byte of a gzipped file; MNIST has five
+MIN_BYTES = 64 * 2**20  # that any file may unpack to
 
 
 class _Array:
-    """What a pickled array was made from. One of numpy's would take the memory of any shape it declares."""
+    """The parts of a pickled array. NumPy would allocate memory for any shape that a file declares."""
 
-    def __init__(self, *about: object) -> None:
-        self.about = about
+    def __init__(self, *args: object) -> None:
+        self.args = args
         self.state: object = None
 
     def __setstate__(self, state: object) -> None:
         self.state = state
 
     def values(self) -> bytes:
-        """The bytes of an array of bytes, row by row."""
+        """Return the data of an array of bytes in row-major order."""
         match self.state:
-            case (_, _, _Array(about=("u1" | b"u1", *_)), False, bytes(raw)):
+            case (_, _, _Array(args=("u1" | b"u1", *_)), False, bytes(raw)):
                 return raw
         raise ValueError("its data is not an array of bytes")
 
 
 def _encoded(text: str, encoding: str) -> bytes:
-    """Bytes as pickles of Python 3 hold them for Python 2; other encodings could make them longer."""
+    """Decode bytes that Python 3 pickled for Python 2; other encodings could make them longer."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"the encoding {shorten(encoding)} has no place in a CIFAR file")
     return text.encode(encoding)
 
 
 class _ArraysOnly(pickle._Unpickler):
-    """Reads what the CIFAR files hold and refuses to run anything else.
+    """An unpickler that reads what CIFAR files hold and refuses anything else.
 
-    In Python: the one in C takes memory for as many objects as a file of ten bytes says it will remember.
+    It is the one in Python: that in C allocates as many memo entries as a file of ten bytes declares.
     """
 
-    # An array of bytes that can be changed would take memory before it is known to lie in the file.
+    # A bytearray is allocated before it is known to be in the file.
     dispatch: ClassVar = {
         code: load for code, load in pickle._Unpickler.dispatch.items() if code != ord(pickle.BYTEARRAY8)
     }
@@ -76,8 +76,8 @@ class _ArraysOnly(pickle._Unpickler):
 
 
 def read_cifar_batch(path: Path, label_key: bytes) -> tuple[Tensor, Tensor]:
-    """Images [N, 3, 32, 32] and labels of one file of CIFAR-10 or CIFAR-100."""
-    with _named(path, "a CIFAR file"), open_regular(path) as file:
+    """Read images [N, 3, 32, 32] and labels [N] of a file of CIFAR-10 or CIFAR-100."""
+    with _read_errors(path, "a CIFAR file"), open_regular(path) as file:
         _check_size(os.fstat(file.fileno()).st_size)
         data = _ArraysOnly(file, encoding="bytes").load()
         images, labels = data[b"data"], data[label_key]
@@ -92,12 +92,12 @@ def read_cifar_batch(path: Path, label_key: bytes) -> tuple[Tensor, Tensor]:
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """An array of bytes in the IDX layout of MNIST and its relatives, plain or gzipped.
+    """Read an array of bytes in the IDX layout of MNIST, plain or gzipped.
 
-    No more is unpacked than the header declares, and it may not declare more than `MAX_BYTES`, nor more than
-    the size of the file makes likely.
+    At most the size that the header declares is unpacked. That size is limited by `MAX_BYTES` and by the
+    size of the file.
     """
-    with _named(path, "an IDX file of bytes"), open_regular(path) as packed:
+    with _read_errors(path, "an IDX file of bytes"), open_regular(path) as packed:
         size = os.fstat(packed.fileno()).st_size
         with gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else nullcontext(packed) as file:
             header = file.read(4)
@@ -106,7 +106,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
             shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
             count = math.prod(shape)
             _check_size(count)
-            if count > max(LEAST_BYTES, RATIO * size):
+            if count > max(MIN_BYTES, MAX_RATIO * size):
                 raise ValueError(f"it declares {count:,} bytes in a file of {size:,}")
             body = file.read(count + 1)
         if len(body) != count:
@@ -120,14 +120,14 @@ def _bytes(raw: bytes) -> Tensor:
 
 
 @contextmanager
-def _named(path: Path, expected: str) -> Iterator[None]:
-    """Turn whatever a reader raises about a damaged file into an error that names it."""
+def _read_errors(path: Path, expected: str) -> Iterator[None]:
+    """Turn any exception about a damaged file into an error that names the file."""
     try:
         yield
     except Exception as error:  # gzip, zlib, struct, pickle and numpy each raise their own
-        told = "it takes more memory than there is" if isinstance(error, MemoryError) else str(error)
+        reason = "it takes more memory than there is" if isinstance(error, MemoryError) else str(error)
         raise DsnetError(
-            f"{printable(str(path))} is damaged or not {expected}: {printable(told, 200) or shorten(error)}"
+            f"{printable(str(path))} is damaged or not {expected}: {printable(reason, 200) or shorten(error)}"
         ) from error
 
 

@@ -1,22 +1,23 @@
-"""Sets of the Hugging Face Hub, or in its layouts on disk, through the library ``datasets``."""
+"""Read datasets of the Hugging Face Hub, or in its layouts on disk, with the library ``datasets``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from dsnet.data.readers.folder import Listing, label_tensor, numbered, pick_columns
+from dsnet.data.labeled_images import LabeledImages
+from dsnet.data.readers.tables import class_numbers, label_tensor, pick_columns
 from dsnet.errors import DsnetError, install_hint, printable
 
-__all__ = ["HubRows", "list_hub"]
+__all__ = ["HubImages", "read_hub"]
 
-PARTS = {"train": ("train",), "test": ("test", "validation", "val", "valid")}
+SPLIT_NAMES = {"train": ("train",), "test": ("test", "validation", "val", "valid")}
 
 
-class HubRows:
-    """The images of a table of ``datasets``, as they were compressed; workers map its files into memory."""
+class HubImages:
+    """The compressed images of a table of ``datasets``; workers map its files into memory."""
 
     def __init__(self, rows: Any, column: str, where: str) -> None:  # noqa: ANN401  (a Dataset)
         self.rows, self.column, self.where = rows, column, where
@@ -24,19 +25,18 @@ class HubRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def source(self, at: int) -> str | bytes:
-        """The bytes of a file, or its path."""
-        image = self.rows[at][self.column] or {}
-        found: str | bytes = image.get("bytes") or image.get("path") or b""
-        return found
+    def source(self, index: int) -> str | bytes:
+        """Return the bytes of an image file, or its path."""
+        image = self.rows[index][self.column] or {}
+        return cast(str | bytes, image.get("bytes") or image.get("path") or b"")
 
-    def name(self, at: int) -> str:
-        """The set and the row."""
-        return f"{self.where}, row {at}"
+    def name(self, index: int) -> str:
+        """Return the dataset and the row of an image."""
+        return f"{self.where}, row {index}"
 
 
-def list_hub(name: str, split: str) -> Listing:
-    """Images of a split of ``NAME``, of ``NAME:CONFIG`` or of a folder.
+def read_hub(name: str, split: str) -> LabeledImages:
+    """List the images of a split of ``NAME``, ``NAME:CONFIG`` or a folder.
 
     The test split is the first of test, validation, val and valid that has labels.
     """
@@ -45,30 +45,30 @@ def list_hub(name: str, split: str) -> Listing:
         import datasets
     except ImportError:
         raise DsnetError(f"{where} needs the library datasets: {install_hint('datasets')}") from None
-    with _told(datasets, where):
-        there, open_part = _parts(datasets, name, split)
-    chosen = [part for part in PARTS[split] if part in there]
-    if not chosen:
-        raise DsnetError(f"{where} has no {split} split; it has {printable(', '.join(there), 500)}")
-    for part in chosen:
-        with _told(datasets, where):
+    with _load_errors(datasets, where):
+        parts, open_part = _open_splits(datasets, name, split)
+    candidates = [part for part in SPLIT_NAMES[split] if part in parts]
+    if not candidates:
+        raise DsnetError(f"{where} has no {split} split; it has {printable(', '.join(parts), 500)}")
+    for part in candidates:
+        with _load_errors(datasets, where):
             rows = open_part(part)
-        listing = _listing(datasets, rows, where)
-        if not len(listing.labels) or listing.labels.max() >= 0:  # -1: labels that are kept secret
+        images = _labeled_images(datasets, rows, where)
+        if not len(images.labels) or images.labels.max() >= 0:  # -1: labels that are not published
             break
-    return listing
+    return images
 
 
 @contextmanager
-def _told(datasets: Any, where: str) -> Iterator[None]:  # noqa: ANN401  (a module)
+def _load_errors(datasets: Any, where: str) -> Iterator[None]:  # noqa: ANN401  (a module)
     try:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise DsnetError(f"{where} cannot be loaded: {printable(str(error), 1000)}") from error
 
 
-def _parts(datasets: Any, name: str, split: str) -> tuple[Sequence[str], Callable[[str], Any]]:  # noqa: ANN401
-    """The splits there are, and what opens one."""
+def _open_splits(datasets: Any, name: str, split: str) -> tuple[Sequence[str], Callable[[str], Any]]:  # noqa: ANN401
+    """Return the names of the splits, and a function that opens one."""
     folder = Path(name)
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():  # by save_to_disk
         saved = datasets.load_from_disk(name)
@@ -78,15 +78,15 @@ def _parts(datasets: Any, name: str, split: str) -> tuple[Sequence[str], Callabl
     path, config = (
         (name, None) if folder.exists() else (name.partition(":")[0], name.partition(":")[2] or None)
     )
-    there = datasets.get_dataset_split_names(path, config)
-    return there, lambda part: datasets.load_dataset(path, config, split=part)
+    parts = datasets.get_dataset_split_names(path, config)
+    return parts, lambda part: datasets.load_dataset(path, config, split=part)
 
 
-def _listing(datasets: Any, rows: Any, where: str) -> Listing:  # noqa: ANN401
+def _labeled_images(datasets: Any, rows: Any, where: str) -> LabeledImages:  # noqa: ANN401
     image, label = pick_columns(rows.column_names, where)
     feature = rows.features[label]
     labels = label_tensor(rows.select_columns([label])[:][label], where)
-    with _told(datasets, where):
+    with _load_errors(datasets, where):
         images = rows.select_columns([image]).cast_column(image, datasets.Image(decode=False))
-    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else numbered(labels)
-    return Listing(items=HubRows(images, image, where), labels=labels, classes=classes)
+    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else class_numbers(labels)
+    return LabeledImages(items=HubImages(images, image, where), labels=labels, classes=classes)

@@ -1,4 +1,4 @@
-"""Images of Parquet tables in the layout of Hugging Face ``datasets``."""
+"""Read Parquet tables of images in the layout of Hugging Face ``datasets``."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ import torch
 from torch import Tensor
 
 from dsnet.core.open_file import open_regular
-from dsnet.data.readers.folder import Listing, label_tensor, numbered, pick_columns
+from dsnet.data.labeled_images import LabeledImages
+from dsnet.data.readers.tables import class_numbers, label_tensor, pick_columns
 from dsnet.errors import DsnetError, install_hint, printable, shorten
 
-__all__ = ["Packed", "list_parquet"]
+__all__ = ["PackedImages", "read_parquet"]
 
-# A few hundred bytes of dictionaries and run lengths can stand for terabytes. Images are compressed already:
-# what they take beyond their file is bounded, and so is how many rows a byte of it may stand for.
-RATIO = 100  # bytes of images for every byte of the file
-LEAST_BYTES = 64 * 2**20  # that any file may unpack to
-LEAST_ROWS = 100_000  # that any file may have; beyond, one for every byte
-BATCH = 4  # rows that are unpacked together
-BYTES = ("binary", "large_binary", "binary_view", "null")
-WHOLE = ("int", "uint", "null", "dictionary<values=int", "dictionary<values=uint")
+# A few hundred bytes of dictionaries and run lengths can expand to terabytes. Images are compressed already,
+# so the ratio of unpacked bytes and of rows to the bytes of the file is limited.
+MAX_RATIO = 100  # unpacked bytes per byte of the file
+MIN_BYTES = 64 * 2**20  # that any file may unpack to
+MIN_ROWS = 100_000  # that any file may have; larger files one per byte
+BATCH_ROWS = 4  # rows that are unpacked together
+BYTES_TYPES = ("binary", "large_binary", "binary_view", "null")
+INTEGER_TYPES = ("int", "uint", "null", "dictionary<values=int", "dictionary<values=uint")
 _BOMB = "that is more than a table of compressed images can hold"
 
 
-class Packed:
-    """The images of tables, as they were compressed, in one temporary file.
+class PackedImages:
+    """The compressed images of tables, copied to one temporary file.
 
-    A row of a Parquet table cannot be read alone, only with the hundreds around it. Once copied out, every
-    worker reads single images, and memory holds what the system's cache has room for. The file is removed
-    with this object, or at exit.
+    A row of a Parquet table can only be read with the hundreds around it. From the copy each worker reads
+    single images, and the page cache holds as many as memory has room for. The file is removed with this
+    object, or at exit.
     """
 
     def __init__(self, tables: Iterable[tuple[str, Iterable[bytes]]]) -> None:
@@ -63,17 +64,17 @@ class Packed:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def source(self, at: int) -> bytes:
-        """The bytes of one image."""
-        start, end = self.bounds[at : at + 2].tolist()
+    def source(self, index: int) -> bytes:
+        """Return the bytes of an image file."""
+        start, end = self.bounds[index : index + 2].tolist()
         with open(self.path, "rb") as file:
             file.seek(start)
             return file.read(end - start)
 
-    def name(self, at: int) -> str:
-        """The table and the row."""
-        table = bisect.bisect_right(self.starts, at) - 1
-        return f"{self.tables[table]}, row {at - self.starts[table]}"
+    def name(self, index: int) -> str:
+        """Return the table and the row of an image."""
+        table = bisect.bisect_right(self.starts, index) - 1
+        return f"{self.tables[table]}, row {index - self.starts[table]}"
 
 
 def _remove(path: str, owner: int) -> None:
@@ -81,10 +82,10 @@ def _remove(path: str, owner: int) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def list_parquet(paths: Sequence[Path]) -> Listing:
-    """Images of tables with the columns ``image`` {bytes, path} and ``label``, one table after the other.
+def read_parquet(paths: Sequence[Path]) -> LabeledImages:
+    """Read the images of tables with the columns ``image`` {bytes, path} and ``label``, in order.
 
-    Class names are those that ``datasets`` notes in the first table, else numbers.
+    Class names are those that ``datasets`` stores in the first table, else numbers.
     """
     try:
         from pyarrow import parquet
@@ -93,45 +94,45 @@ def list_parquet(paths: Sequence[Path]) -> Listing:
     tables = [_Table(path, parquet.ParquetFile) for path in paths]
     labels = torch.cat([table.labels() for table in tables])
     try:
-        items = Packed((table.place, table.images()) for table in tables)
+        items = PackedImages((table.name, table.images()) for table in tables)
     except OSError as error:
         folder = tempfile.gettempdir()
         raise DsnetError(f"cannot copy images to {folder} (TMPDIR names another folder): {error}") from error
-    classes = _noted_classes(tables[0].metadata, tables[0].label)
-    return Listing(items=items, labels=labels, classes=classes or numbered(labels))
+    classes = _stored_classes(tables[0].metadata, tables[0].label)
+    return LabeledImages(items=items, labels=labels, classes=classes or class_numbers(labels))
 
 
 class _Table:
-    """A table whose contents are bounded by the size of its file."""
+    """A table that may unpack to a bounded multiple of the size of its file."""
 
     def __init__(self, path: Path, open_file: Callable[[Path], Any]) -> None:
-        self.place = printable(str(path))
-        with self._named():
+        self.name = printable(str(path))
+        with self._read_errors():
             open_regular(path).close()  # pyarrow would wait at a FIFO
             self.file, size = open_file(path), os.path.getsize(path)
             schema = self.file.schema_arrow
             self.metadata: dict[bytes, bytes] = schema.metadata or {}
-            self.image, self.label = pick_columns(schema.names, self.place)
-            self.limit, self.rows = max(LEAST_BYTES, RATIO * size), self.file.metadata.num_rows
-        if self.rows > max(LEAST_ROWS, size):
-            raise DsnetError(f"{self.place} declares {self.rows:,} rows in a file of {size:,} bytes; {_BOMB}")
-        with self._named():
+            self.image, self.label = pick_columns(schema.names, self.name)
+            self.limit, self.rows = max(MIN_BYTES, MAX_RATIO * size), self.file.metadata.num_rows
+        if self.rows > max(MIN_ROWS, size):
+            raise DsnetError(f"{self.name} declares {self.rows:,} rows in a file of {size:,} bytes; {_BOMB}")
+        with self._read_errors():
             self._check_types(schema)
             declared = self._declared()
         if declared > self.limit:
-            raise DsnetError(f"{self.place} declares {declared:,} bytes in a file of {size:,}; {_BOMB}")
+            raise DsnetError(f"{self.name} declares {declared:,} bytes in a file of {size:,}; {_BOMB}")
 
     def labels(self) -> Tensor:
-        """Labels of all rows."""
-        with self._named():
-            return label_tensor(self.file.read([self.label])[self.label].to_pylist(), self.place)
+        """Return the labels of all rows."""
+        with self._read_errors():
+            return label_tensor(self.file.read([self.label])[self.label].to_pylist(), self.name)
 
     def images(self) -> Iterator[bytes]:
-        """Bytes of every row; none where the row has none."""
+        """Yield the image bytes of each row, empty for a row without an image."""
         left = self.limit
-        batches = iter(self.file.iter_batches(batch_size=BATCH, columns=[self.leaf]))
+        batches = iter(self.file.iter_batches(batch_size=BATCH_ROWS, columns=[self.leaf]))
         while True:
-            with self._named():
+            with self._read_errors():
                 rows = next(batches, None)
                 if rows is None:
                     return
@@ -140,46 +141,46 @@ class _Table:
             for image in images:
                 left -= len(image or b"")
                 if left < 0:
-                    raise DsnetError(f"{self.place} unpacks to more than {self.limit:,} bytes; {_BOMB}")
+                    raise DsnetError(f"{self.name} unpacks to more than {self.limit:,} bytes; {_BOMB}")
                 yield image or b""
 
     def _check_types(self, schema: Any) -> None:  # noqa: ANN401  (a schema of pyarrow)
-        """Only bytes and whole numbers are read: a row of anything else may be of any size."""
+        """Check that the columns hold bytes and integers; a row of another type may be of any size."""
         kind = schema.field(self.image).type
         members = [kind.field(i).name for i in range(kind.num_fields)] if str(kind)[:6] == "struct" else []
         inner = kind.field("bytes").type if "bytes" in members else kind
         self.leaf = f"{self.image}.bytes" if "bytes" in members else self.image
-        if str(inner) not in BYTES:
+        if str(inner) not in BYTES_TYPES:
             raise DsnetError(
-                f"{self.place}: column {self.image} holds {shorten(str(kind))}, expected bytes of image "
+                f"{self.name}: column {self.image} holds {shorten(str(kind))}, expected bytes of image "
                 "files, or a struct {bytes, path}"
             )
         kind = schema.field(self.label).type
-        if not str(kind).startswith(WHOLE):
+        if not str(kind).startswith(INTEGER_TYPES):
             raise DsnetError(
-                f"{self.place}: column {self.label} holds {shorten(str(kind))}, expected whole numbers"
+                f"{self.name}: column {self.label} holds {shorten(str(kind))}, expected whole numbers"
             )
 
     def _declared(self) -> int:
-        """Bytes that all columns take when they are unpacked, as the file says.
+        """Return the unpacked bytes of all columns that the file declares.
 
-        Of row groups, not of columns: pyarrow ends the process over a damaged description of a column.
+        Row groups are asked, since pyarrow ends the process over a damaged description of a column.
         """
-        about = self.file.metadata
-        return sum(int(about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
+        metadata = self.file.metadata
+        return sum(int(metadata.row_group(i).total_byte_size) for i in range(metadata.num_row_groups))
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _read_errors(self) -> Iterator[None]:
         try:
             yield
         except DsnetError:
             raise
         except Exception as error:  # pyarrow has many of its own, and damaged files reach most of them
-            told = printable(str(error), 300) or type(error).__name__
-            raise DsnetError(f"{self.place} cannot be read as Parquet: {told}") from error
+            reason = printable(str(error), 300) or type(error).__name__
+            raise DsnetError(f"{self.name} cannot be read as Parquet: {reason}") from error
 
 
-def _noted_classes(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
+def _stored_classes(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
     try:
         names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.data.dataset import channel_statistics, divided
-from dsnet.data.decode import THREADS, DamagedError, guarded, open_image, pillow
+from dsnet.data.dataset import channel_statistics, chunks
+from dsnet.data.decode import THREADS, DecodeError, catch_decode_errors, open_image, pillow
 from dsnet.data.transforms.auto_augment import to_device
 from dsnet.detection.data.voc import Annotated, DetectionSet, Problem, read_voc, wrong_size
 from dsnet.detection.eval.metrics import Truth
@@ -78,13 +78,13 @@ class Pictures:
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of every channel, of values in [0, 1]."""
-        return channel_statistics(divided(self.images, 64))
+        return channel_statistics(chunks(self.images, 64))
 
 
 def stretched(source: str | bytes, side: int) -> tuple[Tensor, tuple[int, int]]:
     """An image as a square [3, side, side] in bytes, and its true width and height."""
     image = open_image(source)
-    with guarded():
+    with catch_decode_errors():
         return shrunk(image, side), (image.width, image.height)
 
 
@@ -173,7 +173,7 @@ def _in_order(pool: ThreadPoolExecutor, items: Sequence[Annotated], side: int) -
 def _decoded(item: Annotated, side: int) -> Tensor | str:
     try:
         image, shown = stretched(str(item.image), side)
-    except DamagedError as error:
+    except DecodeError as error:
         return str(error)
     wrong = wrong_size(shown, item.width, item.height)
     return image if wrong is None else wrong

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.data.decode import DamagedError, guarded, open_image, pillow
+from dsnet.data.decode import DecodeError, catch_decode_errors, open_image, pillow
 from dsnet.data.transforms.augment import normalise
 from dsnet.detection.data.augment import whole
 from dsnet.detection.data.dataset import Boxes, shrunk
@@ -56,9 +56,9 @@ def prepare_images(images: Any, prepared: Prepared, device: torch.device | str =
 def _square(image: Any, side: int) -> Tensor:  # noqa: ANN401
     named = f"{image}: " if isinstance(image, str | Path) else "an image cannot be read: "
     try:
-        with guarded():  # an image of Pillow, too, may be decoded only now
+        with catch_decode_errors():  # an image of Pillow, too, may be decoded only now
             return shrunk(_opened(image), side)
-    except DamagedError as error:
+    except DecodeError as error:
         raise DsnetError(f"{printable(named, 300)}{error}") from error
 
 

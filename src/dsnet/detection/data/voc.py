@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsnet.core.open_file import open_regular
-from dsnet.data.decode import DamagedError, open_header
+from dsnet.data.decode import DecodeError, open_header
 from dsnet.detection.eval.metrics import Truth
 from dsnet.errors import DsnetError, printable, shorten
 
@@ -213,7 +213,7 @@ def shown_size(image: Path) -> tuple[int, int] | None:
         with open_header(str(image)) as opened:
             turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of orientation: on its side
             width, height = opened.size
-    except DamagedError:
+    except DecodeError:
         return None
     return (height, width) if turned else (width, height)
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dsnet.data.dataset import divided
+from dsnet.data.dataset import chunks
 from dsnet.detection.data.augment import whole
 from dsnet.detection.data.dataset import Pictures, Progress
 from dsnet.detection.data.prepare import Prepared, prepare
@@ -79,7 +79,7 @@ def evaluate_detector(
         route = None if wanted is None else space.resolve(wanted)
         found: list[Detections] = []
         taken: Counter[int] = Counter()
-        parts: Iterable[Tensor] = divided(torch.arange(len(pictures)), batch)
+        parts: Iterable[Tensor] = chunks(torch.arange(len(pictures)), batch)
         if progress is not None:
             label = "gate" if route is None else f"route {route.number}"
             parts = progress(parts, -(-len(pictures) // batch), f"{label}: batch")

@@ -24,7 +24,7 @@ from dsnet.core.distributed.ranks import ALONE, Ranks, joined
 from dsnet.core.interrupt import stop_on_signals
 from dsnet.core.seeding import seeded
 from dsnet.core.settings import to_plain
-from dsnet.data.dataset import Source
+from dsnet.data.dataset import ImageDataset
 from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
@@ -78,11 +78,11 @@ class TrainedRun:
     config: TrainConfig
     model: Supernet
     channels: Channels
-    train: Source
-    held_out: Source
-    test: Source
+    train: ImageDataset
+    held_out: ImageDataset
+    test: ImageDataset
 
-    def seen(self, images: Source, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    def seen(self, images: ImageDataset, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of (normalised images, labels), all in order, without augmentation."""
         order = list(torch.split(torch.arange(len(images)), batch))
         for x, labels in images.batches(order, full=False):
@@ -284,14 +284,14 @@ def calibrate_run(
     return CalibratedRun(run, name, outputs, made, table)
 
 
-def calibration_images(run: TrainedRun) -> Source:
+def calibration_images(run: TrainedRun) -> ImageDataset:
     """Held-out images that no part of the network has learnt from, its gates included."""
     gate = run.saved.data.get("gate")
     learnt = isinstance(gate, dict) and gate.get("images") == "held_out"
     return _halves(run, int(gate.get("seed", 0)))[1] if learnt and isinstance(gate, dict) else run.held_out
 
 
-def _halves(run: TrainedRun, seed: int) -> tuple[Source, Source]:
+def _halves(run: TrainedRun, seed: int) -> tuple[ImageDataset, ImageDataset]:
     """The held-out images for learning and for judging, where gates learn from held-out ones."""
     learnt, judged = run.held_out.hold_out(0.5, seed=seed)
     if not len(learnt) or not len(judged):
@@ -302,7 +302,7 @@ def _halves(run: TrainedRun, seed: int) -> tuple[Source, Source]:
     return learnt, judged
 
 
-def _images(run: TrainedRun, config: GateConfig) -> tuple[Source, Source]:
+def _images(run: TrainedRun, config: GateConfig) -> tuple[ImageDataset, ImageDataset]:
     """What the gates learn from, and what they are judged by."""
     return (run.train, run.held_out) if config.images == "train" else _halves(run, config.seed)
 
@@ -364,7 +364,7 @@ def _optim(config: GateConfig, images: int) -> OptimConfig:
 def _online(
     run: TrainedRun,
     objective: GateObjective,
-    source: Source,
+    source: ImageDataset,
     config: GateConfig,
     optim: OptimConfig,
     folder: Path,

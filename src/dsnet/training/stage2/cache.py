@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dsnet.core.seeding import seeded
-from dsnet.data.dataset import Crops, Source
+from dsnet.data.dataset import Crops, ImageDataset
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import OptimConfig
 from dsnet.training.loop import LoopConfig, RunStatus, TrainingLoop, TrainingTask
@@ -35,7 +35,7 @@ def memory_of(objective: GateObjective) -> int:
 
 
 def keep_signals(
-    objective: GateObjective, source: Source, *, number: int, batch: int, crops: Crops | None
+    objective: GateObjective, source: ImageDataset, *, number: int, batch: int, crops: Crops | None
 ) -> Signals:
     """One pass over all images: their signals by place, for views drawn as those of epoch ``number``."""
     order = torch.randperm(len(source), generator=seeded(objective.config.seed, "order", number))
@@ -88,7 +88,7 @@ class CachedGateTask(TrainingTask[Signals]):
 
 def train_from_signals(
     objective: GateObjective,
-    source: Source,
+    source: ImageDataset,
     *,
     optim: OptimConfig,
     passes: int,
