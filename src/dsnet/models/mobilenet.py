@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from torch import nn
 
-from dsnet.gate import Gate, OpenGate
+from dsnet.gate import Gate, SingleRouteGate
 from dsnet.models.blocks import ConvNormAct, Factory, NormSpec, PoolHead, Step, make_activation
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import ConvOptions
@@ -58,7 +58,7 @@ class MBNet(Supernet):
         space = RouteSpace.of_table(name, table.routes, thirds(len(table.routes)))
         channels = table.early[-1].width
         gate = (
-            OpenGate()
+            SingleRouteGate()
             if len(space) == 1
             else Gate(channels, choices=space.choices[0], form=options.head_form, **factory)
         )

@@ -113,7 +113,7 @@ def _pack(
     noted = {stride: tap for stride, tap in taps.items() if stride in wanted}
     shapes = network.feature_shapes(network.space.of_choices((choices[0],)), image_size)
     handed = {**{stride: shapes[stride] for stride in noted}, 0: behind.shape}
-    gate = network.gate(0).extract_deciding(behind.shape.channels)
+    gate = network.gate(0).extract_with_routing(behind.shape.channels)
     front = Front(blocks, list(noted.values()), gate).eval()
     parts: dict[History, Part] = {(): Part(in_precision(front.to(device), precision), image)}
     row = Shape(sum(math.prod(shape) for shape in handed.values()), 1, 1)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
-from dsnet.gate import DecidingGate
+from dsnet.gate import InferenceGate
 from dsnet.kernels.elementwise import affine, affine_means
 from dsnet.slicing.functional import at_least_float32
 
@@ -68,7 +68,7 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether it is looked into."""
-        return isinstance(m, DecidingGate | Scaled) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, InferenceGate | Scaled) or super().is_leaf_module(m, module_qualified_name)
 
 
 def by_history(modules: Sequence[nn.Module]) -> fx.GraphModule:

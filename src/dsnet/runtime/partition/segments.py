@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate
+from dsnet.gate import InferenceGate
 from dsnet.models import Supernet
 from dsnet.models.blocks import Step, run_steps
 from dsnet.runtime.partition.per_image_norm import Scaled, by_history
@@ -207,7 +207,7 @@ def _norms_alone(module: nn.Module) -> nn.Module:
 def _packed(model: Supernet, history: History, shape: Shape, *, fold: bool) -> nn.Module:
     body, behind = _chain(model.chain(history), shape, fold=fold)
     if len(history) < len(model.gates):
-        return ToGate(body, model.gate(len(history)).extract_deciding(behind.channels)).eval()
+        return ToGate(body, model.gate(len(history)).extract_with_routing(behind.channels)).eval()
     block, size, key = model.head_step(history)
     return ToLogits(body, block.extract(behind, size, key, fold_bn=fold)).eval()
 
@@ -254,7 +254,7 @@ def in_precision(module: nn.Module, precision: torch.dtype | None) -> nn.Module:
     module.requires_grad_(False)
     if precision is None:
         return module
-    gates = [child for child in module.modules() if isinstance(child, DecidingGate)]
+    gates = [child for child in module.modules() if isinstance(child, InferenceGate)]
     kept = [next(gate.parameters()).dtype for gate in gates]
     tables = {child: child.table for child in module.modules() if isinstance(child, Scaled)}
     module.to(precision)

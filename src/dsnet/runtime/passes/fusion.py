@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from dsnet.gate import DecidingGate
+from dsnet.gate import InferenceGate
 from dsnet.kernels.elementwise import scale_by_attention, spatial_means
 from dsnet.kernels.gather import FeatureRows, extract_patches, pointwise_conv
 from dsnet.kernels.rows import add_layer_norm, linear
@@ -63,7 +63,7 @@ class _Patches(nn.Module):
         return F.linear(extract_patches(x, self.size), self.weight, self.bias).permute(0, 3, 1, 2)
 
 
-class _Gate(DecidingGate):
+class _Gate(InferenceGate):
     """Its layers and its passes over features as kernels; means, where they are known already.
 
     One that ends a module leaves it to others to scale features, and gives what to scale them by.
@@ -72,7 +72,7 @@ class _Gate(DecidingGate):
     ends = False
 
     @classmethod
-    def of(cls, gate: DecidingGate, *, ends: bool) -> _Gate:
+    def of(cls, gate: InferenceGate, *, ends: bool) -> _Gate:
         """The same layers."""
         made = cls(gate.first, gate.attention, gate.last, gate.separate, routes=gate.routes)
         made.ends = ends
@@ -125,7 +125,7 @@ def fused(module: nn.Module) -> fx.GraphModule:
             _mean(made, node)
         elif isinstance(layer, nn.Linear) and layer.bias is not None:
             _rectify(made, node, layer)
-        elif isinstance(layer, DecidingGate):
+        elif isinstance(layer, InferenceGate):
             made.set_submodule(node.target, _Gate.of(layer, ends=made.graph.output_node().args[0] is node))
             pooled = _by_the_way(made, node.args[0], layer.first.weight.dtype)
             node.args = (*node.args, *([] if pooled is None else [pooled]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate, scalar_scores
+from dsnet.gate import InferenceGate, scalar_scores
 from dsnet.kernels import ragged as kernels
 from dsnet.kernels.activations import CODES
 from dsnet.kernels.dispatch import TILE
@@ -284,7 +284,7 @@ class Classifier:
 class Gate:
     """In float32, by the same kernels: an image is decided alike in any batch."""
 
-    def __init__(self, module: DecidingGate) -> None:
+    def __init__(self, module: InferenceGate) -> None:
         self.first, self.attention = _Weights.linear([module.first]), _Weights.linear([module.attention])
         self.last, self.routes = _Weights.linear([module.last]), module.routes
         self.separate = None if module.separate is None else _Weights.linear([module.separate])

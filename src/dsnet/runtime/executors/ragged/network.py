@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate
+from dsnet.gate import InferenceGate
 from dsnet.kernels.launch import on_device_of
 from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.layers import (
@@ -163,7 +163,7 @@ def _layers(chains: Sequence[Sequence[Link]]) -> list[Any]:
         elif kind == "stem":
             layers.append(Stem(cast(nn.Conv2d, parts[0][0]), parts[0][1]))
         elif kind == "gate":
-            layers.append(Gate(cast(DecidingGate, parts[0][0])))
+            layers.append(Gate(cast(InferenceGate, parts[0][0])))
         elif kind == "open":
             layers.append(OpenGate())
         else:

@@ -13,7 +13,7 @@ from typing import cast
 from torch import nn
 
 from dsnet.errors import DsnetError
-from dsnet.gate import DecidingGate, OpenDecidingGate, is_attention
+from dsnet.gate import InferenceGate, SingleRouteInferenceGate, is_channel_attention
 from dsnet.runtime.partition.feature_maps import Behind, Front, ToFused
 from dsnet.runtime.partition.per_image_norm import ACTIVATIONS
 from dsnet.runtime.partition.segments import ToGate, ToLogits
@@ -87,11 +87,11 @@ def _links(leaves: list[nn.Module]) -> list[Link]:
         if isinstance(head, nn.Conv2d):
             act = leaves.pop(0) if leaves and type(leaves[0]) in ACTIVATIONS else nn.Identity()
             chain.append((_kind(head), (head, act)))
-        elif is_attention(head):
+        elif is_channel_attention(head):
             chain.append(("attention", (head,)))
-        elif isinstance(head, DecidingGate) and not leaves:
+        elif isinstance(head, InferenceGate) and not leaves:
             chain.append(("gate", (head,)))
-        elif isinstance(head, OpenDecidingGate) and not leaves:
+        elif isinstance(head, SingleRouteInferenceGate) and not leaves:
             chain.append(("open", ()))
         elif _classifies([head, *leaves]):
             chain.append(("classifier", (leaves.pop(),)))

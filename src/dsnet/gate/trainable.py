@@ -1,10 +1,4 @@
-"""The double-headed gate: soft attention on channels and a hard decision on the route (section 3.5).
-
-An average pool and one shared layer encode the features; on them sit the attention head, which scales
-the channels by 1 + tanh, and, where the gate decides, a routing head. Attention belongs to the
-supernet's weights, the routing head to the router: a pass at a given route never runs the latter.
-A gate that decides computes in float32 or better, whatever the precision around it.
-"""
+"""Gates of a supernet, which run with a slice of their channels."""
 
 from __future__ import annotations
 
@@ -14,39 +8,33 @@ from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
+from dsnet.gate.inference import (
+    InferenceGate,
+    SingleRouteInferenceGate,
+    channel_attention,
+    scalar_scores,
+)
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
-from dsnet.slicing.static import traced
 
-__all__ = [
-    "GateEncoding",
-    "DecidingGate",
-    "Gate",
-    "HeadForm",
-    "OpenDecidingGate",
-    "OpenGate",
-    "RoutingHead",
-    "attention_width",
-    "is_attention",
-    "scalar_scores",
-]
-
-HeadKind = Literal["onehot", "scalar"]
+__all__ = ["Gate", "GateEncoding", "HeadForm", "RoutingHead", "SingleRouteGate", "attention_width"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadForm:
-    """How a routing head is made.
+    """The form of a routing head: the final design by default, or one of the paper's ablations.
 
-    The paper's ablations: ``separate`` gives it a first layer of its own on the pooled features, as wide as
-    the shared one or ``width``; ``kind="scalar"`` makes it predict one number in [0, 1] instead of scores.
+    Attributes:
+        kind: ``onehot`` predicts a score for each choice, ``scalar`` one number in [0, 1].
+        separate: Give the head a first layer of its own on the pooled features.
+        width: Width of that layer (default: that of the shared one).
     """
 
-    kind: HeadKind = "onehot"
+    kind: Literal["onehot", "scalar"] = "onehot"
     separate: bool = False
     width: int | None = None
 
@@ -60,28 +48,22 @@ class HeadForm:
 
 
 def attention_width(channels: int, *, routing: bool) -> int:
-    """Width of a gate's hidden layer for the widest input it gets."""
+    """Return the width of a gate's hidden layer for the widest input it gets."""
     return max(channels // 4, 16 if routing else 4)
 
 
-def scalar_scores(s: Tensor, routes: int) -> Tensor:
-    """Scores [B, routes] whose largest is the even cut of [0, 1] that ``s`` [B, 1] lies in."""
-    t = torch.arange(routes, device=s.device, dtype=s.dtype)
-    return -((s * routes - t - 0.5) ** 2)
-
-
 class GateEncoding(NamedTuple):
-    """What a routing head reads, in float32 or better: pooled features and the shared hidden layer."""
+    """The input of a routing head: pooled features and the shared hidden layer, in float32 or better."""
 
     pooled: Tensor  # [B, C]
     hidden: Tensor  # [B, hidden]
 
 
 class RoutingHead(nn.Module):
-    """Scores for every choice that a gate has.
+    """Scores for each choice of a gate.
 
-    ``choices`` are numbers of the full space (for several gates: of the gate's own choices), so a head
-    trained for a narrowed space still speaks of the same routes.
+    ``choices`` are numbers of the full space (with several gates, of the gate's choices there). A head that
+    is trained for a narrowed space thus refers to the same routes.
     """
 
     def __init__(
@@ -105,29 +87,29 @@ class RoutingHead(nn.Module):
         self.last = SlicedLinear(hidden, outputs, init_std=0.01, device=device, dtype=dtype)
 
     def forward(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
-        """Scores [B, choices]; see `Gate.forward`."""
+        """Compute scores [B, choices]; see `Gate.forward`."""
         linear = functools.partial(_precise_linear, by_row=batch_invariant)
         hidden = encoding.hidden if self.first is None else F.relu(linear(self.first, encoding.pooled))
         scores = linear(self.last, hidden)
         return scalar_scores(scores.sigmoid(), len(self.choices)) if self.form.kind == "scalar" else scores
 
     def get_extra_state(self) -> Tensor:
-        """The choices, for the state dict: the same weights mean nothing for other ones."""
+        """Store the choices in the state dict: the weights have a meaning for these choices only."""
         return torch.tensor(self.choices, dtype=torch.long, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Takes the choices from a state dict."""
-        if len(state) == len(self.choices):  # else the weights do not fit either, which torch reports
+        """Load the choices from a state dict."""
+        if len(state) == len(self.choices):  # otherwise torch reports that the weights do not fit
             self.choices = tuple(state.tolist())
 
     def cost(self, channels: int) -> Cost:
-        """The last layer as routing; a first layer of its own counts as any other layer."""
+        """Count the last layer as routing, and a separate first layer as any other layer."""
         last = Cost(routing=self.last.in_features * self.last.out_features)
         return last if self.first is None else last + Cost(layers=channels * self.first.out_features)
 
 
 class Gate(nn.Module):
-    """Attention on up to ``channels`` channels and, where ``choices`` are given, a routing head."""
+    """Attention on up to ``channels`` channels and, with ``choices``, a routing head."""
 
     def __init__(
         self,
@@ -149,13 +131,13 @@ class Gate(nn.Module):
         )
 
     def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, GateEncoding]:
-        """Scales ``x`` [B, C, H, W] by its attention; also gives what a routing head would read.
+        """Scale the channels of ``x`` [B, C, H, W], and return the input of a routing head too.
 
-        ``batch_invariant``: on a CPU no image's numbers depend on the others of the batch, not in the last
-        bit either, so that neither do decisions.
+        With ``batch_invariant`` the numbers of an image on a CPU do not depend on the other images of the
+        batch, bit by bit, and neither do decisions.
         """
         by_row = batch_invariant and x.dtype in (torch.float32, torch.float64)
-        if self.routing is None and not by_row:  # decides nothing: the precision around it will do
+        if self.routing is None and not by_row:  # no decision depends on the precision
             pooled = x.mean((2, 3))
             hidden = F.relu(self.first(pooled))
             scale = 1 + torch.tanh(self.attention(hidden, x.shape[1]))
@@ -172,7 +154,7 @@ class Gate(nn.Module):
         *,
         form: HeadForm | None = None,
     ) -> None:
-        """Puts a new, untrained routing head in place of the old one: for these choices, of the old form."""
+        """Replace the routing head by an untrained one for ``choices`` (default form: that of the old)."""
         old, weight = self._routing(), self.first.weight
         new = RoutingHead(
             self.first.in_features,
@@ -194,36 +176,36 @@ class Gate(nn.Module):
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """What the routing head decides between, in the order of its scores; nothing without a head."""
+        """The choices of the routing head in the order of its scores; empty without a head."""
         return () if self.routing is None else self.routing.choices
 
     @property
     def form(self) -> HeadForm:
-        """How the routing head is made; the default without one."""
+        """The form of the routing head; the default without one."""
         return HeadForm() if self.routing is None else self.routing.form
 
     def score(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
-        """The routing head's scores [B, choices] in float32 or better."""
+        """Compute the routing head's scores [B, choices] in float32 or better."""
         return cast(Tensor, self._routing()(encoding, batch_invariant=batch_invariant))
 
     def cost(self, shape: Shape) -> Cost:
-        """Cost on an input of this shape, which it leaves as it is."""
+        """Compute the cost on an input of this shape, which is also that of the output."""
         channels, hidden = shape.channels, self.first.out_features
         layers = self.first.cost(channels, hidden) + self.attention.cost(hidden, channels)
         cost = layers + Cost(pools=channels * shape.area)
         return cost if self.routing is None else cost + self.routing.cost(channels)
 
     def extract(self, channels: int) -> nn.Module:
-        """The stand-alone attention of this width; the routing head stays behind."""
+        """Extract the stand-alone attention of this width, without the routing head."""
         hidden = self.first.out_features
-        return traced(
-            _ChannelAttention(self.first.extract(channels, hidden), self.attention.extract(hidden, channels))
+        return channel_attention(
+            self.first.extract(channels, hidden), self.attention.extract(hidden, channels)
         )
 
-    def extract_deciding(self, channels: int) -> nn.Module:
-        """The stand-alone gate of this width, routing head included: features → (scaled features, scores)."""
+    def extract_with_routing(self, channels: int) -> nn.Module:
+        """Extract the stand-alone gate of this width: features → (scaled features, scores)."""
         hidden, routing = self.first.out_features, self._routing()
-        return DecidingGate(
+        return InferenceGate(
             self.first.extract(channels, hidden),
             self.attention.extract(hidden, channels),
             routing.last.extract(routing.last.in_features, routing.last.out_features),
@@ -232,17 +214,17 @@ class Gate(nn.Module):
         )
 
 
-class OpenGate(Gate):
-    """A gate where there is nothing to decide: one choice, and features pass as they are."""
+class SingleRouteGate(Gate):
+    """The gate of a network of one route: features pass unchanged, and there is one choice."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
         self.routing = None
 
     def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, GateEncoding]:
-        """Nothing is scaled, nothing read."""
-        nothing = x.new_empty(len(x), 0)
-        return x, GateEncoding(nothing, nothing)
+        """Return ``x`` and an empty encoding."""
+        empty = x.new_empty(len(x), 0)
+        return x, GateEncoding(empty, empty)
 
     def replace_routing(
         self,
@@ -251,87 +233,38 @@ class OpenGate(Gate):
         *,
         form: HeadForm | None = None,
     ) -> None:
-        """There is one choice, and no head."""
+        """Check that ``choices`` is the only possible one; there is no head to replace."""
         if choices != (0,):
             raise DsnetError(f"a network of one route has nothing to decide: choices (0,), not {choices}")
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """The only one."""
+        """The only choice."""
         return (0,)
 
-    @property
-    def form(self) -> HeadForm:
-        """Of no head."""
-        return HeadForm()
-
     def score(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
-        """Of one choice [B, 1]."""
+        """Return scores [B, 1] of zero."""
         return encoding.pooled.new_zeros(len(encoding.pooled), 1)
 
     def cost(self, shape: Shape) -> Cost:
-        """None."""
+        """Return a cost of zero."""
         return Cost()
 
     def extract(self, channels: int) -> nn.Module:
-        """Nothing."""
+        """Return the identity."""
         return nn.Identity()
 
-    def extract_deciding(self, channels: int) -> nn.Module:
-        """Features as they are, and scores of one choice."""
-        return OpenDecidingGate()
-
-
-class OpenDecidingGate(nn.Module):
-    """The gate of a network of one route, for plans: features as they are, and one score."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Images [B, C, H, W]."""
-        return x, x.new_zeros(len(x), 1, dtype=torch.float32)
-
-
-class DecidingGate(nn.Module):
-    """A gate of torch's own layers that scales and scores; in float32 or better, whatever comes in."""
-
-    def __init__(
-        self,
-        first: nn.Linear,
-        attention: nn.Linear,
-        last: nn.Linear,
-        separate: nn.Linear | None,
-        *,
-        routes: int | None,
-    ) -> None:
-        super().__init__()
-        self.first, self.attention, self.last, self.separate = first, attention, last, separate
-        self.routes = routes  # of a scalar head
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, C, H, W] → the same scaled, and scores [B, choices]."""
-        scores, by = self.decide(x.mean((2, 3), dtype=self.first.weight.dtype))
-        return x * (1 + torch.tanh(by)).to(x.dtype)[:, :, None, None], scores
-
-    def decide(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """Means over positions [B, C] → scores [B, choices], and what scales channels, as 1 + tanh of it."""
-        hidden = self.run(self.first, pooled, "relu")
-        encoding = hidden if self.separate is None else self.run(self.separate, pooled, "relu")
-        scores = self.run(self.last, encoding)
-        if self.routes is not None:
-            scores = scalar_scores(scores.sigmoid(), self.routes)
-        return scores, self.run(self.attention, hidden)
-
-    def run(self, layer: nn.Linear, x: Tensor, act: Literal["none", "relu"] = "none") -> Tensor:
-        """A layer and its activation."""
-        y: Tensor = layer(x)
-        return F.relu(y) if act == "relu" else y
+    def extract_with_routing(self, channels: int) -> nn.Module:
+        """Return a stand-alone gate with one choice."""
+        return SingleRouteInferenceGate()
 
 
 def _precise_linear(
     layer: SlicedLinear, x: Tensor, out: int | None = None, *, by_row: bool = False
 ) -> Tensor:
-    """Runs in the precision of ``x``, whatever the weights' own or an autocast around it.
+    """Run a layer in the precision of ``x``, whatever that of its weights or of an autocast.
 
-    ``by_row``: on a CPU every row is summed by itself.
+    ``by_row``: on a CPU, sum each row independently of the others.
     """
     assert layer.bias is not None
     weight: Tensor = layer.weight
@@ -345,19 +278,3 @@ def _precise_linear(
         with torch.autocast(x.device.type, enabled=False):
             return SF.linear(x, weight, bias, out)
     return SF.linear(x, weight, bias, out)
-
-
-class _ChannelAttention(nn.Module):
-    def __init__(self, first: nn.Linear, attention: nn.Linear) -> None:
-        super().__init__()
-        self.pool, self.flatten = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        self.first, self.act, self.attention = first, nn.ReLU(), attention
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = 1 + torch.tanh(self.attention(self.act(self.first(self.flatten(self.pool(x))))))
-        return x * scale.unsqueeze(-1).unsqueeze(-1)
-
-
-def is_attention(module: nn.Module) -> bool:
-    """Whether it is what `Gate.extract` gives: linear layers ``first`` and ``attention`` scale channels."""
-    return type(module).__name__ == _ChannelAttention.__name__ and isinstance(module, fx.GraphModule)
