@@ -11,6 +11,7 @@ from dsnet.calibration.calibration import Calibration, RouterName, has_trained_g
 from dsnet.calibration.compare import compare
 from dsnet.calibration.route_outputs import RouteOutputs, simulate
 from dsnet.calibration.search import interpolate, static_points
+from dsnet.cli.options import run_text
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import forward_work, settle
 from dsnet.cli.train import write_page_again
@@ -38,10 +39,9 @@ def run(args: argparse.Namespace) -> int:
             "--target-madds counts multiply-adds, --latency-table milliseconds; give --target-ms"
         )
     saved = load_classifier(args.run, args.name)
-    where = f"{args.run} --name {args.name}" if args.name else str(args.run)
     gated = has_trained_gates(saved)
     if args.router == "gate" and not gated:
-        raise DsnetError(f"the gates of {where} are not trained; run `dsnet gate {args.run}` first")
+        raise DsnetError(f"the gates of {run_text(args)} are not trained; run `dsnet gate {args.run}` first")
     target = args.target_madds if args.target_ms is None else args.target_ms
     settle(args, pick_device(args.device), lambda: forward_work(saved.model(), None), batch=256)
     done = calibrate_run(
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nNo gate: the gates are not trained (`dsnet gate {args.run}`).")
     if budget is not None:
         _advise(made, rows[0], args.router)
-    print(f"\nSaved in {args.run / done.name}. Next: dsnet evaluate {where} --routed")
+    print(f"\nSaved in {args.run / done.name}. Next: dsnet evaluate {run_text(args)} --routed")
     return 0
 
 

@@ -14,11 +14,11 @@ from dsnet.training.stage2.config import LossWeights
 
 __all__ = ["run"]
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table."""
+    """Print the routes of a network."""
     model = create_model(args.name, device="meta", **model_options(args.set))
     size = args.image_size or model.input_spec.image_size
     height, width = size if isinstance(size, tuple) else (size, size)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             "Narrowings: "
             + "; ".join(f"{n} = {_span(model, n, numbers)}" for n, numbers in model.space.narrowings)
         )
-    print(route_table(model, rows, most=len(rows) if args.all else MOST_ROWS))
+    print(route_table(model, rows, most=len(rows) if args.all else MAX_ROWS))
     return 0
 
 

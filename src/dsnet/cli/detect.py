@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from dsnet.cli.options import check_out, locking
+from dsnet.cli.options import writes_files
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
 from dsnet.core.device import pick_device
@@ -31,10 +31,9 @@ from dsnet.slicing import KeyState
 __all__ = ["run_evaluate", "run_predict"]
 
 
-@locking("problems")
+@writes_files("problems")
 def run_evaluate(args: argparse.Namespace) -> int:
     """Evaluates a detector and prints."""
-    check_out(args.problems, "--problems")
     saved = _open(args)
     annotated = read_splits(args.data, args.split, saved.classes)
     pictures, damaged = load_pictures(annotated, saved.prepared.size, progress)
@@ -89,10 +88,9 @@ def _open(args: argparse.Namespace) -> SavedDetector:
     return saved
 
 
-@locking("out", "draw")
+@writes_files("out", folder="draw")
 def run_predict(args: argparse.Namespace) -> int:
     """Finds boxes and prints."""
-    check_out(args.out)
     if not 0 <= args.score < 1:
         raise DsnetError(f"--score must be at least 0 and below 1, not {args.score}")
     paths = find_images(args.images)

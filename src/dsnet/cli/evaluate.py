@@ -8,12 +8,12 @@ import math
 from dataclasses import asdict
 
 from dsnet.cli.evaluate_routed import run_routed
-from dsnet.cli.options import locking, open_run
+from dsnet.cli.options import open_run, writes_files
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
 from dsnet.core.files import write_output
 from dsnet.data.transforms.augment import normalise
-from dsnet.errors import DsnetError, printable, shorten
+from dsnet.errors import DsnetError, printable
 from dsnet.report.page import page
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import bar, csv_text, human, table
@@ -23,14 +23,9 @@ from dsnet.training.evaluate import evaluate
 __all__ = ["run"]
 
 
-@locking("csv", "plot")
+@writes_files("csv", "plot")
 def run(args: argparse.Namespace) -> int:
-    """Evaluates and prints."""
-    if args.plot is not None and args.plot.suffix not in (".svg", ".html"):
-        raise DsnetError(f"--plot writes .svg or .html, not {shorten(args.plot.name)}")
-    for path in (args.plot, args.csv):
-        if path is not None and not path.parent.is_dir():
-            raise DsnetError(f"there is no folder {path.parent} to write {path.name} into")
+    """Evaluate and print."""
     if args.routed:
         return run_routed(args)
     if args.budget or args.alone:

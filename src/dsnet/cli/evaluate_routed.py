@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dsnet.calibration.calibration import Calibration
-from dsnet.calibration.compare import Comparison, compare, needed_routes
+from dsnet.calibration.compare import compare, needed_routes
 from dsnet.calibration.route_outputs import collect
+from dsnet.cli.options import run_text
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
 from dsnet.core.files import write_output
@@ -36,8 +37,7 @@ def run_routed(args: argparse.Namespace) -> int:
         raise DsnetError("--routed uses the run's own test split; --data and --root are not for it")
     opened = open_trained(args.run, args.name, device=args.device)
     settle_for(args, opened.model, opened.test.size, batch=args.batch)
-    where = f"{args.run} --name {args.name}" if args.name else str(args.run)
-    calibration = Calibration.of(opened.saved, where)
+    calibration = Calibration.of(opened.saved, run_text(args))
     costs = calibration.costs
     low, high = calibration.budget_range()
     budgets = [parse_budget(text, costs) for text in args.budget or ()]
@@ -54,7 +54,9 @@ def run_routed(args: argparse.Namespace) -> int:
     comparison = compare(outputs, calibration, budgets, alone)
     title = f"{opened.model.spec.name} on {opened.config.data.name}: {comparison.images} test images"
     if args.csv is not None:
-        _write_csv(args.csv, comparison)
+        plain = (row.to_dict().items() for row in comparison.rows)
+        rows = [{key: value for key, value in row if not isinstance(value, dict)} for row in plain]
+        write_output(args.csv, csv_text(rows))
     if args.plot is not None:
         curve = compare(outputs, calibration, many, alone)
         if args.plot.suffix == ".svg":
@@ -98,8 +100,3 @@ def _stand_alone(folder: Path, costs: CostTable, name: str) -> OperatingPoint:
     if choices is None:
         raise DsnetError(f"--alone {folder}: it has no route {route}, at which it says it was trained")
     return OperatingPoint(cost=costs.of(choices), accuracy=result["accuracy"], routes=(route,))
-
-
-def _write_csv(path: Path, comparison: Comparison) -> None:
-    plain = [{k: v for k, v in row.to_dict().items() if not isinstance(v, dict)} for row in comparison.rows]
-    write_output(path, csv_text(plain))

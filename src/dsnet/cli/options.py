@@ -1,4 +1,4 @@
-"""What arguments that several commands take stand for."""
+"""Preambles of commands: output files, networks, runs and data that the arguments name."""
 
 from __future__ import annotations
 
@@ -14,23 +14,49 @@ from dsnet.core.settings import parse_assignments
 from dsnet.data import InMemoryDataset, LazyDataset, load_dataset
 from dsnet.data.class_mapping import map_classes
 from dsnet.data.registry import Split
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet, create_model, list_models
-from dsnet.models.loading import load_classifier
+from dsnet.models.loading import Checkpoint, load_classifier
 from dsnet.models.registry import model_entry
-from dsnet.training import Checkpoint
 
-__all__ = [
-    "OpenedRun",
-    "check_out",
-    "locking",
-    "open_network",
-    "open_run",
-    "model_options",
-]
-
+__all__ = ["OpenedRun", "model_options", "open_network", "open_run", "run_text", "writes_files"]
 
 Command = Callable[[argparse.Namespace], int]
+
+
+def writes_files(*options: str, folder: str | None = None) -> Callable[[Command], Command]:
+    """Check the output files of a command before it starts, and lock the runs that contain them.
+
+    Args:
+        options: Options that name a file to write; ``plot`` must name an .svg or .html file.
+        folder: Option that names a folder to write into.
+    """
+
+    def wrap(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(args: argparse.Namespace) -> int:
+            for option in options:
+                _check_output(getattr(args, option), option)
+            with locked_outputs(*(getattr(args, name) for name in (*options, folder) if name is not None)):
+                return command(args)
+
+        return run
+
+    return wrap
+
+
+def _check_output(path: Path | None, option: str) -> None:
+    if path is None:
+        return
+    if option == "plot" and path.suffix not in (".svg", ".html"):
+        raise DsnetError(f"--plot writes .svg or .html, not {shorten(path.name)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise DsnetError(f"--{option} takes a file in a folder that is there, not {path}")
+
+
+def run_text(args: argparse.Namespace) -> str:
+    """Return the run and checkpoint of the arguments, as on the command line."""
+    return f"{args.run} --name {args.name}" if args.name else str(args.run)
 
 
 def model_options(settings: list[str]) -> dict[str, Any]:
@@ -40,26 +66,6 @@ def model_options(settings: list[str]) -> dict[str, Any]:
         if key in ("name", "device", "dtype", "generator"):
             raise DsnetError(f"{key} is no model option; here --set takes what `dsnet models --json` lists")
     return options
-
-
-def locking(*options: str) -> Callable[[Command], Command]:
-    """Makes a command hold the lock of every run that the files of these options lie in."""
-
-    def wrap(command: Command) -> Command:
-        @functools.wraps(command)
-        def run(args: argparse.Namespace) -> int:
-            with locked_outputs(*(getattr(args, option) for option in options)):
-                return command(args)
-
-        return run
-
-    return wrap
-
-
-def check_out(path: Path | None, option: str = "--out") -> None:
-    """Raises where a file could not be written to, before anything takes time."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise DsnetError(f"{option} takes a file in a folder that is there, not {path}")
 
 
 class OpenedRun(NamedTuple):
@@ -75,13 +81,19 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     """Open the checkpoint, network and images that `run`, `name`, `data` and `root` of the arguments name."""
     saved = load_classifier(args.run, args.name)
     model = saved.model()
-    trained = _settings(saved)
+    trained = _data_settings(saved)
     data = args.data or trained.get("name")
     if data is None:
         raise DsnetError(f"{args.run} does not say what it was trained on; name the data with --data")
-    root, usual = args.root or trained.get("root"), model.input_spec.image_size
-    size, ratio = _trained_size(saved), _trained_ratio(saved)
-    images = load_dataset(data, split, root=root, size=size, default_size=usual, ratio=ratio)
+    ratio: float = (saved.data.get("input") or trained).get("crop_ratio", 1.0)  # 1 in runs of early versions
+    images = load_dataset(
+        data,
+        split,
+        root=args.root or trained.get("root"),
+        size=_trained_size(saved),
+        default_size=model.input_spec.image_size,
+        ratio=ratio,
+    )
     classes = model.head.classifier.out_features
     known = tuple(saved.data.get("classes", ()))
     if len(images.classes) > classes or (not known and len(images.classes) != classes):
@@ -92,37 +104,17 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     return OpenedRun(saved, model.to(device), images.to(device), data)
 
 
-def _settings(saved: Checkpoint) -> dict[str, Any]:
-    """The settings of the data that a run was trained on, as far as it says."""
-    recipe = saved.data.get("recipe")
-    data = recipe.get("data") if isinstance(recipe, dict) else None
-    return data if isinstance(data, dict) else {}
-
-
-def _trained_size(saved: Checkpoint) -> int | None:
-    """Side of the images that a run was trained on, where it says so."""
-    known = saved.data.get("input")
-    size = known.get("size") if isinstance(known, dict) else None
-    return size or _settings(saved).get("size")
-
-
-def _trained_ratio(saved: Checkpoint) -> float:
-    """What a run's images are of what they are cut from; 1 where it does not say, as before this was set."""
-    known = saved.data.get("input")
-    ratio: float = (known if isinstance(known, dict) else _settings(saved)).get("crop_ratio", 1.0)
-    return ratio
-
-
-def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | None]:
-    """The network, and the image size it was trained at where a run says so."""
+def open_network(args: argparse.Namespace) -> tuple[Supernet, int | tuple[int, int] | None]:
+    """Return the network that ``MODEL|RUN`` names and the image size to use (None: the model's default)."""
+    network: str = args.network
     if network in list_models("supernet"):  # a folder of the same name is ./NAME
-        return create_model(network, **model_options(settings)), None
+        return create_model(network, **model_options(args.set)), args.image_size
     path = Path(network)
     if path.is_dir():
-        if settings:
+        if args.set:
             raise DsnetError(f"--set is for a model by name; {path} is a run and has its options already")
         saved = load_classifier(path)
-        return saved.model(), _trained_size(saved)
+        return saved.model(), args.image_size or _trained_size(saved)
     if path.parent != Path():
         raise DsnetError(f"there is no folder {path}; a run is the folder that `dsnet train` made")
     try:
@@ -130,3 +122,16 @@ def open_network(network: str, settings: list[str]) -> tuple[Supernet, int | Non
     except DsnetError as error:
         raise DsnetError(f"{error} (and there is no folder of that name)") from None
     raise DsnetError(f"{network} is a static network: it has no routes; `dsnet models` lists the supernets")
+
+
+def _data_settings(saved: Checkpoint) -> dict[str, Any]:
+    """The settings of the training data, as far as the checkpoint has them."""
+    recipe = saved.data.get("recipe")
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    return data if isinstance(data, dict) else {}
+
+
+def _trained_size(saved: Checkpoint) -> int | None:
+    """Side of the training images, if the checkpoint has it."""
+    size = (saved.data.get("input") or {}).get("size")
+    return size or _data_settings(saved).get("size")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
-from dsnet.cli.options import check_out, locking
+from dsnet.cli.options import writes_files
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
 from dsnet.data.find_images import find_images
@@ -22,7 +22,7 @@ from dsnet.routing.router import format_cost
 __all__ = ["run"]
 
 
-@locking("out")
+@writes_files("out")
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints; 1 where an image has no answer."""
     _check(args)
@@ -74,7 +74,6 @@ def _check(args: argparse.Namespace) -> None:
         raise DsnetError("--json prints what --out writes to a file: give one of them")
     if args.force and args.out is None:
         raise DsnetError("--force is for --out: it replaces the file")
-    check_out(args.out)
     if args.out is not None and args.out.exists() and not args.force:
         raise DsnetError(f"{args.out} is there already; name another file, or replace it with --force")
 

@@ -7,7 +7,7 @@ import json
 
 import torch
 
-from dsnet.cli.options import check_out, locking, open_network
+from dsnet.cli.options import open_network, writes_files
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
 from dsnet.core.device import pick_device
@@ -21,17 +21,15 @@ from dsnet.runtime.profile_network import profile
 
 __all__ = ["run"]
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@locking("out")
+@writes_files("out")
 def run(args: argparse.Namespace) -> int:
-    """Measures, writes and prints."""
-    check_out(args.out)
-    device = pick_device(args.device)
-    model, size = open_network(args.network, args.set)
-    model, size = model.to(device), args.image_size or size
+    """Measure, write and print."""
+    model, size = open_network(args)
+    model = model.to(pick_device(args.device))
     settle_for(args, model, size, batch=max(args.batch), say=not args.json)
     measured = _measure(model, args, size)
     if args.out is not None:
@@ -63,7 +61,7 @@ def _measure(model: Supernet, args: argparse.Namespace, size: int | tuple[int, i
 
 def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:
     height, width = measured.image_size
-    routes = [model.space[i] for i in evenly(len(model.space), MOST_ROWS)]
+    routes = [model.space[i] for i in evenly(len(model.space), MAX_ROWS)]
     several = model.space.gates > 1
     print(f"{model.spec.name} at {height} × {width}: {measured.ran}; {repeats} repeats")
     header = ["route", *(["choices"] if several else []), "MAdds", "ms an image", "p95", "of the slowest"]
