@@ -176,28 +176,32 @@ class _Alone(nn.Module):
 
 def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Callable[[], object]:
     """A route's stand-alone detector, made ready as the plan was, on a whole batch."""
-    engine = plan.engine
-    if engine.backend == "triton":  # as a plan that holds nothing else, its program without the host's part
+    compiled = plan.network
+    if compiled.backend == "triton":  # as a plan that holds nothing else, its program without the host's part
         own = runtime.compile(
             detector,
-            device=engine.device,
+            device=compiled.device,
             backend="triton",
-            precision=str(engine.precision).removeprefix("torch."),
-            image_size=engine.image_size,
+            precision=str(compiled.precision).removeprefix("torch."),
+            image_size=compiled.image_size,
             batch_buckets=[len(x)],
             routes=[number],
         )
         own(x, number)  # its programs read these images from now on
-        program = cast("Mixed", own.engine.executor).programs["any", len(x)]
+        program = cast("Mixed", own.network.executor).programs["any", len(x)]
         return lambda: (program(), own)[0]  # whose memory it works in
     parts = pack_detector(
-        detector, [number], image_size=engine.image_size, precision=engine.precision, device=engine.device
+        detector,
+        [number],
+        image_size=compiled.image_size,
+        precision=compiled.precision,
+        device=compiled.device,
     )
     module = _Alone(parts[()].module, parts[number,].module)
-    call = get_backend(engine.backend).convert(module, x)(x)
-    if not engine.executor.asynchronous:
+    call = get_backend(compiled.backend).convert(module, x)(x)
+    if not compiled.executor.asynchronous:
         return lambda: call(x)
-    return stream_pool(engine.device, 1).capture(lambda: (call(x), None)[1], 0)
+    return stream_pool(compiled.device, 1).capture(lambda: (call(x), None)[1], 0)
 
 
 def _score_for(count: int, plan: DetectorPlan, row: Tensor) -> float:
@@ -231,7 +235,7 @@ def run_speed(args: argparse.Namespace) -> None:
     shares = {number: 1 / len(routes) for number in routes}
     taken = [network.space.resolve(number) for number in decisions(shares, args.batch)]
     calls: dict[str, Any] = {}
-    gated = mixed(plan.engine, taken)
+    gated = mixed(plan.network, taken)
     calls["plan"] = lambda: gated(x)
     for number in routes:
         calls[f"alone {number}"] = _alone(detector, number, plan, x)

@@ -34,7 +34,7 @@ from dsnet.errors import DsnetError
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.executors.grouped import Graphed
-from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.forced_routes import decisions
 from dsnet.runtime.partition.segments import pack
 from tests.support import assert_close, error_of
@@ -44,11 +44,13 @@ from tests.support.networks import network, plan_of
 BATCH = 6
 
 
-def ways_of(model: dsnet.Supernet, engine: Engine, mix: Mix, batch: int = BATCH) -> tuple[Ways, torch.Tensor]:
+def ways_of(
+    model: dsnet.Supernet, compiled: CompiledNetwork, mix: Mix, batch: int = BATCH
+) -> tuple[Ways, torch.Tensor]:
     """All ways, and the images that they run."""
-    shape = (batch, 3, *engine.image_size)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(engine.precision)
-    return make_ways(model, engine, mix, batch, {}, Others(model, engine, mix)), x
+    shape = (batch, 3, *compiled.image_size)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(compiled.precision)
+    return make_ways(model, compiled, mix, batch, {}, Others(model, compiled, mix)), x
 
 
 def answers(model: dsnet.Supernet, x: torch.Tensor, numbers: list[int]) -> torch.Tensor:
@@ -60,7 +62,7 @@ def answers(model: dsnet.Supernet, x: torch.Tensor, numbers: list[int]) -> torch
 @torch.no_grad()
 def test_every_way_gives_images_what_their_routes_say(name: str) -> None:
     model = network(name)
-    ways, x = ways_of(model, plan_of(name, "eager").engine, MIXED)
+    ways, x = ways_of(model, plan_of(name, "eager").network, MIXED)
     batches = ways.batches["gated"]
     drawn = decisions(MIXED.shares, batches * BATCH)
     for way in ("gated", "slicing", "indexing"):
@@ -91,15 +93,15 @@ def test_every_way_gives_images_what_their_routes_say(name: str) -> None:
 
 @torch.no_grad()
 def test_recorded_programs_take_the_same_routes() -> None:
-    model, engine = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").engine
-    image = torch.zeros(1, 3, *engine.image_size)
+    model, compiled = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").network
+    image = torch.zeros(1, 3, *compiled.image_size)
     own = model.gate(0).choices
     parts = pack(model, [own])
     calls = {h: get_backend("eager").convert(p.module, image)(image) for h, p in parts.items()}
     graphed = Graphed(
         calls, image=image, space=model.space, choices=[own], sizes=(1, BATCH), streams=StreamPool()
     )
-    ways, x = ways_of(model, dataclasses.replace(engine, graph_executor=graphed), MIXED)
+    ways, x = ways_of(model, dataclasses.replace(compiled, graph_executor=graphed), MIXED)
     drawn = decisions(MIXED.shares, ways.batches["gated"] * BATCH)
     found: Any = ways.calls["gated"]()
     assert torch.cat([output.routes for output in found]).tolist() == drawn
@@ -114,8 +116,8 @@ def test_recorded_programs_take_the_same_routes() -> None:
 
 @torch.no_grad()
 def test_single_images_meet_networks_in_turn() -> None:
-    model, engine = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").engine
-    ways = make_ways(model, engine, MIXED, 1, {}, Others(model, engine, MIXED))
+    model, compiled = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").network
+    ways = make_ways(model, compiled, MIXED, 1, {}, Others(model, compiled, MIXED))
     found: Any = ways.calls["in turn"]()
     drawn = decisions(MIXED.shares, ways.batches["in turn"])
     for number, (logits,) in zip(drawn, found, strict=True):
@@ -189,12 +191,14 @@ def test_the_largest_route_of_a_narrowed_gate_is_timed_beside_that_of_the_networ
     assert f"50% at 0 ({human(plain['madds']['0'])})" in text
     table = bench_table("x", {**plain, "date": "today"})
     assert "at the gate's largest (1)" in table
-    engine = runtime.compile(model, backend="eager", routes=[0, 1, 3]).engine
-    ways = make_ways(model, engine, found.mix, 2, {}, None)
+    compiled = runtime.compile(model, backend="eager", routes=[0, 1, 3]).network
+    ways = make_ways(model, compiled, found.mix, 2, {}, None)
     ran: list[int] = []
-    run_route = Engine.run_route
+    run_route = CompiledNetwork.run_route
     with mock.patch.object(
-        Engine, "run_route", lambda self, x, route: (ran.append(route.number), run_route(self, x, route))[1]
+        CompiledNetwork,
+        "run_route",
+        lambda self, x, route: (ran.append(route.number), run_route(self, x, route))[1],
     ):
         for way in ("gate largest", "full"):
             ways.calls[way]()
@@ -257,7 +261,7 @@ def test_static_networks_that_there_is_no_time_for_are_missing(monkeypatch: pyte
     def slow(name: str, *args: object, **more: Any) -> Static:  # noqa: ANN401
         if more["options"]:
             raise TimeUpError
-        return Static(name, "eager", plan_of("ds_mbnet_tiny", "eager").engine.runners[()], 1)
+        return Static(name, "eager", plan_of("ds_mbnet_tiny", "eager").network.segments[()], 1)
 
     both = [Baseline("mobilenet_v1", {}), Baseline("mobilenet_v1", {"width": 0.5})]
     monkeypatch.setattr("dsnet.benchmark.api.static_network", slow)
@@ -295,11 +299,11 @@ def test_a_mobilenet_at_half_width_is_a_baseline_of_its_own(monkeypatch: pytest.
         for n in ("ds_mbnet", "ds_resnet")
     }
     assert found == {"ds_mbnet": ["mobilenet_v1", "mobilenet_v1 × 0.5"], "ds_resnet": ["resnet50"]}
-    engine = dataclasses.replace(plan_of("ds_mbnet_tiny", "eager").engine, image_size=(224, 224))
+    compiled = dataclasses.replace(plan_of("ds_mbnet_tiny", "eager").network, image_size=(224, 224))
     monkeypatch.setattr(
-        "dsnet.benchmark.static_network._timed", lambda *args: {"eager": (1.0, engine.runners[()])}
+        "dsnet.benchmark.static_network._timed", lambda *args: {"eager": (1.0, compiled.segments[()])}
     )
-    half = static_network("mobilenet_v1", engine, (1,), any_backend=False, options={"width": 0.5})
+    half = static_network("mobilenet_v1", compiled, (1,), any_backend=False, options={"width": 0.5})
     assert (half.name, half.madds) == ("mobilenet_v1 × 0.5", pytest.approx(149.5e6, rel=1e-3))
 
 
@@ -313,20 +317,20 @@ def test_the_static_network_runs_on_the_fastest_backend_or_on_the_plans(
     speed = {"eager": 3.0, "onnxruntime": 1.0}
     seen = []
 
-    def pretend(run: runtime.engine.Runner, *args: object) -> float:
+    def pretend(run: object, *args: object) -> float:
         name = usable[len(seen)]
         seen.append(name)
         return speed[name]
 
     monkeypatch.setattr("dsnet.benchmark.static_network._an_image", pretend)
-    engine = plan_of("ds_mbnet_tiny", "eager").engine
-    found = static_network("mobilenet_v1", engine, (2,), any_backend=True, buckets=(1,))
+    compiled = plan_of("ds_mbnet_tiny", "eager").network
+    found = static_network("mobilenet_v1", compiled, (2,), any_backend=True, buckets=(1,))
     assert seen == usable
     assert found.backend == min(usable, key=lambda name: speed[name])
-    x = torch.randn(2, 3, *engine.image_size, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 3, *compiled.image_size, generator=torch.Generator().manual_seed(0))
     assert_close(found.run(x)[0], small(x), 1e-4)
     seen.clear()
-    assert static_network("mobilenet_v1", engine, (2,), any_backend=False, buckets=(1,)).backend == "eager"
+    assert static_network("mobilenet_v1", compiled, (2,), any_backend=False, buckets=(1,)).backend == "eager"
     assert seen == ["eager"]
 
 

@@ -83,11 +83,11 @@ def test_images_take_the_routes_that_were_drawn(name: str, bn_key: str | None, d
 
 
 def test_a_plan_takes_them_too() -> None:
-    model, engine = network("ds_resnet_tiny"), plan_of("ds_resnet_tiny", "eager").engine
+    model, compiled = network("ds_resnet_tiny"), plan_of("ds_resnet_tiny", "eager").network
     numbers = decisions(shares_of(model, "uniform"), 40)
     x = pictures(model, 40)
     choices = torch.tensor([model.space[number].choices for number in numbers])
-    drawn = AssignedNetwork.of(engine, choices)
+    drawn = AssignedNetwork.of(compiled, choices)
     found = run_gated(drawn, x)
     taken = Counter(model.space.of_choices(tuple(choices)).number for choices in found.choices.tolist())
     assert taken == Counter(numbers)

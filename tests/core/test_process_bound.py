@@ -34,7 +34,7 @@ def test_a_copy_of_a_plan_is_the_plan_and_it_is_not_pickled(backend: str) -> Non
     held = torch.nn.Module()
     held.plan = plan
     assert copy.deepcopy(held).plan is plan
-    for what in (plan, plan.engine):
+    for what in (plan, plan.network):
         for call in (functools.partial(pickle.dumps, what), functools.partial(torch.save, what, os.devnull)):
             assert "dsnet.runtime.compile there" in error_of(call)
 
@@ -42,7 +42,7 @@ def test_a_copy_of_a_plan_is_the_plan_and_it_is_not_pickled(backend: str) -> Non
 def test_a_plan_that_shares_weights_is_not_copied_deeply() -> None:
     plan = plan_of(NAME, "eager", "shared")
     assert "compile the copied network" in error_of(lambda: copy.deepcopy(plan))
-    assert "compile the copied network" in error_of(lambda: copy.deepcopy(plan.engine))
+    assert "compile the copied network" in error_of(lambda: copy.deepcopy(plan.network))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
@@ -50,7 +50,7 @@ def test_a_plan_that_shares_weights_is_not_copied_deeply() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_plan_in_a_forked_process_runs_or_says_why_not(threads: int) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 2)
-    before, engine = torch.get_num_threads(), plan.engine
+    before, compiled = torch.get_num_threads(), plan.network
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
 
@@ -63,11 +63,11 @@ def test_a_plan_in_a_forked_process_runs_or_says_why_not(threads: int) -> None:
     torch.set_num_threads(1)
     try:
         routes = plan.route(x).tolist()
-        made = engine.threads
-        object.__setattr__(engine, "threads", threads)
+        made = compiled.threads
+        object.__setattr__(compiled, "threads", threads)
         process = context.Process(target=ask)
         process.start()
-        object.__setattr__(engine, "threads", made)
+        object.__setattr__(compiled, "threads", made)
         assert receive.poll(60)
         answer = receive.recv()
         process.join(60)
@@ -82,12 +82,12 @@ def test_a_plan_in_a_forked_process_runs_or_says_why_not(threads: int) -> None:
 
 
 def test_a_gpus_plan_in_a_forked_process_says_why_not() -> None:
-    engine, x = plan_of(NAME, "eager").engine, pictures(network(NAME), 1)
+    compiled, x = plan_of(NAME, "eager").network, pictures(network(NAME), 1)
     with (
-        mock.patch("dsnet.runtime.executors.host.os.getpid", return_value=engine.process + 1),
+        mock.patch("dsnet.runtime.executors.host.os.getpid", return_value=compiled.process + 1),
         mock.patch("dsnet.runtime.executors.host.torch.get_num_threads", return_value=2),
     ):
-        assert "spawn" in error_of(lambda: engine.run_route(x, engine.space.smallest))
+        assert "spawn" in error_of(lambda: compiled.run_route(x, compiled.space.smallest))
 
 
 def strange(x: Tensor) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def test_a_session_counts_what_a_plan_does() -> None:
         for cost, weight in ((costs.of((0,)), 0.5), (costs.largest, -0.5))
     )
     plan = runtime.Plan(
-        plan_of(NAME, "eager").engine, Router(kind="gate", costs=costs, curve=points), points[1].cost
+        plan_of(NAME, "eager").network, Router(kind="gate", costs=costs, curve=points), points[1].cost
     )
     session = Session(plan)
     assert torch.equal(session(x).routes, plan.route(x))

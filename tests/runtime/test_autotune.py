@@ -92,7 +92,7 @@ def test_plans_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     x = pictures(model, 3)
     for memory in ("packed", "shared"):
         plan = runtime.compile(model, memory=memory)
-        assert plan.engine.backend == "eager"
+        assert plan.network.backend == "eager"
         assert_close(plan(x, 1), model(x, 1), 1e-5)
     says = error_of(
         lambda: choose_backend(model, device=CPU, precision=torch.bfloat16, candidates=["onnxruntime"])

@@ -10,6 +10,7 @@ import torch
 
 from dsnet import runtime
 from dsnet.runtime.backends.inductor import AnyBatch
+from dsnet.runtime.partition.segments import pack
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures
 
@@ -42,7 +43,7 @@ def test_compiled_programs_stay_what_they_are() -> None:
     if (reason := runtime.get_backend("inductor").missing(torch.device("cpu"), torch.float32)) is not None:
         pytest.skip(reason)
     plan = runtime.compile(model, backend="inductor", batch_buckets=(1, 2), routes=[0, 3])
-    assert plan.engine.programs == 3 * 2
+    assert plan.network.num_programs == 3 * 2
     made = counters["stats"]["unique_graphs"]
     for count in (1, 2, 5):
         x = pictures(model, count)
@@ -58,13 +59,13 @@ def test_compiled_programs_stay_what_they_are() -> None:
     for step in range(2, 13):
         plan(many[::step][1:2], 0)
     assert counters["stats"]["unique_graphs"] == made
-    assert "compiled for" in error_of(lambda: plan.engine.runners[()].executables[1](pictures(model, 2)))
+    assert "compiled for" in error_of(lambda: plan.network.segments[()].executables[1](pictures(model, 2)))
 
 
 def test_one_program_takes_any_number_of_images() -> None:
     """As on a GPU, where programs are then recorded for some numbers."""
     model = network("three_gates")
-    part = runtime.parts.pack(model, [model.gate(g).choices for g in range(3)])[0, 1, 2]
+    part = pack(model, [model.gate(g).choices for g in range(3)])[0, 1, 2]
     x, which = part.example(7, torch.Generator().manual_seed(0))
     torch._dynamo.reset()
     program = AnyBatch(part.module, x[:2], which[:2])

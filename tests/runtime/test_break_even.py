@@ -39,8 +39,8 @@ def found(*times: tuple[int, float, float]) -> BreakEven:
 
 @pytest.mark.parametrize(("name", "kind"), [(NAME, "gate"), (NAME, "cascade"), ("three_gates", None)])
 def test_every_batch_size_is_timed(name: str, kind: str | None) -> None:
-    engine = plan_of(name, "eager").engine
-    plan = Plan(engine) if kind is None else Plan(engine, router(kind), "60%")
+    compiled = plan_of(name, "eager").network
+    plan = Plan(compiled) if kind is None else Plan(compiled, router(kind), "60%")
     told = plan.break_even((4, 1))
     assert [t.batch for t in told.times] == [1, 4]
     assert all(min(t[1:]) > 0 for t in told.times)
@@ -70,15 +70,15 @@ def test_thresholds_send_on_as_many_as_they_are_to() -> None:
     plan, model = plan_of(NAME, "eager"), network(NAME)
     x, costs = pictures(model, 40), CostTable.of_model(model)
     shares = {0: 0.5, 1: 0.3, 3: 0.2}
-    thresholds = _thresholds(plan.engine, x, (0, 1, 3), shares)
-    first = CascadePolicy(costs=costs, routes=(0, 1), thresholds=thresholds[:1])(plan.engine, x)
+    thresholds = _thresholds(plan.network, x, (0, 1, 3), shares)
+    first = CascadePolicy(costs=costs, routes=(0, 1), thresholds=thresholds[:1])(plan.network, x)
     assert int((first.routes == 0).sum()) == 20
-    last = CascadePolicy(costs=costs, routes=(0, 1, 3), thresholds=thresholds)(plan.engine, x)
+    last = CascadePolicy(costs=costs, routes=(0, 1, 3), thresholds=thresholds)(plan.network, x)
     assert torch.bincount(last.routes).tolist() == [20, 12, 0, 8]
     everyone = CascadePolicy(
-        costs=costs, routes=(0, 3), thresholds=_thresholds(plan.engine, x, (0, 3), {3: 1.0})
+        costs=costs, routes=(0, 3), thresholds=_thresholds(plan.network, x, (0, 3), {3: 1.0})
     )
-    assert everyone(plan.engine, x).routes.tolist() == [3] * 40
+    assert everyone(plan.network, x).routes.tolist() == [3] * 40
 
 
 def test_batches_are_checked() -> None:
@@ -88,7 +88,7 @@ def test_batches_are_checked() -> None:
     assert "positive integers" in error_of(lambda: plan.break_even(0))
     assert [t.batch for t in plan.break_even(batch for batch in (2, 1)).times] == [1, 2]
     assert "positive integers" in error_of(
-        lambda: measure(plan.engine, {0: 1.0}, network(NAME).space.smallest, [True])
+        lambda: measure(plan.network, {0: 1.0}, network(NAME).space.smallest, [True])
     )
 
 

@@ -50,8 +50,8 @@ def near(a: Tensor, b: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize(("name", "bn_key", "backend"), MAKERS)
 def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend: str) -> None:
     model, plan = on_gpu(name, bn_key, backend)
-    graphed = plan.engine.executor
-    programs = plan.engine.programs
+    graphed = plan.network.executor
+    programs = plan.network.num_programs
     for count in (32, 1, 2, 7, 31, 50, 100):
         x = pictures(model, count, seed=count).cuda()
         expected, found = run_gated(model, x), plan.run(x)
@@ -75,13 +75,13 @@ def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend:
             near(given.logits[i : i + 1], model(x[i : i + 1], route), 1e-3)
     for route in (model.space.smallest, model.space.largest):
         near(plan(x, route), model(x, route), 1e-3)
-    assert plan.engine.programs == programs
+    assert plan.network.num_programs == programs
 
 
 @pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
 def test_prices_and_cascades(backend: str) -> None:
     model, plan = on_gpu("ds_mbnet_tiny", None, backend)
-    graphed, costs = plan.engine.executor, CostTable.of_model(model)
+    graphed, costs = plan.network.executor, CostTable.of_model(model)
     x = pictures(model, 40).cuda()
     for weight in (-2.0, 0.4, 0.0, 3.0):
         expected = GatePolicy(costs=costs, weight=weight)(model, x)
@@ -108,7 +108,7 @@ def test_threads_and_streams_take_turns(backend: str) -> None:
         for cost, weight in zip(ends, (0.3, -0.3), strict=True)
     ]
     router = Router(kind="gate", costs=costs, curve=tuple(points))
-    plans = [Plan(plan.engine, router, cost) for cost in ends]
+    plans = [Plan(plan.network, router, cost) for cost in ends]
     alone = [p.run(x) for p in plans]
     wrong: list[int] = []
 

@@ -78,7 +78,7 @@ def test_any_mix_of_routes(name: str, backend: str, memory: str) -> None:
         torch.arange(23) % 2 * (options - 1),
     ):
         found = []
-        for network_ in (model, plan.engine):
+        for network_ in (model, plan.network):
             left = iter([drawn])
             found.append(
                 run_gated(network_, x, lambda s, gate, _, left=left: next(left) if gate == 0 else s.argmin(1))
@@ -110,7 +110,7 @@ def test_bfloat16_is_near_and_gates_stay_precise() -> None:
     assert plan(x, 3).dtype == torch.bfloat16
     assert_close(plan(x, 3).float(), model(x, 3), 0.05)
     scores, rounded = model.gate_scores(model.run_prefix(x)), low.gate_scores(low.run_prefix(x.bfloat16()))
-    got = plan.engine.gate_scores(plan.engine.run_prefix(x))
+    got = plan.network.gate_scores(plan.network.run_prefix(x))
     assert got.dtype == rounded.dtype == torch.float32
     assert relative_error(got, scores) <= 1.5 * relative_error(rounded, scores)
 
@@ -131,7 +131,7 @@ def test_openvino_in_bfloat16_takes_the_routes_of_float32(name: str) -> None:
     assert relative_error(got.logits.float(), expected.logits) > 1e-6  # it is rounded somewhere
     assert_close(got.logits.float(), expected.logits, 0.03)
     assert torch.equal(plan(x.double()), got.logits)
-    assert plan.engine.gate_scores(plan.engine.run_prefix(x)).dtype == torch.float32
+    assert plan.network.gate_scores(plan.network.run_prefix(x)).dtype == torch.float32
 
 
 def routers(model: dsnet.Supernet, x: Tensor) -> tuple[Router, Router]:
@@ -162,20 +162,20 @@ def test_budgets_need_no_new_programs(name: str, backend: str, memory: str, kind
     x = pictures(model, 48)
     router = routers(model, x)[kind == "cascade"]
     routed = Routed(model, router, router.curve[0].cost)
-    plan = runtime.Plan(plan_of(name, backend, memory).engine, router, routed.budget)
-    programs = plan.engine.programs
+    plan = runtime.Plan(plan_of(name, backend, memory).network, router, routed.budget)
+    programs = plan.network.num_programs
     assert plan(x[:0]).shape == (0, 10)
     answered = []
     for point in router.curve:
         other = plan.at(point.cost)
-        assert other.engine is plan.engine
+        assert other.network is plan.network
         expected, got = routed.at(point.cost).run(x), other.run(x)
         same = expected.routes == got.routes
         assert same.double().mean() > 0.95
         assert_close(got.logits[same], expected.logits[same], 1e-4)
         answered.append(got.routes.double().mean().item())
     assert answered[0] < answered[1]
-    assert plan.engine.programs == programs
+    assert plan.network.num_programs == programs
 
 
 @pytest.mark.parametrize("kind", ["gate", "cascade"])
@@ -186,12 +186,12 @@ def test_a_session_runs_on_a_plan_as_on_the_network(kind: str) -> None:
     router = routers(model, x)[kind == "cascade"]
     dear, cheap = router.curve[1].cost, router.curve[0].cost
     routed = Routed(model, router, dear)
-    plan = runtime.Plan(plan_of("ds_mbnet_tiny", "eager").engine, router, dear)
+    plan = runtime.Plan(plan_of("ds_mbnet_tiny", "eager").network, router, dear)
     assert plan.routed is not None
     ours, theirs = (Session(r, cap=cheap, window=20) for r in (plan.routed, routed))
     for batch in torch.split(x, 7):
         assert torch.equal(ours(batch).routes, theirs(batch).routes)
-    assert ours.taken == theirs.taken
+    assert ours.route_counts == theirs.route_counts
     assert ours.recent_cost <= cheap * (1 + 1e-9)
 
 
@@ -200,7 +200,7 @@ def test_threads_at_two_budgets_do_not_disturb_each_other(backend: str) -> None:
     model = network("ds_mbnet_tiny")
     x = pictures(model, 30)
     router = routers(model, x)[1]
-    plan = runtime.Plan(plan_of("ds_mbnet_tiny", backend).engine, router, router.curve[0].cost)
+    plan = runtime.Plan(plan_of("ds_mbnet_tiny", backend).network, router, router.curve[0].cost)
     plans = [plan.at(point.cost) for point in router.curve]
     alone = [p.run(x) for p in plans]
     assert not torch.equal(alone[0].routes, alone[1].routes)

@@ -106,7 +106,7 @@ def test_every_time_is_in_its_place(
         [list(row) for row in gate] for gate in expected.segments
     ]
     assert set(rows.values()) == {2}
-    assert len(plans[0].engine.runners) == len(rows) == parts
+    assert len(plans[0].network.segments) == len(rows) == parts
 
 
 def test_the_network_stays_as_it_is_whatever_its_gate_and_statistics() -> None:

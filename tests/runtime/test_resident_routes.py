@@ -46,7 +46,7 @@ def gate(model: dsnet.Supernet) -> Router:
         kind="gate",
         costs=costs,
         curve=tuple(
-            OperatingPoint(cost=cost, accuracy=0.5, parameters=(0.0,), taken=own)
+            OperatingPoint(cost=cost, accuracy=0.5, parameters=(0.0,), route_counts=own)
             for cost, own in zip((costs.of((0,)), costs.largest), taken, strict=True)
         ),
     )
@@ -80,8 +80,8 @@ def test_a_cascade_holds_the_routes_of_its_budget_and_gets_others() -> None:
     assert numbers(dear) == [0, 3]
     assert numbers(plan) == [0]
     assert "program" in later.labels
-    assert dear.engine.resident > plan.engine.resident
-    assert dear.engine.runners[()] is plan.engine.runners[()]
+    assert dear.network.resident > plan.network.resident
+    assert dear.network.segments[()] is plan.network.segments[()]
     expected = routed.at(router.curve[1].cost).run(x)
     found = dear.run(x)
     assert torch.equal(found.routes, expected.routes)
@@ -89,7 +89,7 @@ def test_a_cascade_holds_the_routes_of_its_budget_and_gets_others() -> None:
     assert_close(found.logits, expected.logits, 1e-4)
     later.labels.clear()
     for again in (plan, dear):
-        assert again.at(router.curve[1].cost, progress=later).engine.runners == dear.engine.runners
+        assert again.at(router.curve[1].cost, progress=later).network.segments == dear.network.segments
     assert not later.labels, "they are made once"
     every = runtime.compile(routed, backend="eager", batch_buckets=(1,), budgets="all")
     assert numbers(every) == [0, 3]
@@ -104,7 +104,7 @@ def test_a_gate_holds_what_images_took_and_runs_the_others_on_shared_weights() -
     every = runtime.compile(routed, backend="eager", batch_buckets=(1, 4), budgets="all")
     assert numbers(plan) == [0, 1]
     assert numbers(every) == [0, 1, 2, 3]
-    assert plan.engine.resident < every.engine.resident
+    assert plan.network.resident < every.network.resident
     expected = routed.run(x)
     assert set(expected.routes.tolist()) == {0, 1, 2, 3}
     for own in (plan, every, plan.at(router.curve[1].cost), every.at(router.curve[1].cost)):
@@ -113,7 +113,7 @@ def test_a_gate_holds_what_images_took_and_runs_the_others_on_shared_weights() -
         assert_close(found.logits, expected.logits, 1e-4)
     assert numbers(plan.at(router.curve[1].cost)) == [0, 1, 3]
     assert numbers(plan.at(None)) == [0, 1, 2, 3]
-    assert plan.at(None).engine.spare == {}
+    assert plan.at(None).network.fallback == {}
     assert numbers(every.at(router.curve[1].cost)) == [0, 1, 2, 3]
     other = runtime.compile(routed, backend="eager", precision="bfloat16", batch_buckets=(1,))
     assert numbers(other) == [0, 1, 2, 3], "its weights are not those of the network"
@@ -166,7 +166,7 @@ def test_programs_for_a_gpu_are_recorded_again() -> None:
     with mock.patch.object(type(get_backend("cudagraphs")), "missing", return_value=None):
         plan = runtime.compile(routed, backend="cudagraphs", batch_buckets=(8,))
         dear = plan.at(router.curve[1].cost)
-    assert dear.engine.executor is not plan.engine.executor
+    assert dear.network.executor is not plan.network.executor
     expected = routed.at(router.curve[1].cost).run(x)
     assert torch.equal(dear.run(x).routes, expected.routes)
     assert_close(dear.run(x).logits, expected.logits, 1e-4)

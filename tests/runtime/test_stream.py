@@ -48,7 +48,7 @@ def test_answers_are_those_of_the_batches_in_order(
         else:
             output = plan.run(batch)
             expected += list(zip(output.routes.tolist(), output.logits, strict=True))
-    check = plan.engine.check_images
+    check = plan.network.check_images
     answers = list(stream(plan.run, check, iter(batches), images=together, delay=delay, ahead=ahead))
     assert [answer.place for answer in answers] == list(range(len(expected)))
     for answer, wanted in zip(answers, expected, strict=True):
@@ -74,7 +74,7 @@ def test_nobody_waits_for_more_than_the_delay(delay: int, ahead: bool) -> None:
             given_out = i + 1
             yield x[i : i + 1]
 
-    check, waited = plan.engine.check_images, []
+    check, waited = plan.network.check_images, []
     for answer in stream(plan.run, check, batches(), images=1000, delay=delay, ahead=ahead):
         waited.append(given_out - 1 - answer.place)
     assert max(waited) <= delay
@@ -112,7 +112,7 @@ def test_streams_keep_the_budget() -> None:
             OperatingPoint(cost=9e9, accuracy=1, parameters=(0,)),
         ),
     )
-    plan = Plan(plan_of(NAME, "eager").engine, gate, costs.of((0,)))
+    plan = Plan(plan_of(NAME, "eager").network, gate, costs.of((0,)))
     x = pictures(model, 5)
     assert [answer.route for answer in plan.stream([x])] == [0] * 5
     assert "at least 1" in error_of(lambda: plan.stream([x], images=0))
@@ -124,7 +124,7 @@ def test_cascades_and_several_gates_stream_too() -> None:
     costs, x = CostTable.of_model(model), pictures(model, 23)
     threshold = float(margin(model(x, 0)).median())
     point = OperatingPoint(cost=1e5, accuracy=0.5, parameters=(threshold,), routes=(0, 3))
-    cascade = Plan(plan_of(NAME, "eager").engine, Router(kind="cascade", costs=costs, curve=(point,)), 1e5)
+    cascade = Plan(plan_of(NAME, "eager").network, Router(kind="cascade", costs=costs, curve=(point,)), 1e5)
     several = plan_of("three_gates", "eager")
     for plan, images in ((cascade, x), (several, pictures(network("three_gates"), 23))):
         expected = plan.run(images)
@@ -144,7 +144,7 @@ def test_batches_are_joined_and_progress_is_told() -> None:
         seen.append(len(images))
         return plan.run(images)
 
-    list(stream(run, plan.engine.check_images, torch.split(x, 4), images=16, delay=8))
+    list(stream(run, plan.network.check_images, torch.split(x, 4), images=16, delay=8))
     assert seen == [16, 16, 8]
 
     def progress(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
@@ -187,7 +187,7 @@ def test_no_image_waits_longer_than_the_limit_while_the_source_blocks(first: int
         yield x[5:]
 
     places = []
-    check = plan.engine.check_images
+    check = plan.network.check_images
     answers = stream(plan.run, check, source(), images=4, delay=100, max_delay_ms=30, ahead=ahead)
     for answer in answers:
         places.append(answer.place)
@@ -211,7 +211,7 @@ def test_images_that_wait_are_answered_before_any_exception(error: type[BaseExce
 
     answers: list[Answer] = []
     with pytest.raises(error, match="the source ended"):
-        answers.extend(stream(plan.run, plan.engine.check_images, source(), images=64, delay=8, ahead=ahead))
+        answers.extend(stream(plan.run, plan.network.check_images, source(), images=64, delay=8, ahead=ahead))
     assert [answer.place for answer in answers] == [0, 1, 2]
     assert not threads()
 
@@ -246,7 +246,7 @@ def test_images_that_wait_are_answered_when_the_program_is_interrupted(
     answers: list[Answer] = []
 
     def noted() -> Iterator[Answer]:
-        check = plan.engine.check_images
+        check = plan.network.check_images
         for answer in stream(run, check, source(), images=64, delay=8, max_delay_ms=60e3):
             ended.set()
             yield answer

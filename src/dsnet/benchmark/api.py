@@ -29,7 +29,7 @@ from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
 from dsnet.runtime.api import compile as make_plan
 from dsnet.runtime.backends import get_backend
-from dsnet.runtime.executors.host import Engine, Memory
+from dsnet.runtime.executors.host import CompiledNetwork, Memory
 
 __all__ = ["Baseline", "BatchResult", "BenchResult", "Spread", "bench"]
 
@@ -194,16 +194,18 @@ def bench(
         )
     except TimeUpError:
         raise _too_short(limit) from None
-    engine = plan.engine
-    static, missing = _static(model, engine, batches, batch_buckets, progress, limit, any_backend=any_backend)
+    compiled = plan.network
+    static, missing = _static(
+        model, compiled, batches, batch_buckets, progress, limit, any_backend=any_backend
+    )
     size = {number: madds(model, number, image_size) for number in {*mix.shares, own_last, last}}
-    others = None if quick else Others(model, engine, mix)
+    others = None if quick else Others(model, compiled, mix)
     results, alone = [], dict[int, Convert]()
     for batch in batches:
         try:
-            ways = make_ways(model, engine, mix, batch, static, others, alone=alone, progress=progress)
+            ways = make_ways(model, compiled, mix, batch, static, others, alone=alone, progress=progress)
             spreads, rounds = _interleave(
-                ways.calls, repeats, engine.device, shown, batch, limit, 1 if quick else WARM_UP
+                ways.calls, repeats, compiled.device, shown, batch, limit, 1 if quick else WARM_UP
             )
         except TimeUpError:
             missing.append(f"batch {batch}")
@@ -217,19 +219,19 @@ def bench(
     twin = static.get("twin")
     return BenchResult(
         network=model.name,
-        device=device_name(engine.device),
-        backend=engine.backend,
+        device=device_name(compiled.device),
+        backend=compiled.backend,
         memory=memory,
-        precision=str(engine.precision).removeprefix("torch."),
-        conditions=conditions(engine.device, load),
+        precision=str(compiled.precision).removeprefix("torch."),
+        conditions=conditions(compiled.device, load),
         torch=str(torch.__version__),
-        image_size=engine.image_size,
+        image_size=compiled.image_size,
         mix=mix,
         theory=size[last] / sum(share * size[number] for number, share in mix.shares.items()),
         twin=None if twin is None else twin.name,
         twin_backend=None if twin is None else twin.backend,
-        resident=engine.resident,
-        programs=engine.programs,
+        resident=compiled.resident,
+        programs=compiled.num_programs,
         repeats=repeats,
         results=tuple(results),
         madds=size,
@@ -258,7 +260,7 @@ def _quick_backend(model: Supernet, device: torch.device | str | None, precision
 
 def _static(
     model: Supernet,
-    engine: Engine,
+    compiled: CompiledNetwork,
     batches: Sequence[int],
     buckets: Sequence[int] | None,
     progress: Progress,
@@ -276,7 +278,7 @@ def _static(
         try:
             static[way] = static_network(
                 baseline.model,
-                engine,
+                compiled,
                 batches,
                 any_backend=any_backend,
                 buckets=buckets,

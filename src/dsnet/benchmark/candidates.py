@@ -19,9 +19,9 @@ from dsnet.extract import extract
 from dsnet.models import Supernet, run_gated
 from dsnet.runtime.backends import Executable, get_backend
 from dsnet.runtime.executors.assigned import AssignedNetwork
-from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.forced_routes import decisions, mixed, thresholds_for
-from dsnet.runtime.partition.segments import History
+from dsnet.runtime.partition.segments import SegmentKey
 from dsnet.runtime.stream import stream
 
 __all__ = ["Others", "Ways", "batches_for", "make_ways"]
@@ -34,10 +34,10 @@ FEWEST = 20  # images of a mix: small batches run several in a row
 class Others:
     """The network as others would run it, in the plan's precision and on its device."""
 
-    def __init__(self, model: Supernet, engine: Engine, mix: Mix) -> None:
+    def __init__(self, model: Supernet, compiled: CompiledNetwork, mix: Mix) -> None:
         weight = model.head.classifier.weight
-        if (weight.device, weight.dtype) != (engine.device, engine.precision):
-            model = copy.deepcopy(model).to(engine.device, engine.precision)
+        if (weight.device, weight.dtype) != (compiled.device, compiled.precision):
+            model = copy.deepcopy(model).to(compiled.device, compiled.precision)
         self.sliced, self.indexed = model, indexing(model)
         self.places = {number: place for place, number in enumerate(mix.shares)}
         self.masked = masking(model, [model.space.resolve(number) for number in mix.shares])
@@ -52,7 +52,7 @@ class Ways(NamedTuple):
 
 def make_ways(
     model: Supernet,
-    engine: Engine,
+    compiled: CompiledNetwork,
     mix: Mix,
     batch: int,
     static: Mapping[str, Static],
@@ -67,40 +67,40 @@ def make_ways(
     makes stand-alone networks ready, by route, for another batch size.
     """
     makers = {} if alone is None else alone
-    space, place = engine.space, engine.device
-    shape = (batch, engine.input_spec.channels, *engine.image_size)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, engine.precision)
-    own = x.to(engine.takes)  # the same images as the plan takes them
+    space, place = compiled.space, compiled.device
+    shape = (batch, compiled.input_spec.channels, *compiled.image_size)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, compiled.precision)
+    own = x.to(compiled.takes)  # the same images as the plan takes them
     several = batches_for(mix, batch)
     drawn = _batches(decisions(mix.shares, several * batch), batch)
     routes = [[space.resolve(number) for number in numbers] for numbers in drawn]
     answered = _batches(decisions(mix.cascade.answered, several * batch), batch)
     calls: dict[str, Callable[[], object]] = {
-        "full": lambda: engine.executor.run_route(own, space.largest),
-        "gated": _one_by_one([functools.partial(mixed(engine, taken), own) for taken in routes]),
-        "cascade": _cascades(engine, own, mix.cascade.routes, answered),
+        "full": lambda: compiled.executor.run_route(own, space.largest),
+        "gated": _one_by_one([functools.partial(mixed(compiled, taken), own) for taken in routes]),
+        "cascade": _cascades(compiled, own, mix.cascade.routes, answered),
     }
     own_largest = space.resolve(decided_routes(model)[-1])
-    if own_largest != space.largest and engine.holds(own_largest):
-        calls["gate largest"] = lambda: engine.executor.run_route(own, own_largest)
+    if own_largest != space.largest and compiled.holds(own_largest):
+        calls["gate largest"] = lambda: compiled.executor.run_route(own, own_largest)
     # On a GPU many of those that a stream joins: the answers of one are taken while the next runs, and only
     # the last one's answers are waited for.
-    joined = 16 if engine.executor.asynchronous else 1
-    streamed = max(2, joined, joined * engine.executor.max_batch // batch)
-    calls["stream"] = _streamed(engine, own, mix, streamed)
-    backend = get_backend(engine.backend)
+    joined = 16 if compiled.executor.asynchronous else 1
+    streamed = max(2, joined, joined * compiled.executor.max_batch // batch)
+    calls["stream"] = _streamed(compiled, own, mix, streamed)
+    backend = get_backend(compiled.backend)
     alone_at = sorted({*mix.shares, mix.cascade.routes[0]})
     for number in progress(alone_at, len(alone_at), f"batch {batch}: stand-alone network"):
         if number not in makers:
-            network = extract(model, number, image_size=engine.image_size)
+            network = extract(model, number, image_size=compiled.image_size)
             network = network.to(x.device, x.dtype).eval().requires_grad_(False)
             makers[number] = backend.convert(network, x)
-        calls[f"alone {number}"] = _recorded(engine, functools.partial(makers[number](x), own))
+        calls[f"alone {number}"] = _recorded(compiled, functools.partial(makers[number](x), own))
     if batch == 1:  # what leaves the cache when another network runs is no matter of a plan
         calls["in turn"] = _one_by_one([calls[f"alone {number}"] for (number,) in drawn])
     for way, baseline in static.items():
-        calls[way] = _recorded(engine, functools.partial(baseline.run, own))
-    calls |= _suffixes(engine, own, mix.cascade)
+        calls[way] = _recorded(compiled, functools.partial(baseline.run, own))
+    calls |= _suffixes(compiled, own, mix.cascade)
     runs = dict.fromkeys(("gated", "cascade", "slicing", "indexing", "in turn"), several)
     runs["stream"] = streamed
     if others is None:
@@ -125,23 +125,23 @@ def _batches(drawn: Sequence[int], batch: int) -> list[Sequence[int]]:
     return [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
 
 
-def _streamed(engine: Engine, x: Tensor, mix: Mix, batches: int) -> Callable[[], object]:
+def _streamed(compiled: CompiledNetwork, x: Tensor, mix: Mix, batches: int) -> Callable[[], object]:
     """So many batches as a stream, which joins them; every image at its route."""
-    most, batch = engine.executor.max_batch, len(x)
+    most, batch = compiled.executor.max_batch, len(x)
     joined = batch * max(1, -(-most // batch))
-    drawn = [engine.space.resolve(number) for number in decisions(mix.shares, batches * batch)]
+    drawn = [compiled.space.resolve(number) for number in decisions(mix.shares, batches * batch)]
     pieces = [drawn[start : start + joined] for start in range(0, len(drawn), joined)]
-    ways = [mixed(engine, own) for own in pieces]
+    ways = [mixed(compiled, own) for own in pieces]
 
     def run() -> None:
         following = iter(ways)
         answers = stream(
             lambda images: next(following)(images),
-            engine.check_images,
+            compiled.check_images,
             [x] * batches,
             images=most,
             delay=2 * batches,
-            ahead=engine.executor.asynchronous,
+            ahead=compiled.executor.asynchronous,
             blocks=False,
         )
         assert sum(answer.error is None for answer in answers) == len(drawn)
@@ -153,41 +153,41 @@ def _one_by_one(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
     return lambda: [call() for call in calls]
 
 
-def _recorded(engine: Engine, call: Callable[[], object]) -> Callable[[], object]:
+def _recorded(compiled: CompiledNetwork, call: Callable[[], object]) -> Callable[[], object]:
     """As a graph, where the plan is made of graphs."""
-    if not engine.executor.asynchronous:
+    if not compiled.executor.asynchronous:
         return call
 
     def body() -> None:
         call()
 
-    program = stream_pool(engine.device, 1).capture(body, 0)
+    program = stream_pool(compiled.device, 1).capture(body, 0)
     return lambda: (program(), call)  # a graph works on memory that what was called holds
 
 
 def _cascades(
-    engine: Engine, x: Tensor, routes: Sequence[int], batches: Sequence[Sequence[int]]
+    compiled: CompiledNetwork, x: Tensor, routes: Sequence[int], batches: Sequence[Sequence[int]]
 ) -> Callable[[], object]:
     """The plan as a cascade; ``batches`` are the positions in ``routes`` that answer the images of each."""
     further = range(1, len(routes))
     counts = [[sum(last >= position for last in answered) for position in further] for answered in batches]
-    thresholds = [thresholds_for(engine, x, routes, own) for own in counts]
-    return lambda: [engine.executor.run_cascade(x, routes, own) for own in thresholds]
+    thresholds = [thresholds_for(compiled, x, routes, own) for own in counts]
+    return lambda: [compiled.executor.run_cascade(x, routes, own) for own in thresholds]
 
 
-def _suffixes(engine: Engine, x: Tensor, cascade: Cascade) -> dict[str, Callable[[], object]]:
+def _suffixes(compiled: CompiledNetwork, x: Tensor, cascade: Cascade) -> dict[str, Callable[[], object]]:
     """What every further route of a cascade has to run behind those before it."""
     calls: dict[str, Callable[[], object]] = {}
-    states: dict[History, Any] = {(): engine.run_prefix(x)}
+    states: dict[SegmentKey, Any] = {(): compiled.run_prefix(x)}
     for level, number in enumerate(cascade.routes):
-        choices = engine.space.resolve(number).choices
+        choices = compiled.space.resolve(number).choices
         if level:
-            behind = functools.partial(_finish, engine, dict(states), choices)
-            calls[f"suffix {number}"] = _recorded(engine, behind)
-        engine.run_from_states(states, choices)
+            behind = functools.partial(_finish, compiled, dict(states), choices)
+            calls[f"suffix {number}"] = _recorded(compiled, behind)
+        compiled.run_from_states(states, choices)
     return calls
 
 
-def _finish(engine: Engine, states: Mapping[History, Any], choices: tuple[int, ...]) -> Tensor:
+def _finish(compiled: CompiledNetwork, states: Mapping[SegmentKey, Any], choices: tuple[int, ...]) -> Tensor:
     """Leaves ``states`` as they are: whatever is not there yet runs every time."""
-    return engine.run_from_states(dict(states), choices)
+    return compiled.run_from_states(dict(states), choices)

@@ -17,9 +17,9 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.models.static_network import ReferenceNetwork
 from dsnet.runtime.backends import get_backend, list_backends
-from dsnet.runtime.executors.host import Engine, Runner
-from dsnet.runtime.partition.builders import make_runners
-from dsnet.runtime.partition.segments import Part
+from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork
+from dsnet.runtime.partition.builders import bucketed_programs
+from dsnet.runtime.partition.segments import Segment
 
 __all__ = ["Baseline", "Static", "baselines", "static_network", "twin_name"]
 
@@ -33,7 +33,7 @@ class Static(NamedTuple):
 
     name: str
     backend: str
-    run: Runner
+    run: BucketedProgram
     madds: int
 
 
@@ -64,7 +64,7 @@ def baselines(model: Supernet) -> list[Baseline]:
 
 def static_network(
     name: str,
-    engine: Engine,
+    compiled: CompiledNetwork,
     batches: Sequence[int],
     *,
     any_backend: bool,
@@ -72,43 +72,45 @@ def static_network(
     progress: Progress = silent,
     options: Mapping[str, Any] | None = None,
 ) -> Static:
-    """A static network for the device of ``engine``, in the batches that it runs best.
+    """A static network for the device of ``compiled``, in the batches that it runs best.
 
     On the same backend or, with ``any_backend`` and where that has no kernels for it, on the one that takes
     the least time an image at these batch sizes.
     """
     module = create_model(name, **(options or {})).eval().requires_grad_(False)
-    cost = madds(module, image_size=engine.image_size) if isinstance(module, ReferenceNetwork) else 0
-    module = module.to(engine.device, engine.precision)
-    part = Part(module, Shape(engine.input_spec.channels, *engine.image_size))
-    others = [n for n in list_backends() if get_backend(n).missing(engine.device, engine.precision) is None]
-    found = _timed(part, others if any_backend else [engine.backend], batches, engine, buckets, progress)
+    cost = madds(module, image_size=compiled.image_size) if isinstance(module, ReferenceNetwork) else 0
+    module = module.to(compiled.device, compiled.precision)
+    part = Segment(module, Shape(compiled.input_spec.channels, *compiled.image_size))
+    others = [
+        n for n in list_backends() if get_backend(n).missing(compiled.device, compiled.precision) is None
+    ]
+    found = _timed(part, others if any_backend else [compiled.backend], batches, compiled, buckets, progress)
     if not found:
-        found = _timed(part, others, batches, engine, buckets, progress)
+        found = _timed(part, others, batches, compiled, buckets, progress)
     best = min(found, key=lambda candidate: found[candidate][0])
     return Static(Baseline(name, options or {}).name, best, found[best][1], cost)
 
 
 def _timed(
-    part: Part,
+    part: Segment,
     candidates: Sequence[str],
     batches: Sequence[int],
-    engine: Engine,
+    compiled: CompiledNetwork,
     buckets: Sequence[int] | None,
     progress: Progress,
-) -> dict[str, tuple[float, Runner]]:
+) -> dict[str, tuple[float, BucketedProgram]]:
     """By backend: milliseconds an image, and the network; without those that it has no kernels for."""
-    found: dict[str, tuple[float, Runner]] = {}
+    found: dict[str, tuple[float, BucketedProgram]] = {}
     for candidate in progress(candidates, len(candidates), "static network on backend"):
         backend = get_backend(candidate)
         sizes = sorted({1, *(buckets or backend.buckets)})
         try:
-            made = make_runners(
+            made = bucketed_programs(
                 {(): part},
                 backend,
                 sizes,
-                device=engine.device,
-                precision=engine.precision,
+                device=compiled.device,
+                precision=compiled.precision,
                 progress=progress,
             )
         except TimeUpError:
@@ -116,19 +118,21 @@ def _timed(
         except DsnetError:
             continue
         except Exception:
-            if candidate == engine.backend:
+            if candidate == compiled.backend:
                 raise
             continue  # one that does not work here is not the best
-        found[candidate] = (_an_image(made[()], part, batches, engine), made[()])
+        found[candidate] = (_an_image(made[()], part, batches, compiled), made[()])
     return found
 
 
 @torch.no_grad()
-def _an_image(run: Runner, part: Part, batches: Sequence[int], engine: Engine) -> float:
+def _an_image(
+    run: BucketedProgram, part: Segment, batches: Sequence[int], compiled: CompiledNetwork
+) -> float:
     """Milliseconds an image, mean over the batch sizes."""
     taken = []
     for batch in batches:
-        x = torch.zeros(batch, *part.shape, device=engine.device, dtype=engine.precision)
-        _, *samples = [timed(functools.partial(run, x), engine.device) for _ in range(1 + CALLS)]
+        x = torch.zeros(batch, *part.shape, device=compiled.device, dtype=compiled.precision)
+        _, *samples = [timed(functools.partial(run, x), compiled.device) for _ in range(1 + CALLS)]
         taken.append(statistics.median(samples) / batch)
     return statistics.mean(taken)

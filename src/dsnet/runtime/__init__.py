@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dsnet.runtime.api import compile  # noqa: A004  (as torch.compile)
 from dsnet.runtime.backends import get_backend, list_backends
-from dsnet.runtime.executors.host import Engine, Memory
-from dsnet.runtime.partition import segments as parts
+from dsnet.runtime.executors.host import CompiledNetwork, Memory
 from dsnet.runtime.plan import Plan
 from dsnet.runtime.profile_plan import profile_plan
 
 __all__ = [
-    "Engine",
+    "CompiledNetwork",
     "Memory",
     "Plan",
     "compile",
     "get_backend",
     "list_backends",
-    "parts",
     "profile_plan",
 ]

@@ -21,11 +21,11 @@ from dsnet.runtime.autotune import choose_backend
 from dsnet.runtime.backends import Backend, Executable, Joining, Rounding, get_backend, list_backends
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.grouped import SIDE, Graphed
-from dsnet.runtime.executors.host import Engine, Memory, Runner
+from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork, Memory
 from dsnet.runtime.executors.ragged.support import unsupported
 from dsnet.runtime.executors.single_segment import Ended, any_number, widened
 from dsnet.runtime.partition.batch_invariance import chosen, make_invariant
-from dsnet.runtime.partition.builders import make_calls, make_end, make_runners
+from dsnet.runtime.partition.builders import bucketed_programs, make_calls, make_end
 from dsnet.runtime.partition.partitioner import (
     Partitioner,
     PartitionRequest,
@@ -33,15 +33,21 @@ from dsnet.runtime.partition.partitioner import (
     segment_modules,
 )
 from dsnet.runtime.partition.segments import (
-    End,
-    History,
-    Part,
-    find_stand_ins,
-    part_histories,
+    Segment,
+    SegmentKey,
+    SharedHead,
+    find_shared_segments,
+    segment_histories,
     weight_bytes,
 )
 from dsnet.runtime.plan import Plan
-from dsnet.runtime.resident_routes import Maker, Origin, can_spare, needed_for, spare_parts
+from dsnet.runtime.resident_routes import (
+    RouteExtender,
+    SourceNetwork,
+    can_fall_back,
+    fallback_segments,
+    needed_for,
+)
 
 __all__ = ["compile"]
 
@@ -122,7 +128,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     _check_memory(memory, backend, shared=(place, dtype) == (weight.device, weight.dtype))
     if backend == "auto":
         names = ["eager"] if memory == "shared" else None
-        if partitioner.has_end(model):  # timed without what is behind it, which other kernels run
+        if partitioner.has_shared_head(model):  # timed without what is behind it, which other kernels run
             names = _usable_backends(model, partitioner, network, routes, image_size, dtype, place)
         backend = choose_backend(
             network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
@@ -138,22 +144,22 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         )
     every = budgets == "all" or memory == "shared"  # slices take no memory
     needed = needed_for(network, router, None if budget is None else float(budget), every=every)
-    spares = not every and can_spare(network, place, dtype, recorded=made_by.recorded(place))
+    spares = not every and can_fall_back(network, place, dtype, recorded=made_by.recorded(place))
     options = needed.taken if spares else needed.possible
     if routes is not None:
         options = _options(network, routes)
     make = functools.partial(
         _engine, model, partitioner, made_by, batch_buckets, memory, image_size, dtype, place, batch_invariant
     )
-    engine = make(options, None, progress)
-    maker = None
+    compiled = make(options, None, progress)
+    extender = None
     if router is not None and routes is None:
-        origin = Origin(network)
-        spare = functools.partial(spare_parts, origin, image_size=image_size) if spares else None
-        maker = Maker(origin, make, spare, progress)
+        origin = SourceNetwork(network)
+        spare = functools.partial(fallback_segments, origin, image_size=image_size) if spares else None
+        extender = RouteExtender(origin, make, spare, progress)
         if spare is not None:
-            engine = replace(engine, spare=spare(needed.possible, options))
-    plan = Plan(engine, router, budget, maker=maker)
+            compiled = replace(compiled, fallback=spare(needed.possible, options))
+    plan = Plan(compiled, router, budget, extender=extender)
     return partitioner.plan(model, plan, image_size)
 
 
@@ -168,23 +174,25 @@ def _engine(
     place: torch.device,
     batch_invariant: bool | None,
     options: Sequence[tuple[int, ...]],
-    before: Engine | None,
+    before: CompiledNetwork | None,
     progress: Progress,
-) -> Engine:
-    """Everything for these choices; what an engine of ``before`` has is not made again where that can be."""
+) -> CompiledNetwork:
+    """Everything for these choices; what a network of ``before`` has is not made again where that can be."""
     network = partitioner.network(model)
-    stand_ins = find_stand_ins(network, options, image_size=image_size) if backend.recorded(place) else {}
-    pairs = len(part_histories(network, options, stand_ins)) > 1 + sum(map(len, options))
+    shared_segments: Mapping[SegmentKey, SegmentKey] = {}
+    if backend.recorded(place):
+        shared_segments = find_shared_segments(network, options, image_size=image_size)
+    pairs = len(segment_histories(network, options, shared_segments)) > 1 + sum(map(len, options))
     buckets = _buckets(batch_buckets, _sizes(backend, place, pairs=pairs))
     size = network.input_spec.shape(image_size)
-    known: Mapping[History, Runner] = {}
+    known: Mapping[SegmentKey, BucketedProgram] = {}
     if before is not None and before.graph_executor is None and not before.keyed:
-        known = before.runners  # parts do not depend on which others there are
+        known = before.segments  # parts do not depend on which others there are
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(place.type, enabled=False):
         # What is made here is written to in any mode later, in the plan's own precision.
         request = PartitionRequest(
             options=options,
-            stand_ins=stand_ins,
+            shared_segments=shared_segments,
             shared=memory == "shared",
             grouped=backend.recorded(place),
             fused=isinstance(backend, Joining),
@@ -198,8 +206,8 @@ def _engine(
         if backend.name == "eager" and place.type == "cpu":
             invariant = chosen(batch_invariant, (size.height, size.width), precision, memory)
             make_invariant(parts if invariant else {}, len(network.gates))
-        made = _programs(network, backend, parts, end, stand_ins, buckets, place, precision, progress)
-    return Engine(
+        made = _programs(network, backend, parts, end, shared_segments, buckets, place, precision, progress)
+    return CompiledNetwork(
         spec=network.spec,
         space=network.space,
         gates=tuple(GateChoices(network.gate(g).choices) for g in range(len(network.gates))),
@@ -212,9 +220,9 @@ def _engine(
         precision=precision,
         backend=backend.name,
         memory=memory,
-        runners={**known, **made.runners},
+        segments={**known, **made.segments},
         resident=made.resident + (before.resident if before is not None and known else 0),
-        graph_executor=made.graphed,
+        graph_executor=made.graph_executor,
         batch_invariant=invariant,
     )
 
@@ -232,7 +240,7 @@ def _usable_backends(
     options = [network.gate(0).choices] if routes is None else _options(network, routes)
     request = PartitionRequest(
         options=options,
-        stand_ins={},
+        shared_segments={},
         shared=False,
         grouped=True,
         fused=True,
@@ -246,17 +254,17 @@ def _usable_backends(
 
 
 class _Made(NamedTuple):
-    runners: dict[History, Runner]
-    graphed: Executor | None  # for mixed batches, where there are graphs
+    segments: dict[SegmentKey, BucketedProgram]
+    graph_executor: Executor | None  # for mixed batches, where there are graphs
     resident: int  # bytes of weights
 
 
 def _programs(
     network: Supernet,
     backend: Backend,
-    parts: Mapping[History, Part],
-    end: End | None,
-    stand_ins: Mapping[History, History],
+    parts: Mapping[SegmentKey, Segment],
+    end: SharedHead | None,
+    shared_segments: Mapping[SegmentKey, SegmentKey],
     buckets: Sequence[int],
     device: torch.device,
     precision: torch.dtype,
@@ -266,7 +274,9 @@ def _programs(
     modules = [part.module for part in parts.values()] + ([] if end is None else [end.module])
     resident = weight_bytes(modules)
     if not backend.recorded(device):
-        runners = make_runners(parts, backend, buckets, device=device, precision=precision, progress=progress)
+        runners = bucketed_programs(
+            parts, backend, buckets, device=device, precision=precision, progress=progress
+        )
         return _Made(runners, None, resident)
     choices = [network.gate(g).choices for g in range(len(network.gates))]
     image = torch.zeros(1, *parts[()].shape, device=device, dtype=precision)
@@ -291,16 +301,16 @@ def _programs(
     if last is not None:
         options = sorted(history[-1] for history in calls if history)
         calls |= {(c,): Ended(calls[c,], last, place) for place, c in enumerate(options)}
-    asked = {**calls, **widened(calls, parts, stand_ins)}
-    asked_keyed = keyed | {history for history, other in stand_ins.items() if other in keyed}
+    asked = {**calls, **widened(calls, parts, shared_segments)}
+    asked_keyed = keyed | {history for history, other in shared_segments.items() if other in keyed}
     return _Made(any_number(asked, buckets, asked_keyed), graphed, resident)
 
 
 def _joined(
     network: Supernet,
     backend: Joining,
-    parts: Mapping[History, Part],
-    end: End | None,
+    parts: Mapping[SegmentKey, Segment],
+    end: SharedHead | None,
     buckets: Sequence[int],
     image: Tensor,
     progress: Progress,
@@ -334,7 +344,7 @@ def _joined(
         streams=stream_pool(image.device, 1),
         progress=progress,
     )
-    calls: dict[History, Executable] = {(): front.at(0)}
+    calls: dict[SegmentKey, Executable] = {(): front.at(0)}
     for place, choice in enumerate(options):
         call = rest.at(place)
         calls[choice,] = call if last is None else Ended(call, last, place)

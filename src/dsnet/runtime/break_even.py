@@ -16,7 +16,7 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.routing.policies import CascadePolicy
-from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.forced_routes import adding_up, decisions, mixed, thresholds_for
 
 __all__ = ["BreakEven", "Times", "measure"]
@@ -76,7 +76,7 @@ class BreakEven:
 
 @torch.no_grad()
 def measure(
-    engine: Engine,
+    compiled: CompiledNetwork,
     shares: Mapping[int, float],
     single: Route,
     batches: Iterable[int] | int,
@@ -90,58 +90,60 @@ def measure(
     shares, found = adding_up(shares), []
     for batch in sorted(set(batches)):
         several = max(1, -(-FEWEST // batch))
-        calls = _calls(engine, shares, single, batch, several, cascade)
+        calls = _calls(compiled, shares, single, batch, several, cascade)
         taken: dict[str, list[float]] = {way: [] for way in calls}
         for number in range(WARM_UP + ROUNDS):
             for way, call in calls.items():
-                took = timed(call, engine.device)
+                took = timed(call, compiled.device)
                 if number >= WARM_UP:
                     taken[way].append(took)
         middle = {way: statistics.median(samples) for way, samples in taken.items()}
         found.append(Times(batch, middle["routed"] / several, middle["single"], middle["largest"]))
-    where = f"{engine.backend} on {engine.device.type}, {human(engine.resident)}B of weights"
-    return BreakEven(network=engine.name, where=where, shares=dict(shares), single=single, times=tuple(found))
+    where = f"{compiled.backend} on {compiled.device.type}, {human(compiled.resident)}B of weights"
+    return BreakEven(
+        network=compiled.name, where=where, shares=dict(shares), single=single, times=tuple(found)
+    )
 
 
 def _calls(
-    engine: Engine,
+    compiled: CompiledNetwork,
     shares: Mapping[int, float],
     single: Route,
     batch: int,
     several: int,
     cascade: CascadePolicy | None,
 ) -> dict[str, Callable[[], object]]:
-    shape = (several * batch, engine.input_spec.channels, *engine.image_size)
+    shape = (several * batch, compiled.input_spec.channels, *compiled.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    pieces = torch.split(images.to(engine.device, engine.takes), batch)
-    space = engine.space
+    pieces = torch.split(images.to(compiled.device, compiled.takes), batch)
+    space = compiled.space
     routed: list[Callable[[], object]]
     if cascade is not None:
-        thresholds = _thresholds(engine, torch.cat(list(pieces)), cascade.routes, shares)
-        run = engine.executor.run_cascade
+        thresholds = _thresholds(compiled, torch.cat(list(pieces)), cascade.routes, shares)
+        run = compiled.executor.run_cascade
         routed = [functools.partial(run, x, cascade.routes, thresholds) for x in pieces]
     else:
         drawn = decisions(shares, several * batch)
         at = [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
         routed = [
-            functools.partial(mixed(engine, [space.resolve(n) for n in own]), x)
+            functools.partial(mixed(compiled, [space.resolve(n) for n in own]), x)
             for x, own in zip(pieces, at, strict=True)
         ]
     return {
         "routed": lambda: [call() for call in routed],
-        "single": lambda: engine.executor.run_route(pieces[0], single),
-        "largest": lambda: engine.executor.run_route(pieces[0], _largest(engine)),
+        "single": lambda: compiled.executor.run_route(pieces[0], single),
+        "largest": lambda: compiled.executor.run_route(pieces[0], _largest(compiled)),
     }
 
 
 def _thresholds(
-    engine: Engine, x: Tensor, routes: Sequence[int], shares: Mapping[int, float]
+    compiled: CompiledNetwork, x: Tensor, routes: Sequence[int], shares: Mapping[int, float]
 ) -> tuple[float, ...]:
     """With which routes answer these shares of the images."""
     beyond = [sum(shares.get(number, 0.0) for number in routes[place:]) for place in range(1, len(routes))]
-    return tuple(thresholds_for(engine, x, routes, [round(share * len(x)) for share in beyond]))
+    return tuple(thresholds_for(compiled, x, routes, [round(share * len(x)) for share in beyond]))
 
 
-def _largest(engine: Engine) -> Route:
+def _largest(compiled: CompiledNetwork) -> Route:
     """Of those that are held."""
-    return [route for route in engine.space if engine.holds(route)][-1]
+    return [route for route in compiled.space if compiled.holds(route)][-1]

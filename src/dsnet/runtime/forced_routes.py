@@ -11,12 +11,12 @@ from torch import Tensor
 from dsnet.errors import DsnetError, shorten
 from dsnet.routes import Route
 from dsnet.routing.policies import RoutedOutput, margin, unsure
-from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.executors.host import CompiledNetwork
 
 __all__ = ["adding_up", "decisions", "mixed", "thresholds_for"]
 
 
-def mixed(network: Engine, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
+def mixed(network: CompiledNetwork, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
     """Return a function that runs a batch of as many images, each at its route."""
     for route in routes:
         if not network.holds(route):
@@ -31,12 +31,14 @@ def mixed(network: Engine, routes: Sequence[Route]) -> Callable[[Tensor], Routed
     return lambda x: executor.run_assigned(x, choices, within_gates=within_gates)
 
 
-def thresholds_for(engine: Engine, x: Tensor, routes: Sequence[int], counts: Sequence[int]) -> list[float]:
+def thresholds_for(
+    compiled: CompiledNetwork, x: Tensor, routes: Sequence[int], counts: Sequence[int]
+) -> list[float]:
     """With which so many images go on from each route, equal margins aside."""
     found: list[float] = []
     left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for number, count in zip(routes[:-1], counts, strict=True):
-        sure = margin(engine.executor.run_route(x, engine.space.resolve(number))).double()
+        sure = margin(compiled.executor.run_route(x, compiled.space.resolve(number))).double()
         ordered = [-1.0, *sure[left].sort()[0].tolist(), 2.0]  # no margin is as small or as large
         found.append((ordered[count] + ordered[count + 1]) / 2)
         left &= unsure(sure, found[-1])

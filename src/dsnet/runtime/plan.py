@@ -18,8 +18,8 @@ from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput
 from dsnet.routing.router import Routed, Router, parse_budget
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.break_even import BreakEven, measure
-from dsnet.runtime.executors.host import Engine
-from dsnet.runtime.resident_routes import Maker
+from dsnet.runtime.executors.host import CompiledNetwork
+from dsnet.runtime.resident_routes import RouteExtender
 from dsnet.runtime.stream import MAX_DELAY_MS, Answer, stream
 
 __all__ = ["Plan"]
@@ -29,10 +29,10 @@ __all__ = ["Plan"]
 class Plan(InProcess):
     """A network with its router on a device. Frozen: several threads may call it, each at its own budget."""
 
-    engine: Engine
+    network: CompiledNetwork
     router: Router | None = None
     budget: float | str | None = None
-    maker: Maker | None = None  # of routes for other budgets; none: the routes are those that were asked for
+    extender: RouteExtender | None = None  # compiles routes that other budgets need
     routed: Routed | None = field(init=False)
     penalties: CostPenalties | None = field(init=False, default=None)  # subtracted from the gates' scores
 
@@ -42,11 +42,11 @@ class Plan(InProcess):
                 "this plan has no calibrated router, so it cannot keep a budget; make it from "
                 "dsnet.load_routed(RUN, budget), after `dsnet calibrate RUN`"
             )
-        routed = None if self.router is None else Routed(self.engine, self.router, self.budget)
+        routed = None if self.router is None else Routed(self.network, self.router, self.budget)
         object.__setattr__(self, "routed", routed)
         object.__setattr__(self, "budget", None if routed is None else routed.budget)
         if isinstance(self.policy, GatePolicy) and self.policy.weight:
-            choices = [gate.choices for gate in self.engine.gates]
+            choices = [gate.choices for gate in self.network.gates]
             object.__setattr__(self, "penalties", self.policy.costs.penalties(self.policy.weight, choices))
 
     @property
@@ -58,20 +58,20 @@ class Plan(InProcess):
         """Images [B, C, H, W] → logits [B, classes], at one route or, without one, routed."""
         if route is None:
             return self.run(x).logits
-        found = self.engine.space.resolve(route)
-        if not self.engine.holds(found):
+        found = self.network.space.resolve(route)
+        if not self.network.holds(found):
             held = ", ".join(str(r.number) for r in self.held())
             raise DsnetError(
                 f"this plan does not hold route {found.number}; it holds {held}. Compile with "
                 f"routes=[…, {found.number}] or budgets='all' for others"
             )
-        self.engine.check_images(x)
-        return self.engine.executor.run_route(x, found)
+        self.network.check_images(x)
+        return self.network.executor.run_route(x, found)
 
     def run(self, x: Tensor) -> RoutedOutput:
         """Logits, and the number of the route that gave each."""
-        self.engine.check_images(x)
-        executor, policy = self.engine.executor, self.policy
+        self.network.check_images(x)
+        executor, policy = self.network.executor, self.policy
         if isinstance(policy, CascadePolicy):
             return executor.run_cascade(x, policy.routes, policy.thresholds)
         return executor.run_gate(x, self.penalties)
@@ -99,12 +99,12 @@ class Plan(InProcess):
         total = len(batches) if isinstance(batches, Sized) else 0
         return stream(
             self.run,
-            self.engine.check_images,
+            self.network.check_images,
             progress(batches, total, "batch"),
-            images=self.engine.executor.max_batch if images is None else images,
+            images=self.network.executor.max_batch if images is None else images,
             delay=delay,
             max_delay_ms=max_delay_ms,
-            ahead=self.engine.executor.asynchronous,
+            ahead=self.network.executor.asynchronous,
             blocks=not isinstance(batches, list | tuple),
         )
 
@@ -116,9 +116,9 @@ class Plan(InProcess):
         ``shares`` by route, by default those that the calibration images took, or else equal ones.
         """
         if batches is None:
-            batches = (1, 8, 64, 256) if self.engine.executor.asynchronous else (1, 4, 16)
+            batches = (1, 8, 64, 256) if self.network.executor.asynchronous else (1, 4, 16)
         return measure(
-            self.engine,
+            self.network,
             self._shares() if shares is None else shares,
             self._single(),
             batches,
@@ -131,9 +131,9 @@ class Plan(InProcess):
         if self.router is not None and isinstance(self.budget, float):
             taken = self.router.point(self.budget).route_counts
         if not taken:
-            decided = [gate.choices for gate in self.engine.gates]
-            ways = (self.engine.space.of_choices(way) for way in itertools.product(*decided))
-            taken = [(route.number, 1) for route in ways if self.engine.holds(route)]
+            decided = [gate.choices for gate in self.network.gates]
+            ways = (self.network.space.of_choices(way) for way in itertools.product(*decided))
+            taken = [(route.number, 1) for route in ways if self.network.holds(route)]
         total = sum(count for _, count in taken)
         return {number: count / total for number, count in taken}
 
@@ -156,15 +156,15 @@ class Plan(InProcess):
         ``progress`` shows that, by default as it was shown when the plan was made. Nothing is compiled where
         all routes are held.
         """
-        engine = self.engine
-        if self.maker is not None and self.router is not None:
+        compiled = self.network
+        if self.extender is not None and self.router is not None:
             parsed = None if budget is None else parse_budget(budget, self.router.costs)
-            engine = self.maker.extended(engine, self.router, parsed, progress)
-        return replace(self, engine=engine, budget=budget)
+            compiled = self.extender.extended(compiled, self.router, parsed, progress)
+        return replace(self, network=compiled, budget=budget)
 
     def shared_network(self) -> str | None:
         """The network whose own weights it runs, if it does."""
-        return self.engine.shared_network()
+        return self.network.shared_network()
 
     @property
     def batch_invariant(self) -> bool:
@@ -174,18 +174,19 @@ class Plan(InProcess):
         onnxruntime.
         """
         logits_decide = isinstance(self.policy, CascadePolicy)
-        return self.engine.batch_invariant and (
-            not logits_decide or get_backend(self.engine.backend).invariant_logits
+        return self.network.batch_invariant and (
+            not logits_decide or get_backend(self.network.backend).invariant_logits
         )
 
     def held(self) -> list[Route]:
         """The routes whose parts are there."""
-        return [route for route in self.engine.space if self.engine.holds(route)]
+        return [route for route in self.network.space if self.network.holds(route)]
 
     def __repr__(self) -> str:
-        engine = self.engine
+        compiled = self.network
         return (
-            f"Plan({engine.name}, {engine.backend} on {engine.device.type}, {engine.memory}, "
-            f"{len(self.held())} routes, {engine.programs} programs, {human(engine.resident)}B of weights, "
+            f"Plan({compiled.name}, {compiled.backend} on {compiled.device.type}, {compiled.memory}, "
+            f"{len(self.held())} routes, {compiled.num_programs} programs, "
+            f"{human(compiled.resident)}B of weights, "
             f"budget={self.budget})"
         )

@@ -48,19 +48,19 @@ def profile_plan(
     copied.bn_key = "stage"
     make = functools.partial(make_plan, copied, precision=precision, image_size=image_size, progress=progress)
     if backend == "auto":
-        backend = make(backend="auto", batch_buckets=(1,), routes=[0]).engine.backend
+        backend = make(backend="auto", batch_buckets=(1,), routes=[0]).network.backend
     sizes = get_backend(backend).buckets
     enough = min((size for size in sizes if size >= max(batches)), default=max(sizes))
     sizes = tuple(size for size in sizes if size <= enough)  # what is larger would be made for nothing
-    engine = make(backend=backend, batch_buckets=sizes, routes=range(len(model.space))).engine
+    compiled = make(backend=backend, batch_buckets=sizes, routes=range(len(model.space))).network
     return measure(
-        engine,
+        compiled,
         spec=model.spec,
         image=model.input_spec.shape(image_size),
-        device=engine.device,
-        dtype=engine.precision,
-        backend=engine.backend,
-        backend_version=_version(engine.backend),
+        device=compiled.device,
+        dtype=compiled.precision,
+        backend=compiled.backend,
+        backend_version=_version(compiled.backend),
         memory="packed",
         batches=batches,
         repeats=repeats,

@@ -2,7 +2,7 @@
 
 A cascade needs the routes of its setting. A gate may take any of its choices at any budget, but takes few of
 them often: those that calibration images took are packed and compiled; where it can be done without a copy
-(`spare_parts`), the others run slices of the network's own weights, until a budget needs them.
+(`fallback_segments`), the others run slices of the network's own weights, until a budget needs them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dsnet.models import Supernet
 from dsnet.routing.router import Router
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.backends.base import Executable
-from dsnet.runtime.executors.host import Engine, Runner
-from dsnet.runtime.partition.segments import History, share
+from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork
+from dsnet.runtime.partition.segments import SegmentKey, share
 
-__all__ = ["Maker", "Needed", "Origin", "can_spare", "needed_for", "spare_parts"]
+__all__ = ["RouteExtender", "Needed", "SourceNetwork", "can_fall_back", "needed_for", "fallback_segments"]
 
 Options = Sequence[tuple[int, ...]]  # choices by gate
 SPARE = 64  # images of a part that runs the network's own weights, at most
@@ -59,14 +59,14 @@ def _choices(network: Supernet, routes: set[int]) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(sorted(set(row))) for row in rows)
 
 
-def can_spare(network: Supernet, device: torch.device, precision: torch.dtype, *, recorded: bool) -> bool:
+def can_fall_back(network: Supernet, device: torch.device, precision: torch.dtype, *, recorded: bool) -> bool:
     """Whether the network's own weights can run what a plan does not hold."""
     weight = network.head.classifier.weight
     same = (weight.device, weight.dtype) == (device, precision)
     return same and precision in (torch.float32, torch.float64) and not recorded and len(network.gates) == 1
 
 
-class Origin:
+class SourceNetwork:
     """The network that a plan was made from, and what its weights were then."""
 
     def __init__(self, network: Supernet) -> None:
@@ -85,7 +85,7 @@ class Origin:
 class _Spare:
     """An executable of the network's weights, as long as they are those that the plan was made from."""
 
-    def __init__(self, call: Executable, origin: Origin) -> None:
+    def __init__(self, call: Executable, origin: SourceNetwork) -> None:
         self.call, self.origin = call, origin
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -93,9 +93,9 @@ class _Spare:
         return self.call(*inputs)
 
 
-def spare_parts(
-    origin: Origin, options: Options, held: Options, image_size: int | tuple[int, int] | None
-) -> dict[History, Runner]:
+def fallback_segments(
+    origin: SourceNetwork, options: Options, held: Options, image_size: int | tuple[int, int] | None
+) -> dict[SegmentKey, BucketedProgram]:
     """Parts of the choices that are not held, as slices of the network's weights; they take no memory."""
     missing = [tuple(c for c in own if c not in has) for own, has in zip(options, held, strict=True)]
     if not any(missing):
@@ -105,32 +105,36 @@ def spare_parts(
         if history:
             x = part.example(1)
             call = get_backend("eager").convert(part.module, *x)(*x)
-            found[history] = Runner({SPARE: _Spare(call, origin)}, {SPARE: 1e3}, any_batch=True)
+            found[history] = BucketedProgram({SPARE: _Spare(call, origin)}, {SPARE: 1e3}, any_batch=True)
     return found
 
 
-class Maker:
-    """Adds routes to an engine where another budget needs them. Threads may share one."""
+class RouteExtender:
+    """Adds routes to an compiled where another budget needs them. Threads may share one."""
 
     def __init__(
         self,
-        origin: Origin,
-        make: Callable[[Options, Engine, Progress], Engine],
-        spare: Callable[[Options, Options], dict[History, Runner]] | None,
+        origin: SourceNetwork,
+        make: Callable[[Options, CompiledNetwork, Progress], CompiledNetwork],
+        spare: Callable[[Options, Options], dict[SegmentKey, BucketedProgram]] | None,
         progress: Progress,
     ) -> None:
-        self.origin, self.make, self.spare, self.progress = origin, make, spare, progress
+        self.origin, self.make, self.fallback, self.progress = origin, make, spare, progress
         self.lock = threading.Lock()
-        self.latest: Engine | None = None  # which holds all that was ever asked for
+        self.latest: CompiledNetwork | None = None  # which holds all that was ever asked for
 
     def extended(
-        self, engine: Engine, router: Router | None, budget: float | None, progress: Progress | None
-    ) -> Engine:
-        """The engine with all parts that the budget needs; itself, if it has them."""
+        self,
+        compiled: CompiledNetwork,
+        router: Router | None,
+        budget: float | None,
+        progress: Progress | None,
+    ) -> CompiledNetwork:
+        """The network with all parts that the budget needs; itself, if it has them."""
         needed = needed_for(self.origin.network, router, budget, every=False)
-        wanted = needed.possible if self.spare is None else needed.taken
+        wanted = needed.possible if self.fallback is None else needed.taken
         with self.lock:
-            latest = self.latest or engine
+            latest = self.latest or compiled
             missing = [set(own) - set(has) for own, has in zip(wanted, latest.options, strict=True)]
             if any(missing):
                 self.origin.check()
@@ -138,8 +142,8 @@ class Maker:
                     tuple(sorted({*own, *has})) for own, has in zip(wanted, latest.options, strict=True)
                 )
                 latest = self.make(union, latest, progress or self.progress)
-            if self.spare is not None:
-                latest = replace(latest, spare=self.spare(needed.possible, latest.options))
+            if self.fallback is not None:
+                latest = replace(latest, fallback=self.fallback(needed.possible, latest.options))
             self.latest = latest
         return latest
 

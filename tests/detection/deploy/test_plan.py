@@ -48,7 +48,7 @@ def test_auto_times_what_runs_all_of_a_detector(known: bool) -> None:
         if not known:
             patches.enter_context(mock.patch.object(making, "unsupported", return_value="a reason"))
         plan = runtime.compile(detector)
-    assert plan.engine.backend == "eager"
+    assert plan.network.backend == "eager"
     assert ("triton" in asked[0]) is known
     assert {"eager", "inductor", "openvino"} <= set(asked[0])
 
@@ -70,7 +70,7 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
     network = detector.network
     x = images(network, 7, size=size)
     plan = recorded(detector, size)
-    graphed = plan.engine.executor
+    graphed = plan.network.executor
     assert isinstance(graphed, Graphed)
     assert graphed.end is not None
     expected, found = detector(x), plan.run(x)
@@ -86,8 +86,8 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
         assert_close(mixed.logits[i : i + 1], alone.logits, 1e-10)
     for route in (network.space.smallest, network.space.largest):
         assert_close(plan(x, route).logits, detector(x, route).logits, 1e-10)
-        state = plan.engine.run_prefix(x)  # as a session asks, part by part
-        row = plan.engine.run_last_segment(state, route.choices)
+        state = plan.network.run_prefix(x)  # as a session asks, part by part
+        row = plan.network.run_last_segment(state, route.choices)
         assert_close(plan._answers(row).logits, detector(x, route).logits, 1e-10)
 
 
@@ -96,7 +96,7 @@ def test_some_routes_of_a_detector() -> None:
     x = images(detector.network, 3, size=32)
     assert_close(recorded(detector, 32, [1])(x, 1).logits, detector(x, 1).logits, 1e-10)
     plan = recorded(detector, 32, [0, 3])
-    graphed = plan.engine.executor
+    graphed = plan.network.executor
     assert isinstance(graphed, Graphed)
     found = plan._answers(graphed.run_assigned(x, torch.tensor([[3], [0], [3]])).logits)
     for i, number in enumerate((3, 0, 3)):
@@ -120,10 +120,10 @@ def test_parts_that_end_with_the_fused_map(name: str, choices: tuple[int, ...]) 
 
 def rows_of(plan: DetectorPlan, images: int, seed: int = 0) -> Tensor:
     """Answers like those of the plan, of which some are sure."""
-    answers = plan.engine.classes
+    answers = plan.network.classes
     draw = torch.Generator().manual_seed(seed)
     row = torch.randn(images, answers, generator=draw) * 2
-    return row.to(plan.engine.device, plan.engine.precision)
+    return row.to(plan.network.device, plan.network.precision)
 
 
 def plainly(plan: DetectorPlan, row: Tensor, **setting: float) -> list[Detections]:
@@ -267,7 +267,7 @@ def test_on_a_gpu(name: str, backend: str) -> None:
     x = images(network, 7, size=32).cuda()
     plan = runtime.compile(detector, backend=backend, image_size=32, batch_buckets=(1, 4))
     assert torch.equal(plan.route(x), detector.route(x))
-    graphed = plan.engine.executor
+    graphed = plan.network.executor
     ways = [network.space[i % len(network.space)] for i in range(7)]
     given = torch.tensor([route.choices for route in ways], device="cuda")
     for _ in range(2):
@@ -316,5 +316,5 @@ def test_a_plan_does_not_depend_on_the_mode_that_it_is_made_in(
     for a, b in zip(made(x), plain(x), strict=True):
         assert a.dtype == torch.float32
         assert torch.equal(a, b)
-    graphed = made.engine.executor
+    graphed = made.network.executor
     assert "routed by its gate" in error_of(lambda: graphed.run_cascade(x, (0, 1), (0.5,)))

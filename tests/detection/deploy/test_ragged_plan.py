@@ -50,7 +50,7 @@ def plan(name: str) -> DetectorPlan:
 
 
 def recorded(some: DetectorPlan) -> Mixed:
-    found = some.engine.executor
+    found = some.network.executor
     assert isinstance(found, Mixed)
     return found
 
@@ -62,12 +62,12 @@ def pictures(count: int) -> Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_answers_as_the_detector_does(name: str) -> None:
     """More images than there is room for; in DS-MBNet++ routes have maps of different sizes."""
-    x, programs = pictures(3), plan(name).engine.programs
+    x, programs = pictures(3), plan(name).network.num_programs
     expected, found = detector(name).run(x), plan(name).run(x)
     assert torch.equal(found.routes, expected.routes)
     for got, want in zip(found.answers, expected.answers, strict=True):
         assert_close(got, want, EXACT)
-    assert plan(name).engine.programs == programs == 2 * 2
+    assert plan(name).network.num_programs == programs == 2 * 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +84,7 @@ def test_every_image_at_its_route(name: str) -> None:
 def test_one_route_in_one_go_or_part_by_part(name: str) -> None:
     x, expected = pictures(1), detector(name)(pictures(1), 0)
     assert_close(plan(name)(x, 0).logits, expected.logits, EXACT)
-    row = plan(name).engine.run_last_segment(plan(name).engine.run_prefix(x), (0,))
+    row = plan(name).network.run_last_segment(plan(name).network.run_prefix(x), (0,))
     assert_close(plan(name)._answers(row).logits, expected.logits, EXACT)
 
 
@@ -137,11 +137,13 @@ def test_what_is_refused() -> None:
     assert "backend triton: there is no kernel for" in message
     assert "try inductor or cudagraphs" in message
     mixed = recorded(plan(NAMES[0]))
-    assert "a detector is routed by its gate" in error_of(lambda: mixed.cascade(pictures(1), (0, 1), (0.5,)))
+    assert "a detector is routed by its gate" in error_of(
+        lambda: mixed.run_cascade(pictures(1), (0, 1), (0.5,))
+    )
 
 
 def test_bytes_are_those_of_the_joined_weights() -> None:
     made = detector(NAMES[0])
     split = split_detector(made, (0, 1, 2, 3), fused=True, image_size=SIZE)
     end = sum(p.numel() for p in (*split.end.module.parameters(), *split.end.module.buffers()))
-    assert plan(NAMES[0]).engine.resident / 4 > end + sum(p.numel() for p in made.projections.parameters())
+    assert plan(NAMES[0]).network.resident / 4 > end + sum(p.numel() for p in made.projections.parameters())

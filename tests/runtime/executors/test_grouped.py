@@ -28,7 +28,7 @@ from dsnet.runtime.backends import get_backend
 from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.buffers import Table
 from dsnet.runtime.executors.grouped import Graphed
-from dsnet.runtime.partition.segments import find_stand_ins, pack, part_histories
+from dsnet.runtime.partition.segments import find_shared_segments, pack, segment_histories
 from dsnet.runtime.plan import Plan
 from dsnet.slicing import SlicedConv2d
 from tests.support import assert_close, error_of, randomise, spread_gates
@@ -58,18 +58,20 @@ class Counting(StreamPool):
 
 @functools.cache
 def made(
-    name: str, bn_key: str | None, stand_ins: bool, only: tuple[int, ...] | None = None
+    name: str, bn_key: str | None, shared_segments: bool, only: tuple[int, ...] | None = None
 ) -> tuple[Any, Graphed]:
     model = network(name, torch.float64, bn_key)
     options = [gate.choices if only is None else only for gate in map(model.gate, range(len(model.gates)))]
-    return model, recorded(model, options, stand_ins)
+    return model, recorded(model, options, shared_segments)
 
 
 def recorded(
-    model: dsnet.Supernet, options: list[tuple[int, ...]], stand_ins: bool, backend: str = "eager"
+    model: dsnet.Supernet, options: list[tuple[int, ...]], shared_segments: bool, backend: str = "eager"
 ) -> Graphed:
     image = pictures(model, 1)
-    parts = pack(model, options, stand_ins=find_stand_ins(model, options) if stand_ins else None)
+    parts = pack(
+        model, options, shared_segments=find_shared_segments(model, options) if shared_segments else None
+    )
     calls = {h: get_backend(backend).convert(p.module)() for h, p in parts.items()}
     choices = [model.gate(g).choices for g in range(len(model.gates))]
     return Graphed(
@@ -87,11 +89,11 @@ def numbers(model: dsnet.Supernet, choices: torch.Tensor) -> torch.Tensor:
     return torch.tensor([model.space.of_choices(way).number for way in choices.tolist()])
 
 
-@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
+@pytest.mark.parametrize(("name", "bn_key", "shared_segments"), KINDS)
 def test_gates_decide_and_images_come_back_in_their_order(
-    name: str, bn_key: str | None, stand_ins: bool
+    name: str, bn_key: str | None, shared_segments: bool
 ) -> None:
-    model, graphed = made(name, bn_key, stand_ins)
+    model, graphed = made(name, bn_key, shared_segments)
     for count in (8, 1, 2, 7, 20):  # smaller ones find what larger ones left behind
         x = pictures(model, count, seed=count)
         expected, found = run_gated(model, x), graphed.run_gate(x)
@@ -112,13 +114,13 @@ def test_what_is_not_held_is_named() -> None:
 def test_a_plan_runs_on_it() -> None:
     model, graphed = made("ds_mbnet_tiny", None, False)
     plan = runtime.compile(model, backend="eager")
-    engine = dataclasses.replace(plan.engine, graph_executor=graphed)
+    compiled = dataclasses.replace(plan.network, graph_executor=graphed)
     x, costs = pictures(model, 21), CostTable.of_model(model)
-    own = Plan(engine)
+    own = Plan(compiled)
     assert torch.equal(own.run(x).routes, run_gated_routes(model, x).routes)
     assert_close(own(x, 2), model(x, 2), 1e-10)
     assert own(x[:0]).shape == (0, 10)
-    assert own.engine.programs == len(graphed.programs)
+    assert own.network.num_programs == len(graphed.programs)
     ends = [costs.of((choice,)) for choice in (0, 3)]
     for kind, first, last in (("gate", (4.0,), (-4.0,)), ("cascade", (-1.0,), (2.0,))):
         curve = tuple(
@@ -127,7 +129,7 @@ def test_a_plan_runs_on_it() -> None:
             )
             for cost, n in zip(ends, (first, last), strict=True)
         )
-        routed = Plan(engine, Router(kind=kind, costs=costs, curve=curve), ends[0])
+        routed = Plan(compiled, Router(kind=kind, costs=costs, curve=curve), ends[0])
         for budget in ends:
             expected = dsnet.Routed(model, routed.router, budget).run(x)
             found = routed.at(budget).run(x)
@@ -150,15 +152,15 @@ def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> Non
     model = network(name, torch.float64, bn_key)
     plan = as_on_a_gpu(model)
     x = pictures(model, 6)
-    expected, found = run_gated_routes(model, x), run_gated_routes(plan.engine, x)
+    expected, found = run_gated_routes(model, x), run_gated_routes(plan.network, x)
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-10)
     assert_close(plan.run(x).logits, expected.logits, 1e-10)
-    state = {(): plan.engine.run_prefix(x)}
+    state = {(): plan.network.run_prefix(x)}
     for route in list(model.space)[:: max(1, len(model.space) // 8)]:
-        assert plan.engine.holds(route)
-        assert plan.engine.milliseconds(route.choices, 3) > 0
-        assert_close(plan.engine.run_from_states(state, route.choices), model(x, route), 1e-10)
+        assert plan.network.holds(route)
+        assert plan.network.milliseconds(route.choices, 3) > 0
+        assert_close(plan.network.run_from_states(state, route.choices), model(x, route), 1e-10)
 
 
 @pytest.mark.parametrize("bn_key", ["stage", "prefix"])
@@ -168,7 +170,7 @@ def test_some_routes_of_several_gates(bn_key: str) -> None:
     ways = [(0, 2, 1), (2, 0, 3), (2, 2, 3)]
     numbers = [model.space.of_choices(way).number for way in ways]
     plan, x = as_on_a_gpu(model, routes=numbers), pictures(model, 6)
-    graphed = plan.engine.executor
+    graphed = plan.network.executor
     assert isinstance(graphed, Graphed)
     assert {part for part in graphed.calls if len(part) == 2} == {(2, 0), (2, 2)}
     found = graphed.run_assigned(x, torch.tensor(ways * 2))
@@ -186,7 +188,7 @@ def test_one_part_for_every_choice_of_every_gate() -> None:
     for bn_key, histories in (("stage", [1, 1, 1, 1, 1]), ("prefix", [1, 1, 4, 16, 64])):
         model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
         options = [model.gate(g).choices for g in range(4)]
-        found = part_histories(model, options, find_stand_ins(model, options))
+        found = segment_histories(model, options, find_shared_segments(model, options))
         assert len(found) == 1 + 4 + 3 * 4
         assert set(found) == {(), *((c,) for c in range(4))} | {
             (*(0,) * before, 3, c) for before in range(3) for c in range(4)
@@ -198,11 +200,11 @@ def test_one_part_for_every_choice_of_every_gate() -> None:
 def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
     model = network("three_gates", torch.float64, bn_key)
     plan, pairs = as_on_a_gpu(model), runtime.compile(model, backend="eager", batch_buckets=(1,))
-    graphed = plan.engine.executor
+    graphed = plan.network.executor
     assert isinstance(graphed, Graphed)
     assert len(graphed.calls) == 1 + 4 + 2 * 4
-    assert set(plan.engine.runners) == set(pairs.engine.runners)
-    assert plan.engine.resident < 0.6 * pairs.engine.resident
+    assert set(plan.network.segments) == set(pairs.network.segments)
+    assert plan.network.resident < 0.6 * pairs.network.resident
     assert [gate.pairs for gate in graphed.gates] == [4, 4, 4]
     assert [len({id(table.rows) for table in tables.values()}) for tables in graphed.tables] == [1, 1, 1]
 
@@ -242,7 +244,7 @@ def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, Graphed]:
     randomise(model)
     model.requires_grad_(False)
     spread_gates(model, pictures(model, 64))
-    return model, recorded(model, [model.gate(g).choices for g in range(2)], stand_ins=True)
+    return model, recorded(model, [model.gate(g).choices for g in range(2)], shared_segments=True)
 
 
 @pytest.mark.parametrize("bn_key", ["stage", "prefix"])
@@ -263,9 +265,9 @@ def test_pairs_where_no_part_can_stand_in(kind: str, bn_key: str) -> None:
 def test_an_identity_shortcut_allows_no_stand_in() -> None:
     model = dsnet.create_model("ds_resnet_tiny")
     options = [model.gate(g).choices for g in range(2)]
-    assert find_stand_ins(model, options)
+    assert find_shared_segments(model, options)
     model.stages[1][0].shortcut = None
-    assert not find_stand_ins(model, options)
+    assert not find_shared_segments(model, options)
 
 
 def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
@@ -279,14 +281,14 @@ def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
     assert bool((found[2] == 7).all())
 
 
-@pytest.mark.parametrize(("name", "bn_key", "stand_ins"), KINDS)
-def test_parts_in_fewer_kernels(name: str, bn_key: str | None, stand_ins: bool) -> None:
-    model, plain = made(name, bn_key, stand_ins)
+@pytest.mark.parametrize(("name", "bn_key", "shared_segments"), KINDS)
+def test_parts_in_fewer_kernels(name: str, bn_key: str | None, shared_segments: bool) -> None:
+    model, plain = made(name, bn_key, shared_segments)
     options = [model.gate(g).choices for g in range(len(model.gates))]
-    graphed = recorded(model, options, stand_ins, "cudagraphs")
+    graphed = recorded(model, options, shared_segments, "cudagraphs")
     if name == "ds_resnet_tiny":  # features are as wide as their routes', and read where they lie
         assert [graphed._reads_rows(number) for number in range(len(options))] == [True, True]
-        assert all((table.widths is not None) is stand_ins for table in graphed.tables[1].values())
+        assert all((table.widths is not None) is shared_segments for table in graphed.tables[1].values())
     x = pictures(model, 8)
     found, expected = graphed.run_gate(x), plain.run_gate(x)
     assert torch.equal(found.routes, expected.routes)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsnet.runtime.executors.batching import Division
-from dsnet.runtime.executors.host import Runner
+from dsnet.runtime.executors.host import BucketedProgram
 
 SIZES = st.dictionaries(st.integers(2, 9), st.floats(0.1, 10), max_size=3)
 
@@ -34,7 +34,7 @@ class Echo:
 def test_batches_hold_all_images_in_the_least_time(sizes: dict[int, float], one: float, images: int) -> None:
     times = {1: one, **sizes}
     seen: list[int] = []
-    runner = Runner({size: Echo(size, seen) for size in times}, times)
+    runner = BucketedProgram({size: Echo(size, seen) for size in times}, times)
     x = torch.arange(images)
     found, doubled = runner(x)
     assert torch.equal(found, x)
@@ -52,7 +52,7 @@ def test_batches_hold_all_images_in_the_least_time(sizes: dict[int, float], one:
 
 @given(times=st.dictionaries(st.integers(1, 9), st.floats(0.1, 10), min_size=1), images=st.integers(1, 40))
 def test_programs_of_any_size_run_in_the_best_one(times: dict[int, float], images: int) -> None:
-    sizes = Runner(dict.fromkeys(times, lambda x: (x,)), times, any_batch=True).split(images)
+    sizes = BucketedProgram(dict.fromkeys(times, lambda x: (x,)), times, any_batch=True).split(images)
     best = min(times, key=lambda size: times[size] / size)
     assert sum(sizes) == images
     assert all(size == best for size in sizes[:-1])

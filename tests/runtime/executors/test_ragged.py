@@ -19,7 +19,7 @@ from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy
 from dsnet.routing.policies import margin
 from dsnet.runtime.backends.triton import BACKEND
-from dsnet.runtime.partition.segments import History, Part, pack
+from dsnet.runtime.partition.segments import Segment, SegmentKey, pack
 from dsnet.runtime.plan import Plan
 from tests.support import assert_close, error_of, relative_error
 from tests.support.networks import network, pictures
@@ -39,7 +39,7 @@ NAME = "ds_mbnet_tiny"
 
 
 @functools.cache
-def parts(name: str = NAME) -> dict[History, Part]:
+def parts(name: str = NAME) -> dict[SegmentKey, Segment]:
     return pack(network(name), [network(name).gate(0).choices])
 
 
@@ -177,7 +177,7 @@ def test_maps_of_different_sizes() -> None:
 # --- plans -----------------------------------------------------------------------------------------------
 def test_a_plan_routes_as_the_network_does() -> None:
     model = network(NAME)
-    assert plan().engine.programs == 2 * 4
+    assert plan().network.num_programs == 2 * 4
     for count in (4, 1, 3, 6):
         x = pictures(model, count, seed=count)
         expected, found = run_gated(model, x), plan().run(x)
@@ -185,11 +185,11 @@ def test_a_plan_routes_as_the_network_does() -> None:
         assert found.routes.tolist() == routes
         assert_close(found.logits, expected.logits, 1e-5)
     assert_close(plan()(x, 2), model(x, 2), 1e-5)
-    assert plan().engine.programs == 2 * 4
+    assert plan().network.num_programs == 2 * 4
 
 
 def test_prices_and_given_choices() -> None:
-    model, recorded = network(NAME), plan().engine.executor
+    model, recorded = network(NAME), plan().network.executor
     x, costs = pictures(model, 4), CostTable.of_model(model)
     for weight in (-2.0, 0.4, 0.0):
         expected = GatePolicy(costs=costs, weight=weight)(model, x)
@@ -215,10 +215,10 @@ def test_programs_are_as_small_as_what_the_gate_takes() -> None:
     model.reset_routing([0, 2], generator=torch.Generator().manual_seed(0))
     with mock.patch.object(type(BACKEND), "missing", return_value=None):
         some = runtime.compile(model, backend="triton", batch_buckets=(4,), routes=[0, 2, 3])
-    recorded, x = some.engine.executor, pictures(model, 4)
+    recorded, x = some.network.executor, pictures(model, 4)
     assert isinstance(recorded, Mixed)
     assert (recorded.reach, recorded.rest.count) == (2, 3)
-    assert some.engine.programs == 2 * 5
+    assert some.network.num_programs == 2 * 5
     expected = run_gated(model, x)
     assert_close(some(x), expected.logits, 1e-5)
     assert_close(some(x, 3), model(x, 3), 1e-5)
@@ -230,7 +230,7 @@ def test_programs_are_as_small_as_what_the_gate_takes() -> None:
 
 @pytest.mark.parametrize(("routes", "quantile"), [((0, 3), 0.4), ((0, 1, 3), 0.7)])
 def test_cascades(routes: tuple[int, ...], quantile: float) -> None:
-    model, recorded = network(NAME), plan().engine.executor
+    model, recorded = network(NAME), plan().network.executor
     x = pictures(model, 4)
     thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
     expected = CascadePolicy(costs=CostTable.of_model(model), routes=routes, thresholds=thresholds)(model, x)
@@ -241,7 +241,7 @@ def test_cascades(routes: tuple[int, ...], quantile: float) -> None:
 
 
 def test_a_cascade_is_not_sure_of_an_answer_that_is_not_a_number() -> None:
-    model, recorded = network(NAME), plan().engine.executor
+    model, recorded = network(NAME), plan().network.executor
     x = pictures(model, 3).clone()
     x[1, 0, 0, 0] = float("nan")
     found = recorded.run_cascade(x, (0, 3), (-1.0,))  # of numbers no margin is as small
@@ -253,7 +253,7 @@ def test_routes_that_are_not_held() -> None:
     model = network(NAME)
     some = compiled(NAME, [0, 3])
     assert_close(some(pictures(model, 2), 3), model(pictures(model, 2), 3), 1e-5)
-    recorded = some.engine.executor
+    recorded = some.network.executor
     message = "does not hold the choices [1]"
     assert message in error_of(lambda: recorded.run_assigned(pictures(model, 2), torch.tensor([[0], [1]])))
     assert message in error_of(lambda: recorded.run_cascade(pictures(model, 2), (0, 1), (0.5,)))
@@ -316,5 +316,5 @@ def test_bytes_are_those_of_the_joined_weights() -> None:
     """Every route padded to the largest, once; nothing is kept of the parts that they were made from."""
     largest = sum(p.numel() for p in parts()[3,].module.parameters())
     front = sum(p.numel() for p in parts()[()].module.parameters())
-    held = plan().engine.resident / 4
+    held = plan().network.resident / 4
     assert 4 * largest + front <= held < 1.1 * (4 * largest + front)

@@ -17,7 +17,7 @@ from dsnet.routing import CostTable
 from dsnet.routing.router import OperatingPoint, Router
 from dsnet.runtime import api as making
 from dsnet.runtime.partition.batch_invariance import _OneKernel, _RowLinear, make_invariant
-from dsnet.runtime.partition.segments import History, Part
+from dsnet.runtime.partition.segments import Segment, SegmentKey
 from dsnet.runtime.plan import Plan
 from dsnet.slicing import functional as SF
 from tests.support import assert_close, error_of
@@ -47,13 +47,13 @@ def assert_alike(scores: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 def scores_of(plan: Plan) -> Callable[[Tensor], Tensor]:
     """Of all gates on the way of the last route."""
-    choices = plan.engine.space.largest.choices
+    choices = plan.network.space.largest.choices
 
     def scores(x: Tensor) -> Tensor:
-        state = plan.engine.run_prefix(x)
+        state = plan.network.run_prefix(x)
         found = [state.scores]
         for gates in range(1, len(choices)):
-            state = plan.engine.run_segment(state, choices[:gates])
+            state = plan.network.run_segment(state, choices[:gates])
             found.append(state.scores)
         return torch.cat(found, 1)
 
@@ -79,7 +79,7 @@ def test_all_layers_in_front_of_a_decision_are_replaced() -> None:
     """Also where torch's kernels on this machine happen to sum in one order."""
     kinds: dict[bool, set[type]] = {True: set(), False: set()}
 
-    def spy(parts: Mapping[History, Part], gates: int) -> None:
+    def spy(parts: Mapping[SegmentKey, Segment], gates: int) -> None:
         make_invariant(parts, gates)
         for history, part in parts.items():
             kinds[len(history) < gates] |= {type(module) for module in part.module.modules()}
@@ -114,12 +114,12 @@ def test_other_backends_are_so_by_themselves(name: str, backend: str) -> None:
 def test_cascades_are_where_logits_are() -> None:
     for backend, invariant in (("eager", False), ("openvino", False), ("onnxruntime", True)):
         plan = plan_of("ds_mbnet_tiny", backend)
-        engine = replace(plan.engine, batch_invariant=True)
+        compiled = replace(plan.network, batch_invariant=True)
         costs = CostTable.of_model(network("ds_mbnet_tiny"))
         point = OperatingPoint(cost=costs.largest, accuracy=1.0, parameters=(0.5,), routes=(0, 3))
-        cascade = Plan(engine, Router(kind="cascade", costs=costs, curve=(point,)), "100%")
+        cascade = Plan(compiled, Router(kind="cascade", costs=costs, curve=(point,)), "100%")
         assert cascade.batch_invariant is invariant
-        assert Plan(engine).batch_invariant
+        assert Plan(compiled).batch_invariant
 
 
 @pytest.mark.usefixtures("_threads")
@@ -149,7 +149,7 @@ def test_an_image_on_a_decision_boundary_takes_one_route() -> None:
             return (s - row).argmax(1)
 
         taken = {
-            run_gated(plan.engine, x[start : start + size], decide).choices[own - start].item()
+            run_gated(plan.network, x[start : start + size], decide).choices[own - start].item()
             for start, size in COMPANIES
             if start <= own < start + size
         }

@@ -13,6 +13,7 @@ import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
 from dsnet.runtime.backends import get_backend
+from dsnet.runtime.partition.segments import pack, segment_histories, weight_bytes
 from tests.support import assert_close, error_of
 from tests.support.networks import NEEDS, network, pictures, plan_of
 
@@ -37,13 +38,13 @@ def test_packed_weights_are_the_plans_own() -> None:
 def test_bytes_are_told_for_both_memories() -> None:
     model = network("ds_mbnet_tiny")
     own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    shared, packed = (plan_of("ds_mbnet_tiny", "eager", memory).engine for memory in ("shared", "packed"))
+    shared, packed = (plan_of("ds_mbnet_tiny", "eager", memory).network for memory in ("shared", "packed"))
     assert shared.resident == own
     parts = [
-        runtime.compile(model, backend="eager", routes=[route.number]).engine.resident
+        runtime.compile(model, backend="eager", routes=[route.number]).network.resident
         for route in model.space
     ]
-    fronts = 3 * runtime.parts.weight_bytes([runtime.parts.pack(model, [(0,)])[()].module])
+    fronts = 3 * weight_bytes([pack(model, [(0,)])[()].module])
     assert packed.resident == sum(parts) - fronts
     assert packed.resident > shared.resident
 
@@ -52,7 +53,7 @@ def test_bytes_are_told_for_both_memories() -> None:
 def test_several_gates_have_a_part_for_every_pair_of_choices(bn_key: str, parts: int) -> None:
     model = network("ds_resnet_tiny", torch.float64, bn_key)
     plan = runtime.compile(model, backend="eager")
-    assert len(plan.engine.runners) == parts
+    assert len(plan.network.segments) == parts
     x = pictures(model, 21)
     assert_close(plan(x), run_gated(model, x).logits, 1e-9)
 
@@ -62,7 +63,7 @@ def test_a_part_tells_histories_apart_on_every_backend(backend: str) -> None:
     if backend in NEEDS:
         pytest.importorskip(NEEDS[backend])
     model = network("three_gates")
-    parts = runtime.parts.pack(model, [model.gate(g).choices for g in range(3)])
+    parts = pack(model, [model.gate(g).choices for g in range(3)])
     part = parts[0, 1, 2]
     assert part.histories == 4
     assert {h for h, p in parts.items() if p.histories > 1} == {h for h in parts if len(h) == 3}
@@ -80,7 +81,7 @@ def test_parts_of_four_gates_are_counted() -> None:
     for bn_key, count in (("stage", 1 + 4 + 3 * 16), ("prefix", 1 + 4 + 3 * 16)):
         model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
         options = [model.gate(g).choices for g in range(4)]
-        assert len(runtime.parts.part_histories(model, options)) == count
+        assert len(segment_histories(model, options)) == count
 
 
 def test_only_some_routes() -> None:

@@ -20,7 +20,7 @@ from dsnet.models.blocks import ConvNormAct
 from dsnet.routes import Route, Slice
 from dsnet.runtime.partition.feature_maps import Behind, Front, Projections, ToFused, flat_maps, resized_maps
 from dsnet.runtime.partition.per_image_norm import by_history
-from dsnet.runtime.partition.segments import End, History, Part, in_precision
+from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead, in_precision
 
 __all__ = ["Split", "pack_detector", "split_detector"]
 
@@ -32,7 +32,7 @@ def pack_detector(
     image_size: int | tuple[int, int] | None = None,
     precision: torch.dtype | None = None,
     device: torch.device | None = None,
-) -> dict[History, Part]:
+) -> dict[SegmentKey, Segment]:
     """The front and a part for every choice, as `dsnet.runtime.partition.segments.pack`."""
 
     def head(route: Route) -> nn.Module:
@@ -44,8 +44,8 @@ def pack_detector(
 class Split(NamedTuple):
     """A detector in parts, and what is behind them for images of all choices at once."""
 
-    parts: dict[History, Part]
-    end: End
+    parts: dict[SegmentKey, Segment]
+    end: SharedHead
 
 
 def split_detector(
@@ -80,7 +80,7 @@ def split_detector(
 
     parts = _pack(detector, choices, head, image_size, precision, device)
     ends = [end(detector.network.space.of_choices((choice,))).eval() for choice in choices]
-    return Split(parts, End(in_precision(by_history(ends).to(device), precision), numbers))
+    return Split(parts, SharedHead(in_precision(by_history(ends).to(device), precision), numbers))
 
 
 def _handed_sizes(
@@ -103,7 +103,7 @@ def _pack(
     image_size: int | tuple[int, int] | None,
     precision: torch.dtype | None,
     device: torch.device | None,
-) -> dict[History, Part]:
+) -> dict[SegmentKey, Segment]:
     """The front, and for every choice a part that ends with the head of its route."""
     network, wanted = detector.network, detector.table.strides
     for choice in choices:
@@ -115,14 +115,14 @@ def _pack(
     handed = {**{stride: shapes[stride] for stride in noted}, 0: behind.shape}
     gate = network.gate(0).extract_with_routing(behind.shape.channels)
     front = Front(blocks, list(noted.values()), gate).eval()
-    parts: dict[History, Part] = {(): Part(in_precision(front.to(device), precision), image)}
+    parts: dict[SegmentKey, Segment] = {(): Segment(in_precision(front.to(device), precision), image)}
     row = Shape(sum(math.prod(shape) for shape in handed.values()), 1, 1)
     for choice in choices:
         blocks, taps, last = _blocks(detector, (choice,), behind.shape, behind.stride, begun=True)
         taps = {**taps, last.stride: len(blocks)}
         own = {stride: tap for stride, tap in taps.items() if stride in wanted}
         part = Behind(blocks, handed, own, wanted, head(network.space.of_choices((choice,)))).eval()
-        parts[choice,] = Part(in_precision(part.to(device), precision), row)
+        parts[choice,] = Segment(in_precision(part.to(device), precision), row)
     return parts
 
 
@@ -132,7 +132,7 @@ class _End(NamedTuple):
 
 
 def _blocks(
-    detector: Detector, history: History, shape: Shape, stride: int, *, begun: bool
+    detector: Detector, history: SegmentKey, shape: Shape, stride: int, *, begun: bool
 ) -> tuple[list[nn.Module], dict[int, int], _End]:
     """Plain blocks, in front of which of them a stride's map is whole, and what stands behind all."""
     made: list[nn.Module] = []

@@ -21,9 +21,9 @@ from dsnet.detection.postprocess import best_boxes, check_wanted, detections_in,
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import Route
-from dsnet.runtime.executors.host import Engine
+from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.partition.partitioner import PartitionRequest, register_partitioner
-from dsnet.runtime.partition.segments import End, History, Part
+from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead
 from dsnet.runtime.plan import Plan
 
 __all__ = ["DetectorPlan", "answers_of"]
@@ -41,7 +41,7 @@ class DetectorPlan(InProcess):
     recorded: _Boxes | None = field(init=False, default=None)  # where answers are programs, too
 
     def __post_init__(self) -> None:
-        executor = self.engine.executor
+        executor = self.network.executor
         if executor.asynchronous:
             recorded = _Boxes(self.priors, self.classes, executor.max_batch)
             object.__setattr__(self, "recorded", recorded)
@@ -49,12 +49,12 @@ class DetectorPlan(InProcess):
     @classmethod
     def of(cls, plan: Plan, detector: Detector, image_size: int | tuple[int, int] | None) -> DetectorPlan:
         """A plan of the parts of `pack_detector`."""
-        return cls(plan, detector.priors(image_size).to(plan.engine.device), detector.classes)
+        return cls(plan, detector.priors(image_size).to(plan.network.device), detector.classes)
 
     @property
-    def engine(self) -> Engine:
+    def network(self) -> CompiledNetwork:
         """Its executables."""
-        return self.plan.engine
+        return self.plan.network
 
     @property
     def batch_invariant(self) -> bool:
@@ -189,7 +189,9 @@ class DetectorPartitioner:
         """Return how many numbers the detector answers with for an image."""
         return answers_of(model, image_size)
 
-    def segments(self, model: Detector, request: PartitionRequest) -> tuple[dict[History, Part], End | None]:
+    def segments(
+        self, model: Detector, request: PartitionRequest
+    ) -> tuple[dict[SegmentKey, Segment], SharedHead | None]:
         """Return the prefix, a segment for every choice, and the pyramid where it runs behind all of them."""
         if request.shared:
             raise DsnetError("memory='shared' is for networks alone; a detector's parts are packed")
@@ -202,7 +204,7 @@ class DetectorPartitioner:
             model, choices, fused=request.fused, image_size=size, precision=precision, device=device
         )
 
-    def has_end(self, model: Detector) -> bool:
+    def has_shared_head(self, model: Detector) -> bool:
         """Return True: the pyramid is one module for all choices."""
         return True
 

@@ -37,8 +37,8 @@ from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.buffers import GatePlaces, Table
 from dsnet.runtime.executors.chunks import GraphExecutor
 from dsnet.runtime.executors.penalties import set_penalties
-from dsnet.runtime.partition.segment_index import Serving
-from dsnet.runtime.partition.segments import History, part_behind
+from dsnet.runtime.partition.segment_index import SegmentIndex
+from dsnet.runtime.partition.segments import SegmentKey, segment_key
 
 __all__ = ["SIDE", "Graphed"]
 
@@ -53,12 +53,12 @@ class Graphed(GraphExecutor):
 
     def __init__(
         self,
-        calls: Mapping[History, Executable],  # every part, or its stand-in, for any number of images
+        calls: Mapping[SegmentKey, Executable],  # every part, or its stand-in, for any number of images
         *,
         image: Tensor,  # [1, C, H, W], like those that will come
         space: RouteSpace,
         choices: Sequence[Sequence[int]],  # that every gate decides between
-        keyed: Collection[History] = (),  # parts that also take the number of each image's history
+        keyed: Collection[SegmentKey] = (),  # parts that also take the number of each image's history
         end: Executable | None = None,  # behind all parts: what they give, and the place of the last choice
         sizes: Sequence[int],
         streams: StreamPool,
@@ -76,7 +76,7 @@ class Graphed(GraphExecutor):
         self.asked = torch.zeros(self.max_batch, dtype=torch.bool, device=self.device)  # by the last route
         self.gates: list[GatePlaces] = []
         self.tables: list[dict[int, Table]] = []  # by gate, then by the choice before it (0 at the first)
-        self.serving = Serving(calls, choices)
+        self.serving = SegmentIndex(calls, choices)
         self.held = self.serving.held
         self.taken = torch.zeros(len(choices), self.max_batch, dtype=torch.long, device=self.device)
         self._make_places(choices, image)
@@ -88,7 +88,7 @@ class Graphed(GraphExecutor):
         self.routes = torch.zeros(self.max_batch, dtype=torch.long, device=self.device)
         self.prices: CostPenalties | None = None
         self.places: tuple[Tensor, int, list[Tensor]] | None = None  # of choices that were given last
-        self.programs: dict[tuple[str | History, int, int], Program] = {}  # what, gate, size
+        self.programs: dict[tuple[str | SegmentKey, int, int], Program] = {}  # what, gate, size
         with streams.on_device():
             times = self._record(progress)
         self.divisions = {history: Division(times[history]) for history in calls}
@@ -117,7 +117,7 @@ class Graphed(GraphExecutor):
             self.tables.append(tables)
             following: dict[int, tuple[Tensor, ...]] = {}
             for previous, choice in itertools.product(standing, held):
-                history = part_behind(number, previous, choice)
+                history = segment_key(number, previous, choice)
                 if history in self.calls and choice not in following:
                     features = standing[previous][0]
                     first = (torch.zeros(len(features), dtype=torch.long, device=self.device),)
@@ -133,9 +133,9 @@ class Graphed(GraphExecutor):
             (answers,) = self.end(logits, torch.zeros(len(logits), dtype=torch.long, device=self.device))
             self.answers = answers.new_zeros(self.max_batch, answers.shape[1])
 
-    def _record(self, progress: Progress) -> dict[History, dict[int, float]]:
+    def _record(self, progress: Progress) -> dict[SegmentKey, dict[int, float]]:
         """Makes all programs; milliseconds of the front and of the parts, by size."""
-        times: dict[History, dict[int, float]] = {history: {} for history in self.calls}
+        times: dict[SegmentKey, dict[int, float]] = {history: {} for history in self.calls}
         jobs = [(history, size) for history in self.calls for size in self.sizes]
         for history, size in progress(jobs, len(jobs), "program"):
             body = self._part(history, size) if history else functools.partial(self._front, size)
@@ -180,7 +180,7 @@ class Graphed(GraphExecutor):
                     samples.append(took)
         return min(taken, key=lambda count: statistics.median(taken[count]))
 
-    def _memory(self, history: History) -> int:
+    def _memory(self, history: SegmentKey) -> int:
         """The lane whose memory it works in: the same for parts behind the same choice of a gate."""
         return 1 + self.gates[len(history) - 1].held.index(history[-1]) % SIDE if history else 0
 
@@ -217,7 +217,7 @@ class Graphed(GraphExecutor):
         for gate in self.gates:
             gate.only(asked)
 
-    def _part(self, history: History, size: int) -> Program:
+    def _part(self, history: SegmentKey, size: int) -> Program:
         number = len(history) - 1
         gate, last = self.gates[number], number + 1 == len(self.gates)
         previous, choice = history[-2] if number else 0, history[-1]
@@ -361,14 +361,14 @@ class Graphed(GraphExecutor):
                 self._run_part(history, count)
         self.streams.join(lane for lane, took in busy.items() if took)
 
-    def division(self, history: History) -> Division:
+    def division(self, history: SegmentKey) -> Division:
         """Into which batches images of a part are divided."""
         division = self.divisions.get(history)
         if division is None:
             raise DsnetError(f"this plan does not hold the choices {list(history)}")
         return division
 
-    def _run_part(self, history: History, count: int) -> None:
+    def _run_part(self, history: SegmentKey, count: int) -> None:
         """So many images through a part, on the lane at hand."""
         number, sizes = len(history) - 1, self.division(history)(count)
         gate, pair = self.gates[number], self.serving.pair(history)

@@ -30,15 +30,15 @@ from dsnet.runtime.backends import Casting, Executable, Writing
 from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.batching import Division
-from dsnet.runtime.partition.segments import History, canonical
+from dsnet.runtime.partition.segments import SegmentKey, canonical_key
 from dsnet.slicing import Mode
 
-__all__ = ["Engine", "HostExecutor", "Memory", "Runner", "Scored"]
+__all__ = ["CompiledNetwork", "HostExecutor", "Memory", "BucketedProgram", "GateState"]
 
 Memory = Literal["packed", "shared"]
 
 
-class Scored(NamedTuple):
+class GateState(NamedTuple):
     """What stands at a gate: features that it has scaled, its scores, and what led there."""
 
     x: Tensor
@@ -46,18 +46,18 @@ class Scored(NamedTuple):
     gate: int
     earlier: Tensor | None = None  # [B]: choices before the last one, as one number; where norms depend on it
 
-    def take(self, at: Tensor) -> Scored:
+    def take(self, at: Tensor) -> GateState:
         """Some of the images, by their places [n]."""
         earlier = None if self.earlier is None else _rows(self.earlier, at)
-        return Scored(_rows(self.x, at), _rows(self.scores, at), self.gate, earlier)
+        return GateState(_rows(self.x, at), _rows(self.scores, at), self.gate, earlier)
 
-    def narrow(self, start: int, stop: int) -> Scored:
+    def narrow(self, start: int, stop: int) -> GateState:
         """The images of a range, without a copy."""
         earlier = None if self.earlier is None else self.earlier[start:stop]
-        return Scored(self.x[start:stop], self.scores[start:stop], self.gate, earlier)
+        return GateState(self.x[start:stop], self.scores[start:stop], self.gate, earlier)
 
     @classmethod
-    def join(cls, states: Sequence[Scored]) -> Scored:
+    def join(cls, states: Sequence[GateState]) -> GateState:
         """The images of all, in order."""
         x, scores = [state.x for state in states], [state.scores for state in states]
         earlier = [state.earlier for state in states if state.earlier is not None]
@@ -72,7 +72,7 @@ def _rows(x: Tensor, at: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runner:
+class BucketedProgram:
     """A part for any number of images: in one go, or in batches of sizes that it runs well."""
 
     executables: Mapping[int, Executable]  # by batch size
@@ -158,7 +158,7 @@ def _padded(x: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Engine(InProcess):
+class CompiledNetwork(InProcess):
     """The executables of a network, with all that routing asks of it (`group_by_route.Routable`)."""
 
     spec: ModelSpec
@@ -173,11 +173,11 @@ class Engine(InProcess):
     precision: torch.dtype
     backend: str
     memory: Memory
-    runners: Mapping[History, Runner]
+    segments: Mapping[SegmentKey, BucketedProgram]
     resident: int  # bytes of weights
     graph_executor: Executor | None = None  # the same segments for mixed batches on a GPU
     batch_invariant: bool = False  # whether no image's scores depend on the others of its batch
-    spare: Mapping[History, Runner] = field(default_factory=dict)  # parts of choices that are not held
+    fallback: Mapping[SegmentKey, BucketedProgram] = field(default_factory=dict)  # of other choices
     training: bool = field(default=False, init=False)
     merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
     keyed: bool = field(init=False)  # whether some parts take the number of each image's history
@@ -187,9 +187,9 @@ class Engine(InProcess):
     threads: int = field(default_factory=torch.get_num_threads, init=False)  # when its programs were made
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keyed", any(runner.by_history for runner in self.runners.values()))
+        object.__setattr__(self, "keyed", any(runner.by_history for runner in self.segments.values()))
         object.__setattr__(self, "image_shape", (self.input_spec.channels, *self.image_size))
-        front = self.runners.get(())
+        front = self.segments.get(())
         first = None if front is None else next(iter(front.executables.values()), None)
         object.__setattr__(self, "takes", first.takes if isinstance(first, Casting) else self.precision)
 
@@ -199,7 +199,7 @@ class Engine(InProcess):
         return self.spec.name
 
     @property
-    def programs(self) -> int:
+    def num_programs(self) -> int:
         """How many executables were made, or captured."""
         return self.executor.num_programs
 
@@ -208,7 +208,7 @@ class Engine(InProcess):
         """What runs batches."""
         return HostExecutor(self) if self.graph_executor is None else self.graph_executor
 
-    def milliseconds(self, history: History, images: int) -> float:
+    def milliseconds(self, history: SegmentKey, images: int) -> float:
         """What so many images take in a part, in the batches that it runs best; as measured."""
         if not images:
             return 0.0
@@ -260,21 +260,21 @@ class Engine(InProcess):
     def holds(self, route: Route) -> bool:
         """Whether all parts of a route are there."""
         ways = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
-        return all(canonical(way) in self.runners for way in ways)
+        return all(canonical_key(way) in self.segments for way in ways)
 
-    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> Scored:
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> GateState:
         """Prefix and first gate."""
         self._check_mode(mode)
         self.check_images(x)
         features, scores = self._run((), x.to(self.takes))
         earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if self.keyed else None
-        return Scored(features, scores, 0, earlier)
+        return GateState(features, scores, 0, earlier)
 
-    def gate_scores(self, state: Scored) -> Tensor:
+    def gate_scores(self, state: GateState) -> Tensor:
         """Scores [B, choices] of the gate for what stands at it."""
         return state.scores
 
-    def run_segment(self, state: Scored, choices: History, mode: Mode | None = None) -> Scored:
+    def run_segment(self, state: GateState, choices: SegmentKey, mode: Mode | None = None) -> GateState:
         """From the gate that made the last of ``choices`` to the next one."""
         self._check_mode(mode)
         features, scores = self._run(choices, state.x, state.earlier)
@@ -282,16 +282,16 @@ class Engine(InProcess):
         if earlier is not None and len(choices) > 1:
             options = self.options[len(choices) - 2]
             earlier = earlier * len(options) + options.index(choices[-2])
-        return Scored(features, scores, len(choices), earlier)
+        return GateState(features, scores, len(choices), earlier)
 
-    def run_last_segment(self, state: Scored, choices: History, mode: Mode | None = None) -> Tensor:
+    def run_last_segment(self, state: GateState, choices: SegmentKey, mode: Mode | None = None) -> Tensor:
         """From the last gate to the logits."""
         self._check_mode(mode)
         (logits,) = self._run(choices, state.x, state.earlier)
         return logits
 
     def run_from_states(
-        self, states: dict[History, Scored], choices: History, mode: Mode | None = None
+        self, states: dict[SegmentKey, GateState], choices: SegmentKey, mode: Mode | None = None
     ) -> Tensor:
         """A route's logits from what stands at the gates on its way; adds what is not there yet."""
         return run_from_states(self, states, choices, mode)
@@ -304,7 +304,7 @@ class Engine(InProcess):
         return self.run_from_states({(): self.run_prefix(x, mode)}, route.choices, mode)
 
     @torch.no_grad()
-    def _run(self, history: History, x: Tensor, earlier: Tensor | None = None) -> tuple[Tensor, ...]:
+    def _run(self, history: SegmentKey, x: Tensor, earlier: Tensor | None = None) -> tuple[Tensor, ...]:
         runner = self._runner(history)
         inputs = (x, earlier) if runner.by_history and earlier is not None else (x,)
         if torch.is_autocast_enabled(self.device.type):  # precisions were chosen when the plan was made
@@ -312,8 +312,8 @@ class Engine(InProcess):
                 return runner(*inputs)
         return runner(*inputs)
 
-    def _runner(self, history: History) -> Runner:
-        runner = self.runners.get(canonical(history)) or self.spare.get(history)
+    def _runner(self, history: SegmentKey) -> BucketedProgram:
+        runner = self.segments.get(canonical_key(history)) or self.fallback.get(history)
         if runner is None:
             raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
         return runner
@@ -330,13 +330,13 @@ class HostExecutor:
     asynchronous = False
     max_batch = 64
 
-    def __init__(self, network: Engine) -> None:
+    def __init__(self, network: CompiledNetwork) -> None:
         self.network = network
 
     @property
     def num_programs(self) -> int:
         """The number of executables."""
-        runners = self.network.runners.values()
+        runners = self.network.segments.values()
         return len({id(executable) for runner in runners for executable in runner.executables.values()})
 
     def run_gate(self, x: Tensor, penalties: CostPenalties | None = None) -> RoutedOutput:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.runtime.backends import Executable
-from dsnet.runtime.executors.host import Runner
-from dsnet.runtime.partition.segments import History, Part
+from dsnet.runtime.executors.host import BucketedProgram
+from dsnet.runtime.partition.segments import Segment, SegmentKey
 
 __all__ = ["Ended", "any_number", "widened"]
 
@@ -40,23 +40,25 @@ class Ended:
 
 
 def widened(
-    calls: Mapping[History, Executable], parts: Mapping[History, Part], stand_ins: Mapping[History, History]
-) -> dict[History, Executable]:
+    calls: Mapping[SegmentKey, Executable],
+    parts: Mapping[SegmentKey, Segment],
+    shared_segments: Mapping[SegmentKey, SegmentKey],
+) -> dict[SegmentKey, Executable]:
     """Every part that has a stand-in."""
-    made: dict[History, Executable] = {}
-    for history, other in stand_ins.items():
-        before = sorted({part[-2] for part in stand_ins if len(part) == len(history)})
+    made: dict[SegmentKey, Executable] = {}
+    for history, other in shared_segments.items():
+        before = sorted({part[-2] for part in shared_segments if len(part) == len(history)})
         channels = parts[other].shape.channels
         made[history] = _Widened(calls[other], channels, len(before), before.index(history[-2]))
     return made
 
 
 def any_number(
-    calls: Mapping[History, Executable], buckets: Sequence[int], keyed: Collection[History] = ()
-) -> dict[History, Runner]:
+    calls: Mapping[SegmentKey, Executable], buckets: Sequence[int], keyed: Collection[SegmentKey] = ()
+) -> dict[SegmentKey, BucketedProgram]:
     """For whoever asks part by part (a session with a cap): all images at once."""
     most = buckets[-1]
     return {
-        history: Runner({most: call}, {most: 1.0}, any_batch=True, by_history=history in keyed)
+        history: BucketedProgram({most: call}, {most: 1.0}, any_batch=True, by_history=history in keyed)
         for history, call in calls.items()
     }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
-from dsnet.runtime.partition.segments import History, Part
+from dsnet.runtime.partition.segments import Segment, SegmentKey
 from dsnet.slicing import functional as SF
 
 __all__ = ["SMALL", "chosen", "make_invariant"]
@@ -37,7 +37,7 @@ def chosen(asked: bool | None, image_size: tuple[int, int], precision: torch.dty
     return min(image_size) >= SMALL if asked is None else asked
 
 
-def make_invariant(parts: Mapping[History, Part], gates: int) -> None:
+def make_invariant(parts: Mapping[SegmentKey, Segment], gates: int) -> None:
     """Change the linear and convolutional layers of all parts that end at a gate.
 
     Parts that end with logits decide nothing.

@@ -12,27 +12,27 @@ from torch import Tensor
 
 from dsnet.core.timer import Progress, silent, timed
 from dsnet.runtime.backends import Backend, Executable
-from dsnet.runtime.executors.host import Runner
-from dsnet.runtime.partition.segments import End, History, Part
+from dsnet.runtime.executors.host import BucketedProgram
+from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead
 
-__all__ = ["make_calls", "make_end", "make_runners"]
+__all__ = ["make_calls", "make_end", "bucketed_programs"]
 
 WARM_UP, ROUNDS = 2, 7  # of timing
 
 
-def make_runners(
-    parts: Mapping[History, Part],
+def bucketed_programs(
+    parts: Mapping[SegmentKey, Segment],
     backend: Backend,
     buckets: Sequence[int],
     *,
     device: torch.device,
     precision: torch.dtype,
     progress: Progress = silent,
-) -> dict[History, Runner]:
+) -> dict[SegmentKey, BucketedProgram]:
     """Every part for any number of images, in batches of these sizes."""
     jobs = [(history, bucket) for history in parts for bucket in buckets]
-    examples: dict[tuple[History, int], tuple[Tensor, ...]] = {}
-    made: dict[History, dict[int, Executable]] = {history: {} for history in parts}
+    examples: dict[tuple[SegmentKey, int], tuple[Tensor, ...]] = {}
+    made: dict[SegmentKey, dict[int, Executable]] = {history: {} for history in parts}
     generator = torch.Generator().manual_seed(0)
     makers = {}
     for history, bucket in progress(jobs, len(jobs), "program"):
@@ -46,7 +46,7 @@ def make_runners(
     calls = {job: functools.partial(made[job[0]][job[1]], *examples[job]) for job in jobs}
     times = _milliseconds(calls, device, progress)
     return {
-        history: Runner(
+        history: BucketedProgram(
             executables,
             {bucket: times[history, bucket] for bucket in buckets},
             any_batch=backend.any_batch(device),
@@ -57,13 +57,13 @@ def make_runners(
 
 
 def make_calls(
-    parts: Mapping[History, Part],
+    parts: Mapping[SegmentKey, Segment],
     backend: Backend,
     *,
     device: torch.device,
     precision: torch.dtype,
     progress: Progress = silent,
-) -> dict[History, Executable]:
+) -> dict[SegmentKey, Executable]:
     """Every part for any number of images, by a backend that makes such."""
     calls = {}
     for history in progress(list(parts), len(parts), "part"):
@@ -72,7 +72,9 @@ def make_calls(
     return calls
 
 
-def make_end(end: End, backend: Backend, *, device: torch.device, precision: torch.dtype) -> Executable:
+def make_end(
+    end: SharedHead, backend: Backend, *, device: torch.device, precision: torch.dtype
+) -> Executable:
     """The same for what is behind all parts."""
     row, which = torch.randn(2, end.numbers), torch.zeros(2, dtype=torch.long)
     example = _placed((row, which), device, precision)

@@ -12,7 +12,7 @@ from torch import nn
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.router import Routed
-from dsnet.runtime.partition.segments import End, History, Part, pack, share
+from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead, pack, share
 
 if TYPE_CHECKING:
     from dsnet.runtime.plan import Plan
@@ -32,7 +32,7 @@ class PartitionRequest:
     """What a plan asks a partitioner for."""
 
     options: Sequence[Sequence[int]]  # choices to hold, gate by gate
-    stand_ins: Mapping[History, History]  # segments that others stand in for
+    shared_segments: Mapping[SegmentKey, SegmentKey]  # segments that others stand in for
     shared: bool  # run slices of the model's own weights instead of packed copies
     grouped: bool  # the segments will be captured as CUDA graphs for mixed batches
     fused: bool  # the backend may run the segments of all choices as one
@@ -54,10 +54,10 @@ class Partitioner(Protocol):
         self,
         model: Any,  # noqa: ANN401
         request: PartitionRequest,
-    ) -> tuple[dict[History, Part], End | None]:
+    ) -> tuple[dict[SegmentKey, Segment], SharedHead | None]:
         """Return the segments, and what runs behind all of them if that is one module for all choices."""
 
-    def has_end(self, model: Any) -> bool:  # noqa: ANN401
+    def has_shared_head(self, model: Any) -> bool:  # noqa: ANN401
         """Return whether `segments` may give a module that runs behind all segments."""
 
     def plan(self, model: Any, plan: Plan, image_size: int | tuple[int, int] | None) -> Any:  # noqa: ANN401
@@ -80,7 +80,7 @@ class SupernetPartitioner:
 
     def segments(
         self, model: Supernet | Routed, request: PartitionRequest
-    ) -> tuple[dict[History, Part], End | None]:
+    ) -> tuple[dict[SegmentKey, Segment], SharedHead | None]:
         """Return the prefix and one segment per choice."""
         network = self.network(model)
         if request.shared:
@@ -88,14 +88,14 @@ class SupernetPartitioner:
         packed = pack(
             network,
             request.options,
-            stand_ins=request.stand_ins,
+            shared_segments=request.shared_segments,
             image_size=request.image_size,
             precision=request.precision,
             device=request.device,
         )
         return packed, None
 
-    def has_end(self, model: Supernet | Routed) -> bool:
+    def has_shared_head(self, model: Supernet | Routed) -> bool:
         """Return False: each segment ends with its own classifier."""
         return False
 
@@ -142,6 +142,6 @@ def partitioner_of(model: object) -> Partitioner:
     )
 
 
-def segment_modules(parts: Mapping[History, Part]) -> tuple[list[nn.Module], list[nn.Module]]:
+def segment_modules(parts: Mapping[SegmentKey, Segment]) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return the module of the prefix and those of the other segments, each as a list."""
     return [parts[()].module], [part.module for history, part in parts.items() if history]

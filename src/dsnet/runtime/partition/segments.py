@@ -3,7 +3,7 @@
 A part is a plain module. The front and the parts that end at a gate give the features that the gate has
 scaled and its scores; those that end the network give logits. Together they hold every weight of every route
 that the gates can take, packed: contiguous, batch norms folded. A part belongs to a gate's choice and the one
-before it, or to a gate's choice alone, for features as wide as any choice before gives (`find_stand_ins`).
+before it, or to a gate's choice alone, for features as wide as any choice before (`find_shared_segments`).
 Where norms depend on choices before these, too, it takes the number of each image's history as a second input
 and its norms are not folded.
 """
@@ -27,23 +27,23 @@ from dsnet.runtime.partition.per_image_norm import Scaled, by_history
 from dsnet.slicing import ImageStatistics, Mode
 
 __all__ = [
-    "End",
-    "History",
-    "Part",
-    "canonical",
-    "find_stand_ins",
+    "SharedHead",
+    "SegmentKey",
+    "Segment",
+    "canonical_key",
+    "find_shared_segments",
     "in_precision",
     "pack",
-    "part_behind",
-    "part_histories",
+    "segment_key",
+    "segment_histories",
     "share",
     "weight_bytes",
 ]
 
-History = tuple[int, ...]  # the choices that lead through a part; none: the front
+SegmentKey = tuple[int, ...]  # the choices that lead through a part; none: the front
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """A module, the shape of what one image gives it, and how many histories its norms tell apart."""
 
     module: nn.Module
@@ -56,7 +56,7 @@ class Part(NamedTuple):
         return (x, torch.zeros(images, dtype=torch.long)) if self.histories > 1 else (x,)
 
 
-class End(NamedTuple):
+class SharedHead(NamedTuple):
     """What is behind all parts: of a row of so many numbers an image and the places [B] of their choices."""
 
     module: nn.Module
@@ -85,10 +85,10 @@ class ToLogits(nn.Module):
         return cast(Tensor, self.head(self.body(x)))
 
 
-class SharedPart(nn.Module):
+class SlicedSegment(nn.Module):
     """A part that runs slices of a supernet's weights."""
 
-    def __init__(self, network: Supernet, history: History, histories: Sequence[History]) -> None:
+    def __init__(self, network: Supernet, history: SegmentKey, histories: Sequence[SegmentKey]) -> None:
         super().__init__()
         self.network, self.history = network, history
         self.training = network.training
@@ -108,45 +108,45 @@ class SharedPart(nn.Module):
         return state.x, network.gate_scores(state)
 
 
-def canonical(history: History) -> History:
+def canonical_key(history: SegmentKey) -> SegmentKey:
     """The history whose part serves this one: the last two choices count."""
     return (0,) * (len(history) - 2) + history[-2:] if len(history) > 2 else history
 
 
-def part_behind(gate: int, previous: int, choice: int) -> History:
+def segment_key(gate: int, previous: int, choice: int) -> SegmentKey:
     """The history of a part behind a gate's choice and the one before it, whatever came earlier."""
     return (*(0,) * (gate - 1), previous, choice) if gate else (choice,)
 
 
-def part_histories(
+def segment_histories(
     model: Supernet,
     options: Sequence[Sequence[int]],
-    stand_ins: Mapping[History, History] | None = None,
-) -> dict[History, list[History]]:
+    shared_segments: Mapping[SegmentKey, SegmentKey] | None = None,
+) -> dict[SegmentKey, list[SegmentKey]]:
     """Every part that routes with these choices at each gate run through, front first.
 
     With the histories that its norms tell apart: one of them where all are alike. In place of parts that have
-    one of ``stand_ins`` there is that one.
+    one of ``shared_segments`` there is that one.
     """
-    found: dict[History, list[History]] = {(): [()]}
+    found: dict[SegmentKey, list[SegmentKey]] = {(): [()]}
     for gates in range(1, len(options) + 1):
         for history in itertools.product(*options[:gates]):
-            part = canonical(history)
-            own = found.setdefault((stand_ins or {}).get(part, part), [])
+            part = canonical_key(history)
+            own = found.setdefault((shared_segments or {}).get(part, part), [])
             if not own or not model.merges:
                 own.append(history)
     return found
 
 
-def find_stand_ins(
+def find_shared_segments(
     model: Supernet, options: Sequence[Sequence[int]], *, image_size: int | tuple[int, int] | None = None
-) -> dict[History, History]:
+) -> dict[SegmentKey, SegmentKey]:
     """Parts that another can stand in for, each with that one: the same behind the widest choice before.
 
     It gives for narrower features, with zeros for the channels that they lack, what their own part gives;
     the widest stands in for itself, too. There are none behind gates where that does not hold.
     """
-    found: dict[History, History] = {}
+    found: dict[SegmentKey, SegmentKey] = {}
     if len(options) == 1:
         return found
     shapes = _shapes(model, options, image_size)
@@ -160,7 +160,7 @@ def find_stand_ins(
 
 
 def _differ_in_channels_read(
-    model: Supernet, parts: Sequence[History], shapes: Mapping[History, Shape]
+    model: Supernet, parts: Sequence[SegmentKey], shapes: Mapping[SegmentKey, Shape]
 ) -> bool:
     """Whether parts are the same but for norms, and for how many channels their first convolutions read."""
     chains = [[(step.block, step.size) for step in model.chain(part)] for part in parts]
@@ -180,19 +180,19 @@ def pack(
     model: Supernet,
     options: Sequence[Sequence[int]],
     *,
-    stand_ins: Mapping[History, History] | None = None,  # for parts that are not to be made
+    shared_segments: Mapping[SegmentKey, SegmentKey] | None = None,  # for parts that are not to be made
     image_size: int | tuple[int, int] | None = None,
     precision: torch.dtype | None = None,
     device: torch.device | None = None,
-) -> dict[History, Part]:
+) -> dict[SegmentKey, Segment]:
     """All parts, with weights of their own in ``precision``; gates stay in float32 or better."""
-    shapes, parts = _shapes(model, options, image_size), dict[History, Part]()
-    for history, own in part_histories(model, options, stand_ins).items():
+    shapes, parts = _shapes(model, options, image_size), dict[SegmentKey, Segment]()
+    for history, own in segment_histories(model, options, shared_segments).items():
         module = _packed(model, own[0], shapes[history], fold=len(own) == 1)
         if len(own) > 1:
             others = (_packed(model, h, shapes[history], fold=False) for h in own[1:])
             module = by_history([module, *map(_norms_alone, others)])
-        parts[history] = Part(in_precision(module.to(device), precision), shapes[history], len(own))
+        parts[history] = Segment(in_precision(module.to(device), precision), shapes[history], len(own))
     return parts
 
 
@@ -204,7 +204,7 @@ def _norms_alone(module: nn.Module) -> nn.Module:
     return module
 
 
-def _packed(model: Supernet, history: History, shape: Shape, *, fold: bool) -> nn.Module:
+def _packed(model: Supernet, history: SegmentKey, shape: Shape, *, fold: bool) -> nn.Module:
     body, behind = _chain(model.chain(history), shape, fold=fold)
     if len(history) < len(model.gates):
         return ToGate(body, model.gate(len(history)).extract_with_routing(behind.channels)).eval()
@@ -214,26 +214,26 @@ def _packed(model: Supernet, history: History, shape: Shape, *, fold: bool) -> n
 
 def share(
     model: Supernet, options: Sequence[Sequence[int]], *, image_size: int | tuple[int, int] | None = None
-) -> dict[History, Part]:
+) -> dict[SegmentKey, Segment]:
     """All parts as slices of the supernet's own weights."""
     shapes = _shapes(model, options, image_size)
     return {
-        history: Part(SharedPart(model, own[0], own), shapes[history], len(own))
-        for history, own in part_histories(model, options).items()
+        history: Segment(SlicedSegment(model, own[0], own), shapes[history], len(own))
+        for history, own in segment_histories(model, options).items()
     }
 
 
 def _shapes(
     model: Supernet, options: Sequence[Sequence[int]], image_size: int | tuple[int, int] | None
-) -> dict[History, Shape]:
+) -> dict[SegmentKey, Shape]:
     """Every part, with the shape of an image in front of it."""
     for choices in itertools.product(*options):
         model.require_statistics(model.space.of_choices(choices))
-    fronts: dict[History, Shape] = {(): model.input_spec.shape(image_size)}
-    behind: dict[History, Shape] = {}
-    for history, own in part_histories(model, options).items():
-        if history:  # `canonical` may name choices that are not among the options, `own` does not
-            fronts[history] = behind[canonical(own[0][:-1])]
+    fronts: dict[SegmentKey, Shape] = {(): model.input_spec.shape(image_size)}
+    behind: dict[SegmentKey, Shape] = {}
+    for history, own in segment_histories(model, options).items():
+        if history:  # `canonical_key` may name choices that are not among the options, `own` does not
+            fronts[history] = behind[canonical_key(own[0][:-1])]
         shape = fronts[history]
         for block, size, _ in model.chain(history):
             _, shape = block.cost(shape, size)
