@@ -134,8 +134,8 @@ def test_choices_and_sizes_that_are_none_are_errors() -> None:
     state = model.run_prefix(images(model, 2))
     for choices in ((0, 4), (-1, 0), [0, 0], 0, None):
         assert "0 to 3 × 0 to 3" in error_of(lambda c=choices: model.run_last_segment(state, c))
-    assert "goes on with 1 choices" in error_of(lambda: model.run_last_segment(state, (0, 0)))
-    assert "goes on with 1 choices" in error_of(lambda: model.run_last_segment(state, ()))
+    assert "expected 1 choice at gate 0, got" in error_of(lambda: model.run_last_segment(state, (0, 0)))
+    assert "expected 1 choice at gate 0, got" in error_of(lambda: model.run_last_segment(state, ()))
     assert "use run_segment" in error_of(lambda: model.run_last_segment(state, (0,)))
     further = model.run_segment(state, (0,))
     assert "use run_last_segment" in error_of(lambda: model.run_segment(further, (0, 0)))

@@ -52,7 +52,7 @@ def test_maps_are_those_of_the_stand_alone_network(name: str, size: int) -> None
             assert tuple(y.shape[1:]) == tuple(shapes[stride])
             assert_close(y, wanted, 1e-9)
         assert max(found.maps) == model.input_spec.stride
-        assert found.places.tolist() == [0, 1]
+        assert found.indices.tolist() == [0, 1]
         assert found.route == route
 
 
@@ -85,11 +85,11 @@ def test_routed_images_have_the_maps_of_their_route(name: str) -> None:
     groups = model.features(x)
     choices = run_gated(model, x).choices.tolist()
     assert len(groups) > 1
-    assert sorted(torch.cat([group.places for group in groups]).tolist()) == list(range(12))
+    assert sorted(torch.cat([group.indices for group in groups]).tolist()) == list(range(12))
     for group in groups:
-        for place in group.places.tolist():
-            assert tuple(choices[place]) == group.route.choices
-        alone = model.features(x[group.places], group.route).maps
+        for index in group.indices.tolist():
+            assert tuple(choices[index]) == group.route.choices
+        alone = model.features(x[group.indices], group.route).maps
         for stride, y in group.maps.items():
             assert_close(y, alone[stride], 1e-9)
     assert model.features(x[:0]) == []

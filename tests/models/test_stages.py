@@ -9,7 +9,7 @@ import torch
 
 import dsnet
 from dsnet.models import Step
-from dsnet.models.supernet import _divided
+from dsnet.models.layout import split_stages
 from dsnet.routes import Slice
 from tests.support import TINY, error_of, images, random_model, randomise
 
@@ -48,8 +48,8 @@ def test_stages_of_equal_sizes_are_told_apart_by_the_table_or_refused() -> None:
     block = dsnet.create_model("ds_mbnet_tiny", device="meta").chain(())[0].block
 
     def counts(given: list[Slice], sizes: tuple[Slice, ...]) -> list[int] | None:
-        divided = _divided([Step(block, size) for size in given], sizes)
-        return None if divided is None else list(map(len, divided))
+        stages = split_stages([Step(block, size) for size in given], sizes)
+        return None if stages is None else list(map(len, stages))
 
     assert counts([a, a, b], (a, b)) == [2, 1]
     assert counts([replace(a), replace(a), replace(b)], (a, b)) == [2, 1]
@@ -64,7 +64,7 @@ def test_stages_of_equal_sizes_are_told_apart_by_the_table_or_refused() -> None:
 def test_a_chain_that_cannot_be_divided_is_an_error_that_says_why() -> None:
     model = randomise(dsnet.create_model("ds_mbnet_tiny"))
     assert isinstance(model, dsnet.Supernet)
-    model._chain_stages = dict.fromkeys(model._chain_stages)
+    model._layout.stages.update(dict.fromkeys(model._layout.stages))
     message = error_of(lambda: model.run_stages(images(model, 1), 0))
     assert "segment_steps" in message
     assert "width=8" in message

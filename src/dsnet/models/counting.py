@@ -1,4 +1,4 @@
-"""Cost of a supernet's parts: integer arithmetic on blocks and sizes, no forward pass."""
+"""Costs of the segments and routes of a supernet, by arithmetic on block sizes; nothing runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["prefix_cost", "route_cost", "segment_cost"]
 
 
 def prefix_cost(model: Supernet, image: Shape) -> tuple[Cost, Shape]:
-    """What runs before the first decision, the first gate included, and the shape that stands there."""
+    """Count the prefix and the first gate; return the cost and the shape of the features at the gate."""
     cost, shape = count_steps(model.chain(()), image)
     return cost + model.gate(0).cost(shape), shape
 
 
 def segment_cost(model: Supernet, choices: tuple[int, ...], shape: Shape) -> tuple[Cost, Shape]:
-    """What runs behind the gate that made the last of ``choices``: its segment, then next gate or head."""
+    """Count the segment after these choices, with the next gate or the head; return cost and output shape."""
     cost, after = count_steps(model.chain(choices), shape)
     if len(choices) < len(model.gates):
         return cost + model.gate(len(choices)).cost(after), after
@@ -25,7 +25,7 @@ def segment_cost(model: Supernet, choices: tuple[int, ...], shape: Shape) -> tup
 
 
 def route_cost(model: Supernet, choices: tuple[int, ...], image: Shape) -> Cost:
-    """A whole route on an image of this shape."""
+    """Count a whole route on an image of this shape."""
     total, shape = prefix_cost(model, image)
     for stage in range(len(choices)):
         cost, shape = segment_cost(model, choices[: stage + 1], shape)

@@ -1,8 +1,7 @@
-"""Feature maps of a supernet by their stride, for tasks that need more than logits.
+"""Feature maps of a supernet by stride, for tasks that need more than logits.
 
-A map is the last thing that a network makes at a stride, as what follows reads it: scaled by the attention of
-a gate where one stands there. Strides are nominal: a route whose strided convolutions do not pad has smaller
-maps.
+The map of a stride is the last output at that resolution, as the next layer reads it: scaled by the attention
+of a gate if one follows. Strides are nominal: a route whose strided convolutions do not pad has smaller maps.
 """
 
 from __future__ import annotations
@@ -25,142 +24,147 @@ if TYPE_CHECKING:
     from dsnet.models.supernet import Supernet
 
 __all__ = [
-    "PrefixFeatures",
     "Features",
-    "prefix_features",
+    "PrefixFeatures",
     "feature_shapes",
+    "prefix_features",
     "route_features",
     "routed_features",
 ]
 
 
 class Features(NamedTuple):
-    """What a route makes of images, by stride: maps [n, C, H, W], from the finest to the coarsest."""
+    """Feature maps of images at one route."""
 
     route: Route
-    places: Tensor  # [n]: where these images are in the batch
-    maps: dict[int, Tensor]
+    indices: Tensor  # [n]: of these images in the batch
+    maps: dict[int, Tensor]  # stride → [n, C, H, W], from the finest to the coarsest
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixFeatures:
-    """What stands at the first gate: features that it has scaled, and the maps that were made before it."""
+    """Features at the first gate, scaled by it, and the maps collected before it."""
 
     x: Tensor
-    walk: _Walk
-    encoding: GateEncoding | None = None  # what the routing head reads; none behind `holding`
+    collector: _Collector
+    encoding: GateEncoding | None = None  # the input of the routing head; None after `with_tensors`
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of it."""
-        return (self.x, *self.walk.maps.values())
+        """Return the features and all maps."""
+        return (self.x, *self.collector.maps.values())
 
-    def holding(self, tensors: Sequence[Tensor]) -> PrefixFeatures:
-        """The same with other tensors in place of these."""
-        maps = dict(zip(self.walk.maps, tensors[1:], strict=True))
-        return PrefixFeatures(tensors[0], replace(self.walk, maps=maps))
+    def with_tensors(self, tensors: Sequence[Tensor]) -> PrefixFeatures:
+        """Return the same with other ``tensors``."""
+        maps = dict(zip(self.collector.maps, tensors[1:], strict=True))
+        return PrefixFeatures(tensors[0], replace(self.collector, maps=maps))
 
-    def only(self, strides: Iterable[int]) -> PrefixFeatures:
-        """Without the maps of other strides."""
-        maps = {stride: x for stride, x in self.walk.maps.items() if stride in strides}
-        return replace(self, walk=replace(self.walk, maps=maps))
+    def with_strides(self, strides: Iterable[int]) -> PrefixFeatures:
+        """Return the same with the maps of these strides only."""
+        maps = {stride: x for stride, x in self.collector.maps.items() if stride in strides}
+        return replace(self, collector=replace(self.collector, maps=maps))
 
 
 def prefix_features(model: Supernet, x: Tensor, mode: Mode | None = None) -> PrefixFeatures:
-    """Images up to the first gate."""
-    walk = _Walk((x.shape[2], x.shape[3]), mode)
-    state = model.apply_gate(0, walk.run(model, (), x))
-    return PrefixFeatures(state.x, walk, state.encoding)
+    """Run images up to the first gate."""
+    collector = _Collector((x.shape[2], x.shape[3]), mode)
+    state = model.apply_gate(0, collector.run(model, (), x))
+    return PrefixFeatures(state.x, collector, state.encoding)
 
 
-def route_features(model: Supernet, entered: PrefixFeatures, route: Route) -> Features:
-    """A route from there on."""
-    own = replace(entered.walk, maps=dict(entered.walk.maps))
-    y = own.run(model, route.choices[:1], entered.x)
+def route_features(model: Supernet, prefix: PrefixFeatures, route: Route) -> Features:
+    """Run a route from the first gate."""
+    collector = replace(prefix.collector, maps=dict(prefix.collector.maps))
+    y = collector.run(model, route.choices[:1], prefix.x)
     for gates in range(2, len(route.choices) + 1):
-        y = own.run(model, route.choices[:gates], model.apply_gate(gates - 1, y).x)
-    return own.end(y, route, torch.arange(len(y), device=y.device))
+        y = collector.run(model, route.choices[:gates], model.apply_gate(gates - 1, y).x)
+    return collector.finish(y, route, torch.arange(len(y), device=y.device))
 
 
 def routed_features(model: Supernet, x: Tensor, decide: Decide) -> list[Features]:
-    """Every image at the route that the gates take for it, routes in order."""
+    """Run each image at the route that the gates take for it, and return the results by route."""
     if model.training:
         raise DsnetError("gates decide in eval mode: call .eval(), or give a route")
-    walk = _Walk((x.shape[2], x.shape[3]), None)
-    y, places = walk.run(model, (), x), torch.arange(len(x), device=x.device)
-    found = list(_behind(model, walk, y, (), places, decide)) if len(x) else []
-    return sorted(found, key=lambda features: features.route.number)
+    collector = _Collector((x.shape[2], x.shape[3]), None)
+    y, indices = collector.run(model, (), x), torch.arange(len(x), device=x.device)
+    results = list(_run_groups(model, collector, y, (), indices, decide)) if len(x) else []
+    return sorted(results, key=lambda features: features.route.number)
 
 
-def _behind(
-    model: Supernet, walk: _Walk, y: Tensor, choices: tuple[int, ...], places: Tensor, decide: Decide
+def _run_groups(
+    model: Supernet,
+    collector: _Collector,
+    y: Tensor,
+    history: tuple[int, ...],
+    indices: Tensor,
+    decide: Decide,
 ) -> Iterable[Features]:
-    """Divides images by what the next gate takes for them, and goes on with each group."""
-    gate = len(choices)
+    """Group images by the decision of the next gate, and run each group."""
+    gate = len(history)
     state = model.apply_gate(gate, y)
-    taken = decide(model.gate_scores(state), gate, choices[-1] if choices else None)
-    for position in sorted(set(taken.tolist())):
-        at = (taken == position).nonzero()[:, 0]
-        made = (*choices, model.gate(gate).choices[position])
-        own = walk.take(at)
-        z = own.run(model, made, state.x[at])
+    positions = decide(model.gate_scores(state), gate, history[-1] if history else None)
+    for position in sorted(set(positions.tolist())):
+        members = (positions == position).nonzero()[:, 0]
+        choices = (*history, model.gate(gate).choices[position])
+        group = collector.select(members)
+        z = group.run(model, choices, state.x[members])
         if gate + 1 < len(model.gates):
-            yield from _behind(model, own, z, made, places[at], decide)
+            yield from _run_groups(model, group, z, choices, indices[members], decide)
         else:
-            yield own.end(z, model.space.of_choices(made), places[at])
+            yield group.finish(z, model.space.of_choices(choices), indices[members])
 
 
 @dataclass(slots=True)
-class _Walk:
-    """A pass through a network that notes maps on its way."""
+class _Collector:
+    """Run segments and collect the feature map of each stride."""
 
     size: tuple[int, int]  # of the images
     mode: Mode | None
     stride: int = 1
-    begun: bool = False  # the image itself is no feature
+    started: bool = False  # the image itself is no feature map
     maps: dict[int, Tensor] = field(default_factory=dict)
 
     def run(self, model: Supernet, choices: tuple[int, ...], x: Tensor) -> Tensor:
-        """The blocks behind the last of ``choices``."""
+        """Run the segment after these choices."""
         model.check_statistics(choices, self.mode)
         for block, size, key in model.chain(choices):
             if block.stride > 1:
-                self._note(x)
+                self._collect(x)
                 self.stride *= block.stride
-            x, self.begun = block(x, size, key, self.mode), True
+            x, self.started = block(x, size, key, self.mode), True
         return x
 
-    def take(self, at: Tensor) -> _Walk:
-        """For some of the images."""
-        return replace(self, maps={stride: x[at] for stride, x in self.maps.items()})
+    def select(self, index: Tensor) -> _Collector:
+        """Return a collector for some of the images."""
+        return replace(self, maps={stride: x[index] for stride, x in self.maps.items()})
 
-    def end(self, x: Tensor, route: Route, places: Tensor) -> Features:
-        """With what stands in front of the head."""
-        self._note(x)
-        return Features(route, places, dict(self.maps))
+    def finish(self, x: Tensor, route: Route, indices: Tensor) -> Features:
+        """Collect the input of the head, and return all maps."""
+        self._collect(x)
+        return Features(route, indices, dict(self.maps))
 
-    def _note(self, x: Tensor) -> None:
-        if self.begun:
-            self.maps[self.stride] = x if x.ndim == 4 else _map_of_tokens(x, self.size, self.stride)
+    def _collect(self, x: Tensor) -> None:
+        if self.started:
+            self.maps[self.stride] = x if x.ndim == 4 else _tokens_to_map(x, self.size, self.stride)
 
 
-def _map_of_tokens(x: Tensor, size: tuple[int, int], stride: int) -> Tensor:
-    """[B, 1 + h · w, E] → [B, E, h, w], without the class token."""
+def _tokens_to_map(x: Tensor, size: tuple[int, int], stride: int) -> Tensor:
+    """Drop the class token and reshape: [B, 1 + h · w, E] → [B, E, h, w]."""
     height, width = (side // stride for side in size)
     return x[:, 1:].transpose(1, 2).reshape(len(x), x.shape[2], height, width)
 
 
 def feature_shapes(model: Supernet, route: Route, shape: Shape) -> dict[int, Shape]:
-    """Channels and true sizes of a route's maps, by stride, for images of this shape."""
-    stride, found, image, begun, tokens = 1, dict[int, Shape](), shape, False, False
+    """Compute the channels and true sizes of a route's maps by stride, for images of this shape."""
+    stride, shapes, image, started, tokens = 1, dict[int, Shape](), shape, False, False
     for gates in range(len(route.choices) + 1):
         for block, size, _ in model.chain(route.choices[:gates]):
             if block.stride > 1:
-                if begun:
-                    found[stride] = shape
+                if started:
+                    shapes[stride] = shape
                 stride *= block.stride
             _, shape = block.cost(shape, size)
-            begun, tokens = True, tokens or block.makes_tokens
+            started, tokens = True, tokens or block.makes_tokens
     if tokens:
         shape = Shape(shape.channels, image.height // stride, image.width // stride)
-    found[stride] = shape
-    return found
+    shapes[stride] = shape
+    return shapes

@@ -1,9 +1,12 @@
-"""Which images a network takes."""
+"""The images that a network takes."""
 
 from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
@@ -13,21 +16,28 @@ __all__ = ["InputSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """Which images a network takes."""
+    """The images that a network takes.
 
-    image_size: int  # the size it is made for
-    stride: int  # both sides must be multiples of this
-    smallest: int = 0  # and at least this long; 0: one stride
+    Attributes:
+        image_size: Default side in pixels.
+        stride: Both sides must be multiples of it.
+        smallest: Both sides must be at least this long (0: one stride).
+        channels: Number of channels.
+    """
+
+    image_size: int
+    stride: int
+    smallest: int = 0
     channels: int = 3
 
     def check(self, height: int, width: int) -> None:
-        """Raises an error that names the nearest size that runs."""
-        near = (self._nearest(height), self._nearest(width))
-        if near != (height, width):
+        """Raise an error that names the nearest possible size, unless this one is."""
+        nearest = (self._nearest(height), self._nearest(width))
+        if nearest != (height, width):
             least = max(self.smallest, self.stride)
             raise DsnetError(
                 f"image size {height} × {width} does not run: both sides must be multiples of {self.stride}, "
-                f"at least {least}; the nearest that runs is {near[0]} × {near[1]}"
+                f"at least {least}; the nearest that runs is {nearest[0]} × {nearest[1]}"
             )
 
     def _nearest(self, side: int) -> int:
@@ -35,7 +45,7 @@ class InputSpec:
         return max(least, (side + self.stride // 2) // self.stride * self.stride)
 
     def shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
-        """Shape of an image of this size (by default the one the network is made for), checked."""
+        """Return the shape of an image of this size (default: ``self.image_size``), checked."""
         size = self.image_size if image_size is None else image_size
         try:
             height, width = map(operator.index, size if isinstance(size, tuple | list) else (size, size))
@@ -43,3 +53,21 @@ class InputSpec:
             raise DsnetError(f"an image size is one number or (height, width), not {image_size!r}") from None
         self.check(height, width)
         return Shape(self.channels, height, width)
+
+    def check_images(self, x: Tensor, name: str, weight: Tensor) -> None:
+        """Raise unless ``x`` are images that the network ``name`` takes, on the device of ``weight``."""
+        takes = f"{name} takes images [batch, {self.channels}, height, width]"
+        if not isinstance(x, Tensor):
+            raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
+        if x.is_nested or x.layout != torch.strided:
+            kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
+            raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise DsnetError(f"{takes}, not a tensor of shape {list(x.shape)}")
+        self.check(x.shape[2], x.shape[3])
+        if x.device != weight.device:
+            raise DsnetError(f"the images are on {x.device}, {name} is on {weight.device}; move one of them")
+        if x.dtype != weight.dtype and not (
+            x.is_floating_point() and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+        ):
+            raise DsnetError(f"the images are {x.dtype}, {name} is {weight.dtype}; convert one of them")

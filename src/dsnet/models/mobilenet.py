@@ -16,10 +16,11 @@ from torch import nn
 from dsnet.gate import Gate, SingleRouteGate
 from dsnet.models.blocks import ConvNormAct, Factory, NormSpec, PoolHead, Step, make_activation
 from dsnet.models.input_spec import InputSpec
+from dsnet.models.layout import norm_keys
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable_block import SeparableBlock
-from dsnet.models.supernet import Supernet, norm_keys
+from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice, thirds
 from dsnet.slicing import SlicedConv2d
 

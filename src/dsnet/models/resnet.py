@@ -33,9 +33,10 @@ from dsnet.models.blocks import (
 )
 from dsnet.models.counting import prefix_cost, segment_cost
 from dsnet.models.input_spec import InputSpec
+from dsnet.models.layout import SliceTable, norm_keys
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.supernet import SliceTable, Supernet, norm_keys
+from dsnet.models.supernet import Supernet
 from dsnet.routes import Route, RouteSpace, Slice, thirds
 from dsnet.slicing import Mode, SlicedConv2d
 from dsnet.slicing.static import traced

@@ -1,23 +1,21 @@
-"""What every supernet is: a prefix, gates, segments between them, and a head.
+"""The base class of all supernets: a prefix, gates with segments between them, and a head.
 
     image ─ prefix ─ gate 0 ─ segment 0 ─ gate 1 ─ segment 1 ─ … ─ segment n ─ head ─ logits
                        │                    │
                     choice 0             choice 1
 
-The prefix is the same for all images. A gate scales the features for everyone and, when asked, scores
-its choices; a segment runs with the slice that was chosen. A family says which blocks stand where
-(`prefix_steps`, `segment_steps`); running, grouping, counting and extracting are the same for all.
+The prefix is the same for all images. A gate scales the features and, on request, scores its choices; a
+segment runs with the slice of the choice taken. A family says which blocks the prefix and the segments have
+(`prefix_steps`, `segment_steps`). Running, grouping, counting and extraction are the same for all families.
 """
 
 from __future__ import annotations
 
-import itertools
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -35,64 +33,58 @@ from dsnet.models.features import (
 )
 from dsnet.models.group_by_route import Decide, greedy, run_from_states, run_gated
 from dsnet.models.input_spec import InputSpec
+from dsnet.models.layout import BnKey, SegmentLayout, SliceTable
 from dsnet.routes import Route, RouteSpace, Slice
 from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d
 
-__all__ = ["BnKey", "BoundRoute", "ModelSpec", "SliceTable", "GateState", "Supernet", "norm_keys"]
-
-BnKey = Literal["stage", "prefix"]
-
-SliceTable = tuple[tuple[tuple[Slice, ...], ...], ...]
-"""[gate][choice] → sizes of the stages that this choice decides."""
+__all__ = ["BoundRoute", "GateState", "ModelSpec", "Supernet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """What `create_model` needs to build this network again; plain data."""
+    """The arguments with which `create_model` builds this network again; plain data."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
 
 
 class GateState(NamedTuple):
-    """What stands at a gate: features already scaled by its attention, and what its routing head reads."""
+    """Images at a gate: their features, scaled by its attention, and the input of its routing head."""
 
     x: Tensor
     encoding: GateEncoding
-    gate: int  # which gate
-    batch_invariant: bool = False  # whether it is scored so, too
+    gate: int  # index of the gate
+    batch_invariant: bool = False  # whether the gate scores batch-invariantly too
 
-    def take(self, at: Tensor) -> GateState:
-        """Some of the images, by their places [n]."""
-        return GateState(
-            self.x[at], GateEncoding(self.encoding.pooled[at], self.encoding.hidden[at]), *self[2:]
-        )
+    def take(self, index: Tensor) -> GateState:
+        """Select images by index [n]."""
+        encoding = GateEncoding(self.encoding.pooled[index], self.encoding.hidden[index])
+        return GateState(self.x[index], encoding, *self[2:])
 
     def narrow(self, start: int, stop: int) -> GateState:
-        """The images of a range, without a copy."""
+        """Select a range of images, without a copy."""
         encoding = GateEncoding(self.encoding.pooled[start:stop], self.encoding.hidden[start:stop])
         return GateState(self.x[start:stop], encoding, *self[2:])
 
     @classmethod
     def join(cls, states: Sequence[GateState]) -> GateState:
-        """The images of all, in order."""
-        encoding = GateEncoding(
-            *(torch.cat(parts) for parts in zip(*(state.encoding for state in states), strict=True))
-        )
+        """Concatenate states of the same gate."""
+        parts = zip(*(state.encoding for state in states), strict=True)
+        encoding = GateEncoding(*(torch.cat(part) for part in parts))
         return cls(torch.cat([state.x for state in states]), encoding, *states[0][2:])
 
 
 class Supernet(nn.Module, ABC):
     """One set of weights that runs as any route of its space.
 
-    ``model(x, route)`` runs one route; ``model(x)`` lets the gates decide for every image. A pass takes
+    ``model(x, route)`` runs one route; ``model(x)`` lets the gates decide for each image. A pass takes
     everything it depends on as arguments and, in eval mode, changes nothing.
     """
 
     gated_mode = Mode(batch_invariant=True)  # of passes in which gates decide
-    drops_everywhere = False  # whether stochastic depth and dropout are for all routes, or for the largest
+    drops_everywhere = False  # apply stochastic depth and dropout to all routes, not only to the largest
     gate_weights: Mapping[str, tuple[float, float, float]] = MappingProxyType({})
-    """Weights (CLS, CP, SGS) of Stage II's losses by the name of a space, where that sets spaces apart."""
+    """Weights (CLS, CP, SGS) of Stage II's losses by the name of a space, where they differ by space."""
 
     def __init__(
         self,
@@ -110,58 +102,64 @@ class Supernet(nn.Module, ABC):
         self.gates: nn.ModuleList = nn.ModuleList(gates)
         self.head: Head = head
 
-    # --- what a family says ------------------------------------------------------------------------
+    # --- defined by a family -----------------------------------------------------------------------
     @abstractmethod
     def prefix_steps(self) -> list[Step]:
-        """The blocks in front of the first gate."""
+        """Return the blocks before the first gate."""
 
     @abstractmethod
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
-        """The blocks behind the gate that made the last of ``choices``, up to the next gate or the head."""
+        """Return the blocks from the gate that made the last of ``choices`` to the next gate or the head."""
 
     def seal(self, space: RouteSpace) -> None:
-        """Ends construction: a family calls it once all its blocks are in place.
+        """End construction: a family calls this once it has all its blocks.
 
-        Lays out the chain of every segment once, so that a pass does not build it again. Whoever puts
-        another block in a block's place afterwards calls this again.
+        The steps of all segments are laid out here. Call it again after replacing a block.
         """
         self._space = space
         self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
-        self._chains: dict[tuple[int, ...], tuple[Step, ...]] = {(): tuple(self.prefix_steps())}
-        for gates in range(1, len(self.gates) + 1):
-            for choices in itertools.product(*(range(len(row)) for row in self.slice_table[:gates])):
-                self._chains[choices] = tuple(self.segment_steps(choices))
-        blocks = dict.fromkeys(step.block for chain in self._chains.values() for step in chain)
-        norms = {b: [m for m in b.modules() if isinstance(m, SplitBatchNorm2d)] for b in blocks}
-        self._chain_norms = {
-            choices: tuple((norm, step.key) for step in chain for norm in norms[step.block])
-            for choices, chain in self._chains.items()
-        }
-        self._chain_stages = {
-            choices: _divided(chain, self.slices(choices))
-            for choices, chain in self._chains.items()
-            if choices
-        }
+        self._layout = SegmentLayout.of(self)
 
+    # --- structure ---------------------------------------------------------------------------------
     @property
     def name(self) -> str:
-        """What `create_model` calls it."""
+        """The name that `create_model` takes."""
         return self.spec.name
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many choices every gate of the whole space has."""
+        """Number of choices of each gate in the full space."""
         return tuple(len(row) for row in self.slice_table)
 
     @property
     def merges(self) -> bool:
-        """Whether a segment depends on the last choices alone, so that a mixed batch may join histories."""
+        """Whether a segment depends on the last choice only, so that routing histories can be merged."""
         return self.bn_key == "stage"
 
     @property
     def space(self) -> RouteSpace:
         """All routes of this network. `reset_routing` narrows what its gates decide between."""
         return self._space
+
+    def gate(self, stage: int) -> Gate:
+        """Return the gate before a stage."""
+        return cast(Gate, self.gates[stage])
+
+    def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
+        """Return the steps of the segment after these choices; those of the prefix for no choices."""
+        try:
+            return self._layout.steps[choices]
+        except (KeyError, TypeError):
+            possible = " × ".join(f"0 to {len(row) - 1}" for row in self.slice_table)
+            raise DsnetError(f"{self.spec.name} has no choices {choices!r}; possible: {possible}") from None
+
+    def head_step(self, choices: tuple[int, ...]) -> Step:
+        """Return the head as the last step of a route."""
+        return Step(self.head, self.slices(choices)[-1])
+
+    def slices(self, choices: tuple[int, ...]) -> tuple[Slice, ...]:
+        """Return the sizes of the stages that the last of ``choices`` decides."""
+        return self.slice_table[len(choices) - 1][choices[-1]]
 
     def reset_routing(
         self,
@@ -170,28 +168,32 @@ class Supernet(nn.Module, ABC):
         form: HeadForm | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Gives every gate a new, untrained routing head for ``space``: this network's own, or narrowed."""
+        """Give each gate a new, untrained routing head.
+
+        Args:
+            space: Routes to decide between (default: all routes of this network).
+            form: Form of the heads (default: that of the present ones).
+            generator: Source of the initial weights.
+        """
         space = self.space if space is None else self.space.narrow(space)
         for stage, choices in enumerate(space.choices):
             self.gate(stage).replace_routing(choices, generator, form=form)
 
-    def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
-        """`segment_steps` as laid out; the prefix for no choices."""
-        try:
-            return self._chains[choices]
-        except (KeyError, TypeError):
-            possible = " × ".join(f"0 to {len(row) - 1}" for row in self.slice_table)
-            raise DsnetError(f"{self.spec.name} has no choices {choices!r}; possible: {possible}") from None
-
     # --- running -----------------------------------------------------------------------------------
     def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Tensor:
-        """Images [B, C, H, W] → logits [B, classes], at one route or, without one, gated."""
+        """Compute logits [B, classes] of images [B, C, H, W].
+
+        Args:
+            x: Images.
+            route: The route for all images. Without one, the gates decide for each image.
+            mode: How the pass runs, e.g. which norm statistics it uses.
+        """
         if route is None:
             return run_gated(self, x, mode=mode).logits
         return self.run_route(x, self.space.resolve(route), mode)
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
-        """`forward` at a route that is known to be one of this network's."""
+        """Compute logits at a route that is known to be in the space of this network."""
         state = self.run_prefix(x, mode)
         for stage in range(1, len(self.gates)):
             state = self.run_segment(state, route.choices[:stage], mode)
@@ -200,15 +202,15 @@ class Supernet(nn.Module, ABC):
     def run_stages(
         self, x: Tensor, route: Route | int, mode: Mode | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Logits, and what every dynamic stage of the route says of the images: [B, width] each."""
+        """Compute logits, and the pooled features [B, width] of each dynamic stage of the route."""
         choices = self.space.resolve(route).choices
         state = self.run_prefix(x, mode)
         stages: list[Tensor] = []
         for gates in range(1, len(choices) + 1):
-            made = choices[:gates]
-            self._check_segment(state, made, mode)
+            history = choices[:gates]
+            self._check_segment(state, history, mode)
             y = state.x
-            for steps in self._stage_steps(made):
+            for steps in self._stage_steps(history):
                 y = run_steps(steps, y, mode)
                 stages.append(self.head.pool(y))
             if gates < len(choices):
@@ -216,8 +218,7 @@ class Supernet(nn.Module, ABC):
         return run_steps([self.head_step(choices)], y, mode), tuple(stages)
 
     def _stage_steps(self, choices: tuple[int, ...]) -> tuple[tuple[Step, ...], ...]:
-        """The steps of every stage that the last of ``choices`` decides."""
-        stages = self._chain_stages[choices]
+        stages = self._layout.stages[choices]
         if stages is None:
             sizes = "; ".join(map(str, self.slices(choices)))
             raise DsnetError(
@@ -239,9 +240,11 @@ class Supernet(nn.Module, ABC):
         mode: Mode | None = None,
         decide: Decide = greedy,
     ) -> Features | list[Features]:
-        """Maps of images [B, C, H, W] by stride, at one route; without one gated, a list with one for each.
+        """Compute the feature maps of images [B, C, H, W] by stride, without the classifier.
 
-        The routing heads and the classifier are not needed; see `feature_shapes` for what to expect.
+        Returns:
+            The maps at ``route``. Without one, the gates decide, and there is one result for each route
+            taken. `feature_shapes` gives the shapes of the maps.
         """
         self.check_images(x)
         if route is None:
@@ -251,110 +254,85 @@ class Supernet(nn.Module, ABC):
     def feature_shapes(
         self, route: Route | int, image_size: int | tuple[int, int] | None = None
     ) -> dict[int, Shape]:
-        """Channels, height and width of a route's maps, by stride."""
+        """Compute the channels, height and width of a route's feature maps by stride."""
         return feature_shapes(self, self.space.resolve(route), self.input_spec.shape(image_size))
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
-        """Decisions [B, gates]: the route's number (one gate) or each gate's choice (several)."""
+        """Let the gates decide: the choice of each gate [B, gates], with one gate the route's number."""
         return run_gated(self, x, decide, answer=False).choices
 
     def run_prefix(self, x: Tensor, mode: Mode | None = None) -> GateState:
-        """Prefix and first gate: all that runs before the first decision."""
+        """Run the prefix and the first gate, which is all that precedes the first decision."""
         self.check_images(x)
         self.check_statistics((), mode)
         return self.apply_gate(0, run_steps(self.chain(()), x, mode), mode)
 
     def apply_gate(self, gate: int, x: Tensor, mode: Mode | None = None) -> GateState:
-        """What a gate makes of the features in front of it."""
+        """Apply the attention of a gate to the features before it."""
         invariant = mode is not None and mode.batch_invariant
         scaled, encoding = self.gates[gate](x, batch_invariant=invariant)
         return GateState(scaled, encoding, gate, invariant)
 
     def gate_scores(self, state: GateState) -> Tensor:
-        """Scores [B, choices] of the gate for what stands at it."""
+        """Compute the scores [B, choices] of the gate that ``state`` is at."""
         return self.gate(state.gate).score(state.encoding, batch_invariant=state.batch_invariant)
 
     def run_segment(self, state: GateState, choices: tuple[int, ...], mode: Mode | None = None) -> GateState:
-        """From the gate that made the last of ``choices`` to the next one."""
+        """Run from the gate that made the last of ``choices`` to the next gate."""
         self._check_segment(state, choices, mode, last=False)
         return self.apply_gate(len(choices), run_steps(self.chain(choices), state.x, mode), mode)
 
     def run_last_segment(
         self, state: GateState, choices: tuple[int, ...], mode: Mode | None = None
     ) -> Tensor:
-        """From the last gate to the logits."""
+        """Run from the last gate to the logits [B, classes]."""
         self._check_segment(state, choices, mode, last=True)
         return run_steps((*self.chain(choices), self.head_step(choices)), state.x, mode)
 
     def segment_output(self, x: Tensor, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
-        """What stands behind the gate that made the last of ``choices``, up to the next gate or the logits.
+        """Run a segment on features, up to the input of the next gate or to the logits.
 
-        ``x`` are features that its attention has scaled; they may be wider than the previous choice, if what
-        is beyond it is zero.
+        Args:
+            x: Features, scaled by the gate that made the last of ``choices``. They may be wider than the
+                previous choice if the further channels are zero.
+            choices: Choices made so far.
+            mode: How the pass runs.
         """
         self.check_statistics(choices, mode)
-        chain = self.chain(choices)
-        return run_steps(
-            (*chain, self.head_step(choices)) if len(choices) == len(self.gates) else chain, x, mode
-        )
+        steps = self.chain(choices)
+        if len(choices) == len(self.gates):
+            steps = (*steps, self.head_step(choices))
+        return run_steps(steps, x, mode)
 
     def run_from_states(
-        self, states: dict[tuple[int, ...], GateState], choices: tuple[int, ...], mode: Mode | None = None
+        self,
+        states: dict[tuple[int, ...], GateState],
+        choices: tuple[int, ...],
+        mode: Mode | None = None,
     ) -> Tensor:
         """Run a route from the last of its gates that ``states`` holds, and return its logits.
 
         ``states`` maps choices made so far to the state at the next gate and starts as
-        ``{(): model.run_prefix(x)}``. Missing states are added, so that routes
-        with a common beginning share it.
+        ``{(): model.run_prefix(x)}``. Missing states are added, so that routes with a common beginning
+        share it.
         """
         return run_from_states(self, states, choices, mode)
 
-    def head_step(self, choices: tuple[int, ...]) -> Step:
-        """The head as the last link of a route's chain."""
-        return Step(self.head, self.slices(choices)[-1])
-
-    def slices(self, choices: tuple[int, ...]) -> tuple[Slice, ...]:
-        """Sizes of the stages that the last of ``choices`` decides."""
-        return self.slice_table[len(choices) - 1][choices[-1]]
-
     def bind(self, route: Route | int) -> BoundRoute:
-        """The network at one route as a module of one argument, sharing these weights.
+        """Return the network at one route as a module of one argument that shares these weights.
 
-        `torch.jit.trace` takes it, for images of the size it is traced with; `dsnet.extract` gives a network
-        without this restriction.
+        It can be compiled, or traced by `torch.jit.trace` for images of the size traced with. `dsnet.extract`
+        returns a network without this restriction.
         """
         return BoundRoute(self, self.space.resolve(route))
 
-    def gate(self, stage: int) -> Gate:
-        """The gate in front of a stage."""
-        return cast(Gate, self.gates[stage])
-
     def check_images(self, x: Tensor) -> None:
-        """Raises an error that says what images this network takes."""
-        takes = f"{self.spec.name} takes images [batch, {self.input_spec.channels}, height, width]"
-        if not isinstance(x, Tensor):
-            raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
-        if x.is_nested or x.layout != torch.strided:
-            kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
-            raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
-        if x.ndim != 4 or x.shape[1] != self.input_spec.channels:
-            raise DsnetError(f"{takes}, not a tensor of shape {list(x.shape)}")
-        self.input_spec.check(x.shape[2], x.shape[3])
-        weight = self.head.classifier.weight
-        if x.device != weight.device:
-            raise DsnetError(
-                f"the images are on {x.device}, {self.spec.name} is on {weight.device}; move one of them"
-            )
-        if x.dtype != weight.dtype and not (
-            x.is_floating_point() and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
-        ):
-            raise DsnetError(
-                f"the images are {x.dtype}, {self.spec.name} is {weight.dtype}; convert one of them"
-            )
+        """Raise unless ``x`` are images that this network takes, on its device and in its precision."""
+        self.input_spec.check_images(x, self.spec.name, self.head.classifier.weight)
 
     # --- norm keys ---------------------------------------------------------------------------------
     def key(self, choices: tuple[int, ...]) -> int:
-        """Norm key of the layers behind the gate that made the last of ``choices``."""
+        """Return the norm key of the segment after these choices."""
         if self.bn_key == "stage":
             return choices[-1]
         key = 0
@@ -363,7 +341,7 @@ class Supernet(nn.Module, ABC):
         return key
 
     def image_keys(self, choices: Tensor) -> Tensor:
-        """`key` for every image by itself: choices [B, gates] → [B]."""
+        """Return the `key` of each image: choices [B, gates] → [B]."""
         if self.bn_key == "stage":
             return choices[:, -1]
         key = torch.zeros_like(choices[:, 0])
@@ -372,41 +350,40 @@ class Supernet(nn.Module, ABC):
         return key
 
     def norms(self, choices: tuple[int, ...]) -> Iterator[tuple[SplitBatchNorm2d, int]]:
-        """Every split batch norm between the image and the end of the segment, with the key it uses."""
+        """Yield each split batch norm from the image to the end of the segment, with the key it uses."""
         for gates in range(len(choices) + 1):
-            yield from self._chain_norms[choices[:gates]]
+            yield from self._layout.norms[choices[:gates]]
 
     def key_states(self, route: Route | int) -> set[KeyState]:
-        """Where the norm statistics that a route uses come from."""
+        """Return the states of the norm statistics that a route uses."""
         return {norm.states[key] for norm, key in self.norms(self.space.resolve(route).choices)}
 
     def _check_segment(
         self, state: GateState, choices: tuple[int, ...], mode: Mode | None, *, last: bool | None = None
     ) -> None:
-        """Raises where ``choices`` do not go on from where ``state`` stands, or lack statistics."""
+        """Raise unless ``choices`` continue from ``state`` and their segment has norm statistics."""
         self.chain(choices)
         if len(choices) != state.gate + 1:
-            raise DsnetError(
-                f"what stands at gate {state.gate} goes on with {state.gate + 1} choices, not with {choices}"
-            )
+            count = "1 choice" if state.gate == 0 else f"{state.gate + 1} choices"
+            raise DsnetError(f"expected {count} at gate {state.gate}, got {choices}")
         if last is not None and last != (len(choices) == len(self.gates)):
-            ahead = "a further gate: use run_segment" if last else "the logits: use run_last_segment"
-            raise DsnetError(f"choices {choices} lead to {ahead}")
+            target = "a further gate: use run_segment" if last else "the logits: use run_last_segment"
+            raise DsnetError(f"choices {choices} lead to {target}")
         self.check_statistics(choices, mode)
 
     def check_statistics(self, choices: tuple[int, ...], mode: Mode | None) -> None:
-        """Raises where the blocks behind the last of ``choices`` lack norm statistics that they would use."""
+        """Raise if the segment after these choices lacks norm statistics that it would use."""
         if not (
             self.training
             or torch.compiler.is_compiling()  # `bind` has checked
             or (mode is not None and mode.statistics is not None)
         ):
-            self._require(choices, self._chain_norms[choices])
+            self._require(choices, self._layout.norms[choices])
 
     def require_statistics(self, route: Route) -> None:
-        """Raises where a route would use norm statistics that were never made.
+        """Raise if a route would use norm statistics that were never computed.
 
-        A network just built has none at all, and may run; one that has some must have those it uses.
+        A network just built has none and may run. A network that has some must have those it uses.
         """
         self._require(route.choices, self.norms(route.choices))
 
@@ -420,32 +397,6 @@ class Supernet(nn.Module, ABC):
             )
 
 
-def norm_keys(choices: Sequence[int], bn_key: BnKey) -> tuple[int, ...]:
-    """How many norm keys each stage has when its gates have so many choices."""
-    if bn_key not in ("stage", "prefix"):
-        raise DsnetError(f"unknown bn_key {bn_key!r}; possible: stage, prefix")
-    return tuple(choices) if bn_key == "stage" else tuple(itertools.accumulate(choices, operator.mul))
-
-
-def _divided(chain: Sequence[Step], sizes: Sequence[Slice]) -> tuple[tuple[Step, ...], ...] | None:
-    """Divide a segment's steps among its stages, by their position; None where the sizes do not say how.
-
-    Steps stand in the order of the stages, each with a size equal to its stage's. Only where two stages in a
-    row have equal sizes does it matter which object a step was given.
-    """
-    stages: list[list[Step]] = [[] for _ in sizes]
-    at = 0
-    for step in chain:
-        following = sizes[at + 1] if at + 1 < len(sizes) else None
-        moved_on = step.size is following and step.size is not sizes[at]
-        if stages[at] and following is not None and (moved_on or step.size != sizes[at]):
-            at += 1
-        if step.size != sizes[at]:
-            return None
-        stages[at].append(step)
-    return tuple(map(tuple, stages)) if all(stages) else None
-
-
 class BoundRoute(nn.Module):
     """A supernet at one route: a module of one argument, for compilers and for timing."""
 
@@ -456,9 +407,9 @@ class BoundRoute(nn.Module):
         self.training = network.training
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] → logits [B, classes]."""
+        """Compute logits [B, classes] of images [B, C, H, W]."""
         return self.network.run_route(x, self.bound_route)
 
     def extra_repr(self) -> str:
-        """For printing."""
+        """Return the route for printing."""
         return str(self.bound_route)

@@ -153,10 +153,10 @@ class Detector(nn.Module):
         size, groups = (x.shape[2], x.shape[3]), self.network.features(x)
         if not groups:  # no images, but their answers still have a shape
             nothing = self.network.features(x, self.network.space.smallest)
-            return RoutedAnswers(self._answer(nothing, size, None), nothing.places)
+            return RoutedAnswers(self._answer(nothing, size, None), nothing.indices)
         found = [self._answer(group, size, None) for group in groups]
-        order = torch.cat([group.places for group in groups]).argsort()
-        numbers = torch.cat([torch.full_like(group.places, group.route.number) for group in groups])
+        order = torch.cat([group.indices for group in groups]).argsort()
+        numbers = torch.cat([torch.full_like(group.indices, group.route.number) for group in groups])
         answers = Answers(*(torch.cat(parts)[order] for parts in zip(*found, strict=True)))
         return RoutedAnswers(answers, numbers[order])
 
@@ -169,12 +169,12 @@ class Detector(nn.Module):
     def enter(self, x: Tensor, mode: Mode | None = None) -> PrefixFeatures:
         """Images up to the gate, with the maps that were made before it and are wanted."""
         self.network.check_images(x)
-        return prefix_features(self.network, x, mode).only(self.table.strides)
+        return prefix_features(self.network, x, mode).with_strides(self.table.strides)
 
     def answer_from(self, entered: PrefixFeatures, route: Route) -> Answers:
         """A route's answers from there on."""
         features = route_features(self.network, entered, route)
-        return self._answer(features, entered.walk.size, entered.walk.mode)
+        return self._answer(features, entered.collector.size, entered.collector.mode)
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that the gate takes for each image."""

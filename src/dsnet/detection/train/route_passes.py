@@ -47,7 +47,7 @@ class Passes:
         with self._autocast(x):
             self._end = self.detector.enter(x)
         leaves = [tensor.detach().requires_grad_() for tensor in self._end.tensors()]
-        self._start = self._end.holding(leaves)
+        self._start = self._end.with_tensors(leaves)
 
     def route(self, route: Route, targets: Targets, share: float) -> RouteLoss:
         """From there to the loss and back."""
@@ -128,7 +128,7 @@ class GraphedPasses(Passes):
         def forward() -> tuple[Tensor, ...]:
             Passes.enter(self, self._x)
             if not held:
-                held.append(self._end.holding([_leaf(tensor) for tensor in self._end.tensors()]))
+                held.append(self._end.with_tensors([_leaf(tensor) for tensor in self._end.tensors()]))
             with torch.no_grad():
                 for leaf, end in zip(held[0].tensors(), self._end.tensors(), strict=True):
                     leaf.copy_(end)
