@@ -26,9 +26,9 @@ from dsnet.calibration import collect, simulate
 from dsnet.cli.train import resolve_recipe
 from dsnet.cli.train_progress import LiveWatch
 from dsnet.cli.transfer import gate_like
+from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.settings import override, parse_assignments, to_plain
-from dsnet.models.loading import load_checkpoint
 from dsnet.report.text import human, table
 from dsnet.routing import CostTable, GatePolicy
 from dsnet.training import GateConfig, open_trained, train_gate

@@ -13,7 +13,7 @@ from dsnet.calibration import RouteOutputs, calibrate
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.compare import compare
 from dsnet.calibration.verdict import Contest, Paired, verdict
-from dsnet.models.loading import Checkpoint
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.routing import CascadePolicy, CostTable, OperatingPoint, Routed, Router
 from dsnet.routing.session import Session
 from tests.support import error_of, images, random_model

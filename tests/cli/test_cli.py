@@ -17,6 +17,7 @@ import torch
 
 import dsnet
 from dsnet.cli import main
+from dsnet.models.loading import build_network
 from dsnet.slicing import KeyState
 from dsnet.training import load_checkpoint, save_checkpoint
 
@@ -222,7 +223,7 @@ def test_recalibrate_makes_the_statistics_of_every_route(
     saved = load_checkpoint(tmp_path)
     assert (saved.data["recipe"], saved.data["step"]) == ("mine", 5)
     assert saved.tensors["extra"]["numbers"].tolist() == [0, 1, 2]
-    again = saved.model()
+    again = build_network(saved)
     for route in again.space:
         assert again.key_states(route) == {KeyState.CALIBRATED}
     assert torch.equal(again.stem.conv.weight, model.stem.conv.weight)

@@ -16,7 +16,8 @@ import dsnet
 from dsnet.calibration import Calibration, collect, simulate
 from dsnet.calibration.compare import compare
 from dsnet.cli import main
-from dsnet.models.loading import load_checkpoint
+from dsnet.core.checkpoint import load_checkpoint
+from dsnet.models.loading import build_network
 from dsnet.routing import CostTable, LatencyTable, Routed
 from dsnet.runtime.profile_network import profile
 from dsnet.training import open_trained
@@ -130,7 +131,7 @@ def test_calibrate_says_what_a_budget_comes_to(run: Path, capsys: pytest.Capture
 
 
 def test_milliseconds_as_the_cost(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = load_checkpoint(run).model()
+    model = build_network(load_checkpoint(run))
     table = profile(model, batches=(1,), repeats=2)
     table.save(tmp_path / "t.json")
     other = profile(dsnet.create_model("ds_vit_plus_tiny"), batches=(1,), repeats=1)
@@ -266,7 +267,7 @@ def test_recalibrated_norms_make_a_calibration_void(
     assert "routing" in load_checkpoint(copy).data
     out_of(capsys, "recalibrate", copy, "--images", "300")
     assert "routing" not in load_checkpoint(copy).data
-    assert CostTable.of_model(load_checkpoint(copy).model()).largest > 0
+    assert CostTable.of_model(build_network(load_checkpoint(copy))).largest > 0
     before = load_checkpoint(run, "final").data["network"]["gates"]
     assert load_checkpoint(copy).data["network"]["gates"] == before
 
@@ -337,7 +338,7 @@ def test_a_run_in_use_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str
 def test_a_table_of_other_images_is_refused(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    profile(load_checkpoint(run).model(), repeats=1, image_size=64).save(tmp_path / "t.json")
+    profile(build_network(load_checkpoint(run)), repeats=1, image_size=64).save(tmp_path / "t.json")
     said = out_of(capsys, "calibrate", run, "--latency-table", tmp_path / "t.json", status=2)
     assert "64 × 64" in said
     assert "16 × 16" in said
@@ -354,4 +355,4 @@ def test_few_images_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_gate_of_one_route_calibrates(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out_of(capsys, "gate", run, "--set", "space=1", "--set", "epochs=1", "--save-as", "one")
     told = json.loads(out_of(capsys, "calibrate", run, "--name", "one", "--router", "gate", "--json"))
-    assert {row["cost"] for row in told["budgets"]} == {dsnet.madds(load_checkpoint(run).model(), 1)}
+    assert {row["cost"] for row in told["budgets"]} == {dsnet.madds(build_network(load_checkpoint(run)), 1)}

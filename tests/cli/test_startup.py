@@ -19,6 +19,7 @@ from dsnet.cli import main
 from dsnet.cli.parsers import common, recipe_names
 from dsnet.data import list_datasets
 from dsnet.detection.train.config import DetectConfig
+from dsnet.models.loading import build_network
 from dsnet.recipes import list_recipes
 from dsnet.runtime import list_backends
 from dsnet.training import save_checkpoint
@@ -134,7 +135,7 @@ def test_a_checkpoint_of_an_unknown_model_names_the_option(
     data = json.loads((where / "checkpoint.json").read_text())
     data["network"]["name"] = "my_own_net"
     with pytest.raises(dsnet.DsnetError, match=r"'my_own_net' is not a registered model.*--import MODULE"):
-        dsnet.training.Checkpoint(tensors={}, data=data).model()
+        build_network(dsnet.training.Checkpoint(tensors={}, data=data))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from dsnet import DsnetError
 from dsnet.benchmark.workloads import read_mix, shares_of
 from dsnet.cli import build_parser
 from dsnet.cli.train import write_page_again
+from dsnet.models.loading import build_network
 from dsnet.routing import LatencyTable
 from dsnet.runtime.autotune import _read, remembered_in
 from dsnet.runtime.profile_network import profile
@@ -111,7 +112,7 @@ def command(*words: object) -> Callable[[], object]:
 def try_checkpoint(run: Path, image: str, text: str, turn: int) -> Callable[[], object]:
     (folder,) = run.glob("gated-*")
     rewrite(folder / "checkpoint.json", text)
-    best = lambda: _Best(**(load_checkpoint(run).data.get("best") or {"score": 0, "step": 0}), tensors=None)  # noqa: E731
+    best = lambda: _Best(**(load_checkpoint(run).data.get("best") or {"score": 0, "step": 0}), weights=None)  # noqa: E731
     commands = [
         command("predict", run, image, "--budget", "45%"),
         command("predict", run, image, "--route", 1, "--top", 3),
@@ -145,7 +146,7 @@ def test_edits_of_other_files_are_refused_or_do_no_harm(
 ) -> None:
     monkeypatch.setenv("DSNET_CACHE", str(tmp_path / "cache"))
     remembered_in().parent.mkdir()
-    model, draws = load_checkpoint(copied).model(), random.Random(1)
+    model, draws = build_network(load_checkpoint(copied)), random.Random(1)
     latency, mix = tmp_path / "latency.json", tmp_path / "mix.json"
     profile(model, repeats=1).save(latency)
     mix.write_text('{"0": 0.5, "3": 0.5}')
@@ -191,7 +192,7 @@ def test_an_error_names_file_key_value_and_what_is_allowed(
         place = place[key]
     place[path[-1]] = value
     rewrite(folder / "checkpoint.json", json.dumps(data))
-    message = error_of(lambda: load_checkpoint(copied, "gated").model())
+    message = error_of(lambda: build_network(load_checkpoint(copied, "gated")))
     assert said in message
     assert "checkpoint" in message
 
@@ -208,4 +209,4 @@ def test_json_is_bounded_before_it_is_parsed(copied: Path, monkeypatch: pytest.M
     assert "more than 100 bytes" in error_of(lambda: read_config(copied))
     path.unlink()
     os.mkfifo(path)  # nobody writes to it: it would block
-    assert "is not a regular file" in error_of(lambda: read_config(copied))
+    assert "expected a regular file" in error_of(lambda: read_config(copied))

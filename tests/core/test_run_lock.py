@@ -11,6 +11,7 @@ import pytest
 
 from dsnet.cli import main
 from dsnet.cli.train import tell
+from dsnet.models.loading import build_network
 from dsnet.training import load_checkpoint, save_checkpoint, train
 from dsnet.training.run_dir import locked
 from tests.support import error_of
@@ -81,7 +82,7 @@ def test_recalibrating_does_not_set_a_training_run_back(
     with locked(copied):
         assert main(["recalibrate", str(copied), "--name", "last", "--images", "256"]) == 2
         data = {key: saved.data[key] for key in ("recipe", "input", "classes")}
-        save_checkpoint(copied, "last", saved.model(), step=50, data=data)
+        save_checkpoint(copied, "last", build_network(saved), step=50, data=data)
     assert load_checkpoint(copied, "last").data["step"] == 50
     assert main(["recalibrate", str(copied), "--name", "last", "--images", "256"]) == 0
     assert "saved in" in capsys.readouterr().out

@@ -14,15 +14,10 @@ import pytest
 import torch
 
 import dsnet
-from dsnet.models.loading import (
-    load_checkpoint,
-    load_model,
-    optimizer_tensors,
-    restore_optimizer,
-    save_checkpoint,
-)
+from dsnet.core.checkpoint import load_checkpoint
+from dsnet.models.loading import build_network, load_model, save_checkpoint
 from dsnet.slicing import KeyState
-from dsnet.training.optim import make_optimizer, parameter_groups
+from dsnet.training.optim import make_optimizer, optimizer_tensors, parameter_groups, restore_optimizer
 from tests.support import TINY, error_of, images, randomise, rewrite
 
 
@@ -88,7 +83,7 @@ def test_an_optimizer_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
     train(first, optimizer, range(3))
     save_checkpoint(tmp_path, "last", first, step=3, tensors={"optimizer": optimizer_tensors(optimizer)})
     saved = load_checkpoint(tmp_path)
-    second = saved.model()
+    second = build_network(saved)
     optimizer = make_optimizer(kind, parameter_groups([second], 1e-4), lr=0.01)
     restore_optimizer(optimizer, saved.tensors["optimizer"])
     train(second, optimizer, range(3, 6))
@@ -99,7 +94,7 @@ def test_an_optimizer_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
 WRITER = """
 import sys, dsnet
 from pathlib import Path
-from dsnet.models.loading import save_checkpoint
+from dsnet.models.loading import (save_checkpoint)
 model = dsnet.create_model("ds_mbnet_cifar")
 step = 0
 while True:
@@ -123,7 +118,7 @@ def test_a_killed_writer_leaves_a_whole_checkpoint(delay: float, tmp_path: Path)
     saved = load_checkpoint(tmp_path)
     assert saved.data["step"] >= printed[-1]
     before = f"last-{saved.data['step']:08d}"
-    save_checkpoint(tmp_path, "last", saved.model(), step=10**6)
+    save_checkpoint(tmp_path, "last", build_network(saved), step=10**6)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", before, "last-01000000"]
 
 
@@ -146,7 +141,7 @@ def test_damaged_and_missing_checkpoints_are_errors(tmp_path: Path) -> None:
     assert "format 99" in error_of(lambda: load_checkpoint(tmp_path))
     (folder / "checkpoint.json").write_text(json.dumps(data))
     os.truncate(folder / "model.safetensors", 1000)
-    assert "no whole checkpoint" in error_of(lambda: load_checkpoint(tmp_path))
+    assert "not a complete checkpoint" in error_of(lambda: load_checkpoint(tmp_path))
 
 
 def test_names_that_begin_alike_keep_apart(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from dsnet.data.transforms.augment import normalise
 from dsnet.gate import Gate
 from dsnet.models import Factory, InputSpec, Step, register_supernet, registry
 from dsnet.models.blocks import ConvNormAct, NormSpec, PoolHead, make_activation
+from dsnet.models.loading import build_network
 from dsnet.models.options import ConvOptions
 from dsnet.slicing import SlicedConv2d
 from dsnet.training import Checkpoint, load_checkpoint, save_checkpoint, train
@@ -99,7 +100,7 @@ FINISHED = replace(
 
 def logits_of(saved: Checkpoint, route: int) -> list[list[float]]:
     """What the network says of the first three test images, at a route."""
-    model, known = saved.model(), saved.data["input"]
+    model, known = build_network(saved), saved.data["input"]
     images = load_dataset("digits", "test", size=known["size"]).images[:3]
     with torch.no_grad():
         found: Tensor = model(normalise(images, tuple(known["mean"]), tuple(known["std"])), route)
@@ -122,7 +123,7 @@ def make(folder: Path) -> None:
         for name, value in whole.tensors["model"].items()
     }
     data = {key: whole.data[key] for key in ("recipe", "input", "classes", "route", "results")}
-    save_checkpoint(finished, "final", whole.model(), step=2, tensors={"model": half}, data=data)
+    save_checkpoint(finished, "final", build_network(whole), step=2, tensors={"model": half}, data=data)
     expected = {
         "stopped": logits_of(load_checkpoint(stopped, "last"), 1),
         "finished": logits_of(load_checkpoint(finished, "final"), 3),

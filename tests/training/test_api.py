@@ -14,6 +14,7 @@ from PIL import Image
 
 from dsnet.core.metrics_log import MetricsFile
 from dsnet.data.transforms.augment import Augment
+from dsnet.models.loading import build_network
 from dsnet.training import load_checkpoint, train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from tests.support import error_of
@@ -55,7 +56,7 @@ def test_folders_of_images_train_in_memory_and_decoded_on_demand(
     assert outcome.test[-1].accuracy >= 0.9
     saved = load_checkpoint(tmp_path)
     assert saved.data["classes"] == ["blue", "red"]
-    assert saved.model().head.classifier.out_features == 2
+    assert build_network(saved).head.classifier.out_features == 2
 
 
 def test_a_lazy_run_does_not_depend_on_its_workers(pictures: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
 KILL = """
 import os, signal, sys
 from pathlib import Path
-import dsnet.models.loading as checkpoint
+import dsnet.core.checkpoint as checkpoint
 from dsnet.training.callbacks import Callback
 from dsnet.training.api import train
 from tests.support.training import CONFIGS
@@ -95,8 +95,7 @@ class Die(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 if where != "step":
-    module = checkpoint.stored if where == "prune" else checkpoint
-    setattr(module, where, then_die(getattr(module, where)))
+    setattr(checkpoint, where, then_die(getattr(checkpoint, where)))
 config = CONFIGS["mbnet"]
 train(replace(config, run=replace(config.run, save_steps=2)), Path(sys.argv[1]), callback=Die())
 """

@@ -23,6 +23,7 @@ from dsnet.cli import main
 from dsnet.data import load_dataset
 from dsnet.data.class_mapping import map_classes
 from dsnet.data.in_memory import InMemoryDataset
+from dsnet.models.loading import build_network
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.training import load_checkpoint, save_checkpoint, train
 from dsnet.training.callbacks import Callback
@@ -71,7 +72,7 @@ def test_resuming_where_nothing_is_says_so(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_lacks_what_is_needed_is_refused(copied: Path) -> None:
     saved = load_checkpoint(copied, "last")
-    save_checkpoint(copied, "last", saved.model(), step=6)
+    save_checkpoint(copied, "last", build_network(saved), step=5)
     assert "lacks optimizer" in error_of(lambda: train(SHORT, copied, resume=True))
 
 
@@ -122,8 +123,8 @@ def test_removing_a_folder_lets_nobody_else_in(tmp_path: Path) -> None:
     [
         ("recipe.json", b"\xff\xfe", "is no JSON"),
         ("recipe.json", b"[]", "holds no settings"),
-        ("last-00000005/checkpoint.json", b"[]", "no whole checkpoint"),
-        ("last-00000005/checkpoint.json", b'{"format": 1}', "no whole checkpoint"),
+        ("last-00000005/checkpoint.json", b"[]", "not a complete checkpoint"),
+        ("last-00000005/checkpoint.json", b'{"format": 1}', "not a complete checkpoint"),
     ],
 )
 def test_damaged_files_are_named(copied: Path, file: str, content: bytes, told: str) -> None:

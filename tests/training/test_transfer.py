@@ -15,9 +15,10 @@ from PIL import Image
 
 import dsnet
 from dsnet.cli import main
+from dsnet.core.checkpoint import load_checkpoint
 from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
-from dsnet.models.loading import load_checkpoint, load_model
+from dsnet.models.loading import load_model
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.slicing import KeyState
 from dsnet.training import GateConfig, train

@@ -13,12 +13,13 @@ import torch
 
 from dsnet.calibration.route_outputs import RouteOutputs, simulate
 from dsnet.calibration.search import calibrate_cascade, calibrate_gate, calibrate_single
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.formats import ROUTING
 from dsnet.core.schema import check
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
-from dsnet.models.loading import Checkpoint, load_classifier
+from dsnet.models.loading import build_network, load_classifier
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import OperatingPoint, Routed, Router, RouterKind, format_cost, parse_budget
 
@@ -200,6 +201,6 @@ def load_routed(
     """The network of a calibrated run, routed within a budget (``"300M"``, ``"45%"``, or a number)."""
     saved = load_classifier(run, name)
     calibration = Calibration.of(saved, run if name is None else f"{run} --name {name}")
-    model: Supernet = saved.model().to(pick_device(str(device)))
+    model: Supernet = build_network(saved).to(pick_device(str(device)))
     number = None if budget is None else parse_budget(budget, calibration.costs)
     return Routed(model, calibration.router(router, number), number)

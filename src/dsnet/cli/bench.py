@@ -15,11 +15,11 @@ from dsnet.calibration.calibration import Calibration
 from dsnet.cli.options import open_network, writes_files
 from dsnet.cli.stage_progress import StageLog
 from dsnet.cli.threads import settle_for
+from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_output
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, list_models
-from dsnet.models.loading import load_checkpoint
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.report.provenance import provenance
 from dsnet.training import GateConfig

@@ -17,7 +17,7 @@ from dsnet.cli.threads import forward_work, settle
 from dsnet.cli.train import write_page_again
 from dsnet.core.device import pick_device
 from dsnet.errors import DsnetError
-from dsnet.models.loading import load_classifier
+from dsnet.models.loading import build_network, load_classifier
 from dsnet.report.text import table
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import format_cost, parse_budget
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.router == "gate" and not gated:
         raise DsnetError(f"the gates of {run_text(args)} are not trained; run `dsnet gate {args.run}` first")
     target = args.target_madds if args.target_ms is None else args.target_ms
-    settle(args, pick_device(args.device), lambda: forward_work(saved.model(), None), batch=256)
+    settle(args, pick_device(args.device), lambda: forward_work(build_network(saved), None), batch=256)
     done = calibrate_run(
         args.run,
         name=args.name,

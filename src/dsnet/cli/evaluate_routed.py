@@ -13,11 +13,11 @@ from dsnet.calibration.route_outputs import collect
 from dsnet.cli.options import run_text
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
+from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.files import write_output
 from dsnet.core.formats import RESULTS
 from dsnet.core.schema import check
 from dsnet.errors import DsnetError, printable
-from dsnet.models.loading import load_checkpoint
 from dsnet.report.comparison import comparison_page, comparison_text, router_curves
 from dsnet.report.plot import accuracy_plot
 from dsnet.report.text import csv_text

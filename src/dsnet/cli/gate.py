@@ -14,7 +14,7 @@ from dsnet.cli.train_progress import LiveWatch
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments, to_plain
-from dsnet.models.loading import load_classifier
+from dsnet.models.loading import build_network, load_classifier
 from dsnet.report.text import counts_table
 from dsnet.training.stage2.api import GateOutcome, train_gate
 from dsnet.training.stage2.config import GateConfig
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     config = override(GateConfig(), changes)
     if args.dry_run:
         if args.run.is_dir():  # else the settings alone are shown
-            config = config.resolved(load_classifier(args.run, args.name).model())
+            config = config.resolved(build_network(load_classifier(args.run, args.name)))
         plain = to_plain(config)
         print(
             json.dumps(plain, indent=2, allow_nan=False)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     settle(
         args,
         pick_device(args.device),
-        lambda: forward_work(load_classifier(args.run, args.name).model(), None),
+        lambda: forward_work(build_network(load_classifier(args.run, args.name)), None),
         batch=config.batch or 512,
         kept=kept_threads(args.run / f"{args.save_as}.stage2") if args.resume else None,
         say=not args.json,

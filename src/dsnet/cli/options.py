@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.run_lock import locked_outputs
 from dsnet.core.settings import parse_assignments
@@ -16,7 +17,7 @@ from dsnet.data.class_mapping import map_classes
 from dsnet.data.registry import Split
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet, create_model, list_models
-from dsnet.models.loading import Checkpoint, load_classifier
+from dsnet.models.loading import build_network, load_classifier
 from dsnet.models.registry import model_entry
 
 __all__ = ["OpenedRun", "model_options", "open_network", "open_run", "run_text", "writes_files"]
@@ -80,7 +81,7 @@ class OpenedRun(NamedTuple):
 def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
     """Open the checkpoint, network and images that `run`, `name`, `data` and `root` of the arguments name."""
     saved = load_classifier(args.run, args.name)
-    model = saved.model()
+    model = build_network(saved)
     trained = _data_settings(saved)
     data = args.data or trained.get("name")
     if data is None:
@@ -114,7 +115,7 @@ def open_network(args: argparse.Namespace) -> tuple[Supernet, int | tuple[int, i
         if args.set:
             raise DsnetError(f"--set is for a model by name; {path} is a run and has its options already")
         saved = load_classifier(path)
-        return saved.model(), args.image_size or _trained_size(saved)
+        return build_network(saved), args.image_size or _trained_size(saved)
     if path.parent != Path():
         raise DsnetError(f"there is no folder {path}; a run is the folder that `dsnet train` made")
     try:

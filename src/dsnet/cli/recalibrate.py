@@ -12,14 +12,13 @@ from torch import Tensor
 from dsnet.cli.options import OpenedRun, open_run
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
+from dsnet.core.checkpoint import default_name
 from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError, printable
-from dsnet.models.loading import default_name
 from dsnet.training import TrainConfig, recalibrate, save_checkpoint
 from dsnet.training.config import MixConfig
 from dsnet.training.run_dir import locked, settings_of
 from dsnet.training.stage1.views import Views
-from dsnet.training.stage2.api import kept_data
 
 __all__ = ["run"]
 
@@ -53,7 +52,7 @@ def _recalibrate(args: argparse.Namespace) -> int:
     others = {group: values for group, values in saved.tensors.items() if group != "model"}
     kept = {
         key: value
-        for key, value in kept_data(saved).items()
+        for key, value in saved.own_data.items()
         if key != "routing"  # made with other statistics
     }
     images = opened.images

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from dsnet.core.checkpoint_files import named_by
+from dsnet.core.checkpoint import current_folder
 from dsnet.core.cpus import available_cpus
 from dsnet.core.distributed.launch import launched
 from dsnet.core.schema import read_json
@@ -136,7 +136,7 @@ def _median(work: Work, count: int) -> float:
 
 def kept_threads(folder: Path) -> int | None:
     """The number of threads that a run's last checkpoint was computed with; none where it does not say."""
-    found = named_by(folder, "last")
+    found = current_folder(folder, "last")
     try:
         data = None if found is None else read_json(found / "checkpoint.json")
     except DsnetError:  # loading says what is wrong

@@ -14,7 +14,7 @@ from pathlib import Path
 from dsnet.calibration.difficulty import GateReport
 from dsnet.cli.threads import Work, forward_work, kept_threads, settle
 from dsnet.cli.train_progress import LiveWatch
-from dsnet.core.checkpoint_files import has_last
+from dsnet.core.checkpoint import has_last, load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.launch import launched
 from dsnet.core.files import write_text
@@ -28,7 +28,6 @@ from dsnet.data.inspect import DatasetSummary, inspect_dataset
 from dsnet.detection.train.config import DetectConfig
 from dsnet.errors import DsnetError, DsnetWarning, printable
 from dsnet.models import Supernet, create_model
-from dsnet.models.loading import load_checkpoint
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.custom_data import recipe_for
 from dsnet.report.routes import route_rows, route_table

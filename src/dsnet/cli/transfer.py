@@ -11,13 +11,14 @@ from dsnet.cli import gate as gate_command
 from dsnet.cli import train as train_command
 from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.cli.train_progress import LiveWatch
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments
 from dsnet.data.inspect import inspect_dataset
 from dsnet.errors import DsnetError, printable
 from dsnet.models import create_model
-from dsnet.models.loading import Checkpoint
+from dsnet.models.loading import build_network
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
 from dsnet.training.run_dir import read_config
@@ -69,7 +70,7 @@ def _gate(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
         changes["start"] = str(args.run)
     config = override(GateConfig(), changes)
     config.resolved(
-        saved.model()
+        build_network(saved)
     )  # a space that the network does not have is refused before anything is trained
     return config
 
@@ -134,6 +135,6 @@ def gate_like(saved: Checkpoint) -> dict[str, object]:
     )
     if not isinstance(plain, dict):
         return {}
-    weights = saved.model().gate_weights
+    weights = build_network(saved).gate_weights
     own = LossWeights(*weights.get(plain.get("space") or "", LossWeights()))._asdict()
     return {key: plain[key] for key in kept if key in plain and (key not in own or own[key] != plain[key])}

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from dsnet.core.files import open_regular
 from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = [
@@ -308,15 +307,12 @@ def check(kind: Kind, value: object, where: str | Path) -> None:
 def read_json(path: Path, kind: Kind | None = None, *, missing: str | None = None) -> Any:  # noqa: ANN401
     """The content of a JSON file, checked; ``missing`` is what to say where there is none."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-        with open(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise DsnetError(f"{path} cannot be read: it is not a regular file")
+        with open_regular(path) as file:
             raw = file.read(LARGEST + 1)
     except FileNotFoundError:
         raise DsnetError(missing or f"there is no file {path}") from None
     except OSError as error:
-        raise DsnetError(f"{path} cannot be read: {error.strerror}") from error
+        raise DsnetError(f"{path} cannot be read: {error.strerror or error}") from error
     data = parse_json(raw, path)
     if kind is not None:
         check(kind, data, path)

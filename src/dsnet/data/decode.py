@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dsnet.core.cpus import available_cpus
-from dsnet.core.open_file import open_regular
+from dsnet.core.files import open_regular
 from dsnet.data.dataset import Crops
 from dsnet.errors import DsnetError, DsnetWarning, install_hint, printable, shorten
 

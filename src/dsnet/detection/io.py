@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from dsnet.core.checkpoint import Checkpoint, load_checkpoint
 from dsnet.core.formats import DETECTOR
 from dsnet.core.schema import check
 from dsnet.core.settings import from_plain, to_plain
 from dsnet.detection.data.prepare import Prepared, prepare_images
 from dsnet.detection.model.fssd import Detector, FssdTable
 from dsnet.errors import DsnetError, printable
-from dsnet.models.loading import Checkpoint, load_checkpoint, save_checkpoint
+from dsnet.models.loading import build_network, save_checkpoint
 
 __all__ = ["Prepared", "SavedDetector", "detector_of", "load_detector", "save_detector"]
 
@@ -85,7 +86,7 @@ def detector_of(saved: Checkpoint, run: Path | str) -> SavedDetector:
         table, prepared = from_plain(FssdTable, about["table"], f"{GROUP}.table."), about["input"]
         classes = tuple(about["classes"])
         _check_sizes(table, saved.tensors[GROUP])
-        network = saved.model()
+        network = build_network(saved)
         detector = Detector(network, len(classes), table)
         own = {f"network.{key}": value for key, value in network.state_dict().items()}
         detector.load_state_dict({**own, **saved.tensors[GROUP]})

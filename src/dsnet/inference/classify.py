@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.calibration.calibration import Calibration, RouterName, has_trained_gates
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.cpus import available_cpus
 from dsnet.core.device import pick_device
 from dsnet.data.dataset import check_ratio
@@ -21,7 +22,7 @@ from dsnet.data.decode import THREADS, DecodeError, decode, pillow
 from dsnet.data.transforms.augment import check_channels, normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.loading import Checkpoint, load_classifier
+from dsnet.models.loading import build_network, load_classifier
 from dsnet.routing.cost_table import CostTable, Unit
 from dsnet.routing.policies import CascadePolicy, GatePolicy
 from dsnet.routing.router import Routed, format_cost, parse_budget
@@ -201,7 +202,7 @@ def open_predictor(
             f"{run} does not say how its images were normalised; `dsnet recalibrate` notes it, or "
             'save it with save_checkpoint(..., data={"input": {"mean": [...], "std": [...]}})'
         )
-    model = saved.model().to(pick_device(device))
+    model = build_network(saved).to(pick_device(device))
     size = _side(saved, model)
     alone = saved.data.get("route")
     if alone is not None:

@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dsnet.models.loading import Checkpoint, load_checkpoint, load_model, save_checkpoint
+    from dsnet.core.checkpoint import Checkpoint, load_checkpoint
+    from dsnet.models.loading import load_model, save_checkpoint
     from dsnet.training.api import Outcome, train
     from dsnet.training.bn_calibration import recalibrate
     from dsnet.training.config import TrainConfig
@@ -42,8 +43,8 @@ __all__ = [
 
 # Imported on first use, so that command-line help needs no torch.
 _LAZY = {
-    "Checkpoint": "dsnet.models.loading",
-    "load_checkpoint": "dsnet.models.loading",
+    "Checkpoint": "dsnet.core.checkpoint",
+    "load_checkpoint": "dsnet.core.checkpoint",
     "load_model": "dsnet.models.loading",
     "save_checkpoint": "dsnet.models.loading",
     "Outcome": "dsnet.training.api",

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.ranks import Ranks, joined
 from dsnet.core.files import write_text
@@ -25,7 +26,7 @@ from dsnet.data.dataset import ImageDataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
-from dsnet.models.loading import Checkpoint, save_checkpoint
+from dsnet.models.loading import save_checkpoint
 from dsnet.routes import Route, evenly
 from dsnet.slicing import KeyState
 from dsnet.training.agreement import settings_facts, state_facts, weights_digest

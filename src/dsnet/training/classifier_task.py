@@ -10,26 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsnet.core.checkpoint import Checkpoint, check_tensors
 from dsnet.core.distributed.ranks import Ranks
 from dsnet.core.seeding import seeded
 from dsnet.data.dataset import Crops, ImageDataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.loading import (
-    Checkpoint,
-    check_tensors,
-    optimizer_tensors,
-    restore_optimizer,
-    save_checkpoint,
-)
+from dsnet.models.loading import save_checkpoint
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import KeyState
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluate import RouteResult, Seen, evaluate
 from dsnet.training.loop import LoopConfig, TrainingLoop, TrainingTask, Validation
-from dsnet.training.optim import learning_rate, make_optimizer
+from dsnet.training.optim import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage1.views import Views
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.distributed.ranks import ALONE, Ranks
 from dsnet.core.interrupt import StopRequest
 from dsnet.core.metrics_log import DivergedError, LossBuffer, MetricsFile
 from dsnet.errors import DsnetError
-from dsnet.models.loading import Checkpoint
 from dsnet.training.callbacks import Callback
 from dsnet.training.evaluate import RouteResult
 from dsnet.training.optim import set_learning_rate

@@ -1,47 +1,56 @@
-"""Optimisers and schedules of the paper's recipes."""
+"""Optimizers, learning-rate schedules and the optimizer state in checkpoints."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from dsnet.core.checkpoint import check_tensors
 from dsnet.errors import DsnetError, shorten
 from dsnet.gate import Gate, RoutingHead
 from dsnet.training.config import OptimConfig
 
-__all__ = ["cosine", "learning_rate", "make_optimizer", "parameter_groups", "set_learning_rate"]
+__all__ = [
+    "cosine",
+    "learning_rate",
+    "make_optimizer",
+    "optimizer_tensors",
+    "parameter_groups",
+    "restore_optimizer",
+    "set_learning_rate",
+]
 
 
 def parameter_groups(
     modules: Iterable[nn.Module], weight_decay: float, *, routing: bool = False
 ) -> list[dict[str, Any]]:
-    """Weights with decay; gates, norms, biases, positions and the class token without.
+    """Return two parameter groups: weights with decay, all other parameters without.
 
-    Whatever has one dimension is a bias, a norm's γ or β, or a token; positions are named. Routing heads are
-    left out unless ``routing`` asks for them.
+    Parameters of gates and one-dimensional ones (biases, norms, tokens) and position embeddings have no
+    decay. Routing heads are left out unless ``routing`` is set.
     """
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    with_decay: list[nn.Parameter] = []
+    without: list[nn.Parameter] = []
     for module in modules:
         in_gates = {id(p) for m in module.modules() if isinstance(m, Gate) for p in m.parameters()}
         in_heads = {id(p) for m in module.modules() if isinstance(m, RoutingHead) for p in m.parameters()}
         for name, parameter in module.named_parameters():
             if id(parameter) in in_heads and not routing:
                 continue
-            bare = id(parameter) in in_gates or parameter.ndim == 1 or name.endswith("positions")
-            (plain if bare else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+            exempt = id(parameter) in in_gates or parameter.ndim == 1 or name.endswith("positions")
+            (without if exempt else with_decay).append(parameter)
+    return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without, "weight_decay": 0.0}]
 
 
 def make_optimizer(
     kind: Literal["sgd", "adamw"], groups: list[dict[str, Any]], *, lr: float, momentum: float = 0.9
 ) -> Optimizer:
-    """SGD with Nesterov momentum, or AdamW."""
+    """Create SGD with Nesterov momentum, or AdamW."""
     if kind == "sgd":
         return SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0)
     if kind == "adamw":
@@ -50,7 +59,7 @@ def make_optimizer(
 
 
 def cosine(step: int, *, steps: int, warmup: int) -> float:
-    """The learning rate's factor: a line up to 1 over ``warmup`` steps, then half a cosine down to 0."""
+    """Return the factor of the learning rate: linear warm-up to 1, then half a cosine down to 0."""
     if step < warmup:
         return (step + 1) / warmup
     if steps <= warmup:
@@ -59,7 +68,7 @@ def cosine(step: int, *, steps: int, warmup: int) -> float:
 
 
 def learning_rate(optim: OptimConfig, step: int, *, steps: int, epoch_steps: int) -> float:
-    """The learning rate of a step."""
+    """Return the learning rate of a step."""
     warmup = round(optim.warmup * epoch_steps)
     if optim.decay is None:
         return optim.lr * cosine(step, steps=steps, warmup=warmup)
@@ -68,9 +77,58 @@ def learning_rate(optim: OptimConfig, step: int, *, steps: int, epoch_steps: int
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Sets the learning rate of all groups."""
+    """Set the learning rate of all groups."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return an optimizer's state as tensors named ``INDEX.KEY``, by the index of the parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{key}": value
+        for index, entry in state.items()
+        for key, value in entry.items()
+        if value is not None
+    }
+
+
+def restore_optimizer(
+    optimizer: Optimizer, tensors: Mapping[str, Tensor], unused: Iterable[Tensor] = ()
+) -> None:
+    """Load the state that `optimizer_tensors` returned into an optimizer over the same parameters.
+
+    Args:
+        optimizer: SGD or AdamW.
+        tensors: The saved state.
+        unused: Parameters that may have no state because no step used them.
+
+    Raises:
+        DsnetError: If a tensor is missing, unexpected or of another shape.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    idle = {id(parameter) for parameter in unused}
+    expected: dict[str, tuple[int, ...]] = {}
+    for index, parameter in enumerate(parameters):
+        names = {f"{index}.{key}": shape for key, shape in _state_shapes(optimizer, parameter).items()}
+        if id(parameter) in idle and not names.keys() & tensors.keys():
+            continue
+        expected |= names
+    check_tensors("optimizer", tensors, expected)
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index_of, key = name.split(".", 1)
+        state.setdefault(int(index_of), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _state_shapes(optimizer: Optimizer, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+    shape = tuple(parameter.shape)
+    if isinstance(optimizer, SGD):
+        return {"momentum_buffer": shape} if optimizer.defaults["momentum"] else {}
+    if isinstance(optimizer, AdamW):
+        return {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+    raise DsnetError(f"the state of {type(optimizer).__name__} cannot be restored; possible: SGD, AdamW")

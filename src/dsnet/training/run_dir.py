@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dsnet.core.checkpoint_files import has_last, named_by
+from dsnet.core.checkpoint import Checkpoint, current_folder, has_last, load_checkpoint
 from dsnet.core.files import write_text
 from dsnet.core.run_lock import locked
 from dsnet.core.schema import read_json
 from dsnet.core.settings import from_plain, to_plain
 from dsnet.errors import DsnetError, shorten
-from dsnet.models.loading import Checkpoint, load_checkpoint
 from dsnet.training.config import TrainConfig
 
 __all__ = ["begin", "going_on", "locked", "read_config", "read_plain", "settings_of", "write_config"]
@@ -91,7 +90,7 @@ def begin(
 
 def going_on(folder: Path) -> str:
     """From where a run that breaks off can go on, for a message."""
-    last = named_by(folder, "last")
+    last = current_folder(folder, "last")
     if last is None:
         return f"nothing is saved in {folder} yet: start all processes again"
     return f"{last} is the checkpoint to go on from: start all processes again with --resume"

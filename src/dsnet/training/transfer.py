@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.settings import override
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.loading import Checkpoint, load_classifier
+from dsnet.models.loading import load_classifier
 from dsnet.training.config import OptimConfig, SchemeConfig, TrainConfig
 from dsnet.training.stage1.teacher import Channels
 

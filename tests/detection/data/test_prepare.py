@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 import dsnet
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.detection.io import Prepared, SavedDetector, load_detector, save_detector
 from dsnet.detection.model.fssd import Detector
 from dsnet.detection.postprocess import detections_of
 from dsnet.inference.detect import Found, find_boxes
-from dsnet.models.loading import Checkpoint
 from tests.support import error_of, randomise
 from tests.support.boxes import SIZE, TABLE
 from tests.support.docs import code_blocks

@@ -18,12 +18,13 @@ from torch import Tensor
 import dsnet
 from dsnet.calibration import collect
 from dsnet.calibration.difficulty import difficulties, gate_reports, mutual_information
+from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.distributed.ranks import ALONE, Ranks
 from dsnet.core.seeding import seeded
 from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError
 from dsnet.gate import HeadForm
-from dsnet.models.loading import load_checkpoint, load_model
+from dsnet.models.loading import build_network, load_model
 from dsnet.routing import CostTable
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.api import train
@@ -288,7 +289,7 @@ def test_spaces_of_all_routes_differ_in_the_weights_of_the_losses(resnet: Path) 
         saved = load_checkpoint(resnet, f"to-{space}")
         gate = saved.data["gate"]
         assert (gate["space"], gate["target"], gate["complexity"], gate["sgs"]) == (space, *weights)
-        assert saved.model().gate(0).choices == (0, 1, 2, 3)
+        assert build_network(saved).gate(0).choices == (0, 1, 2, 3)
         learnt[space] = torch.cat([value.flatten() for value in heads(dict(saved.tensors["model"])).values()])
     assert not torch.equal(learnt["S"], learnt[None])
     assert "all 16 routes, loss weights target=1, complexity=0.5, sgs=1" in said[0]

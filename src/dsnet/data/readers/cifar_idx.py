@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.core.open_file import open_regular
+from dsnet.core.files import open_regular
 from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = ["read_cifar_batch", "read_idx"]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dsnet.core.open_file import open_regular
+from dsnet.core.files import open_regular
 from dsnet.data.labeled_images import LabeledImages
 from dsnet.data.readers.tables import class_numbers, label_tensor, pick_columns
 from dsnet.errors import DsnetError, install_hint, printable, shorten

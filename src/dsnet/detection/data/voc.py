@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsnet.core.open_file import open_regular
+from dsnet.core.files import open_regular
 from dsnet.data.decode import DecodeError, open_header
 from dsnet.detection.eval.metrics import Truth
 from dsnet.errors import DsnetError, printable, shorten

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dsnet.core.checkpoint_files import has_last
+from dsnet.core.checkpoint import Checkpoint, has_last, load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_text
 from dsnet.core.formats import DETECTION_RESULTS
@@ -28,7 +28,7 @@ from dsnet.detection.train.gate import GateTraining
 from dsnet.detection.train.task import DetectorTraining
 from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, create_model, list_models
-from dsnet.models.loading import Checkpoint, load_checkpoint
+from dsnet.models.loading import build_network
 from dsnet.routes import evenly
 from dsnet.training.callbacks import Callback
 from dsnet.training.loop import RunStatus
@@ -270,7 +270,7 @@ def check_networks(config: DetectConfig) -> None:
         raise DsnetError(f"{config.model} cannot carry this detector: {why}; {_fit(config)}")
     if config.start is None:
         return
-    theirs = checkpoint_of(config.start).model()
+    theirs = build_network(checkpoint_of(config.start))
     if (why := unfit(theirs, config.table)) is not None:
         raise DsnetError(
             f"start={config.start} holds {theirs.name}, which cannot carry this detector: {why}; "

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.cuda_graphs import GraphedFunction
 from dsnet.core.interrupt import StopRequest
 from dsnet.core.metrics_log import LossBuffer, MetricsFile
@@ -28,11 +29,17 @@ from dsnet.detection.train.config import BoxOptim, DetectConfig
 from dsnet.detection.train.loss import Targets, targets_in
 from dsnet.detection.train.route_passes import GraphedPasses, Passes
 from dsnet.errors import DsnetError
-from dsnet.models.loading import Checkpoint, optimizer_tensors, restore_optimizer
 from dsnet.routes import Route
 from dsnet.training.callbacks import Callback
 from dsnet.training.loop import RunStatus, check_step, warn_of_other_threads
-from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
+from dsnet.training.optim import (
+    cosine,
+    make_optimizer,
+    optimizer_tensors,
+    parameter_groups,
+    restore_optimizer,
+    set_learning_rate,
+)
 
 __all__ = ["DetectorTraining", "rate_at"]
 

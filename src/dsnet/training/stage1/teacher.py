@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError, install_hint, shorten
-from dsnet.models.loading import load_classifier
+from dsnet.models.loading import build_network, load_classifier
 
 __all__ = ["Channels", "Teacher", "load_teacher"]
 
@@ -55,7 +55,7 @@ def _from_run(folder: Path) -> tuple[nn.Module, Channels, int]:
         raise DsnetError(
             f"{folder} does not say how its images were normalised; `dsnet recalibrate` notes it"
         )
-    model = saved.model()
+    model = build_network(saved)
     route = (
         model.space.largest if saved.data.get("route") is None else model.space.resolve(saved.data["route"])
     )

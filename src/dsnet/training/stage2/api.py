@@ -18,7 +18,7 @@ from dsnet.calibration.calibration import Calibration, RouterName, calibrate, ha
 from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import GateReport, gate_reports
 from dsnet.calibration.route_outputs import RouteOutputs, collect
-from dsnet.core.checkpoint_files import has_last
+from dsnet.core.checkpoint import Checkpoint, default_name, has_last, load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.ranks import ALONE, Ranks, joined
 from dsnet.core.interrupt import stop_on_signals
@@ -28,13 +28,7 @@ from dsnet.data.dataset import ImageDataset
 from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
-from dsnet.models.loading import (
-    Checkpoint,
-    default_name,
-    load_checkpoint,
-    load_classifier,
-    save_checkpoint,
-)
+from dsnet.models.loading import build_network, load_classifier, save_checkpoint
 from dsnet.routes import evenly
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.latency import LatencyTable
@@ -59,7 +53,6 @@ __all__ = [
     "TrainedRun",
     "calibrate_run",
     "calibration_images",
-    "kept_data",
     "open_trained",
     "train_gate",
 ]
@@ -105,7 +98,7 @@ def open_trained(
             f"{folder} was trained at route {saved.data['route']} alone: there is nothing to choose"
         )
     config = settings_of(TrainConfig, recipe, f"{folder}: recipe")
-    model = saved.model()
+    model = build_network(saved)
     everything, test = load_data(config, model)
     train, held_out = split_data(config, everything, callback)
     if held_out is None:
@@ -124,12 +117,6 @@ def open_trained(
         held_out=held_out.to(place),
         test=test.to(place),
     )
-
-
-def kept_data(saved: Checkpoint) -> dict[str, Any]:
-    """A checkpoint's plain data, without what saving it writes anew."""
-    own = ("format", "step", "groups", "network")
-    return {key: value for key, value in saved.data.items() if key not in own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +200,7 @@ def train_gate(
         reports = gate_reports(collect(model, run.seen(judged)), task.costs)
         if ranks.first:
             told = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
-            data = {key: value for key, value in kept_data(run.saved).items() if key != "routing"}
+            data = {key: value for key, value in run.saved.own_data.items() if key != "routing"}
             save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **told})
         ranks.wait()
     return GateOutcome(
@@ -279,7 +266,7 @@ def calibrate_run(
         budgets = [low + share / 8 * (high - low) for share in range(9)]
         said = compare(outputs, made, budgets, images="held-out images").verdict
         routing = {**made.to_dict(), "verdict": None if said is None else said.to_dict()}
-        data = {**kept_data(run.saved), "routing": routing}
+        data = {**run.saved.own_data, "routing": routing}
         save_checkpoint(folder, name, model, step=run.saved.data["step"], tensors=tensors, data=data)
     return CalibratedRun(run, name, outputs, made, table)
 
@@ -377,7 +364,7 @@ def _online(
     whole = replace(run.config, optim=optim, run=replace(run.config.run, seed=config.seed))
     if not config.augment:
         whole = replace(whole, augment=Augment())
-    data = {**kept_data(run.saved), "recipe": to_plain(whole), "gate": to_plain(config)}
+    data = {**run.saved.own_data, "recipe": to_plain(whole), "gate": to_plain(config)}
     saved = load_checkpoint(folder, "last") if resume and has_last(folder) else None
     if saved is None and ranks.first and folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)  # of an earlier gate, whose later steps these would not replace
