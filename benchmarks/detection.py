@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import dsnet
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet import runtime
-from dsnet.cli.train_progress import LiveWatch
+from dsnet.cli.progress import TrainingProgress
 from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.device import pick_device
 from dsnet.core.settings import override, parse_assignments, to_plain
@@ -97,7 +97,7 @@ def _config(name: str, args: argparse.Namespace, seed: int) -> DetectConfig:
 def _trained(config: DetectConfig, keep: Path | None, name: str) -> dict[str, Any]:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = train_detector(config, (keep or Path(folder)) / name, callback=LiveWatch())
+        outcome = train_detector(config, (keep or Path(folder)) / name, callback=TrainingProgress())
     seconds = round(time.perf_counter() - begun, 1)
     return {
         "config": to_plain(config),

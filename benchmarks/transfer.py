@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.timing import environment, write_json
 from dsnet.calibration import collect, simulate
+from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.train import resolve_recipe
-from dsnet.cli.train_progress import LiveWatch
 from dsnet.cli.transfer import gate_like
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
@@ -42,7 +42,7 @@ def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list
     base = resolve_recipe(args.recipe, args.set)
     config = replace(override(base, {"run.seed": seed}), start=str(args.start) if arm == "transfer" else None)
     begun = time.perf_counter()
-    outcome = train(config, folder, callback=LiveWatch())
+    outcome = train(config, folder, callback=TrainingProgress())
     seconds = time.perf_counter() - begun
     routes = {str(result.route): round(100 * result.accuracy, 2) for result in outcome.test}
     madds = {str(result.route): result.madds for result in outcome.test}
@@ -53,7 +53,7 @@ def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list
             changes["start"] = str(args.start)
         name = f"gate_{kind}"
         begun = time.perf_counter()
-        train_gate(folder, override(GateConfig(), changes), save_as=name, callback=LiveWatch())
+        train_gate(folder, override(GateConfig(), changes), save_as=name, callback=TrainingProgress())
         gate_seconds = time.perf_counter() - begun
         opened = open_trained(folder, name)
         costs = CostTable.of_model(opened.model, opened.test.size)

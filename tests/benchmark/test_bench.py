@@ -26,7 +26,6 @@ from dsnet.benchmark.static_network import Baseline, Static, baselines, static_n
 from dsnet.benchmark.workloads import CASCADE_SHARE, Mix, mix_of
 from dsnet.cli import main
 from dsnet.cli.parsers.common import seconds as parse_seconds
-from dsnet.cli.stage_progress import StageLog
 from dsnet.core.cuda_graphs import StreamPool
 from dsnet.core.time_limit import TimeLimit, TimeUpError
 from dsnet.counts import human
@@ -404,25 +403,6 @@ def test_the_command(
     assert {"machine", "date", "commit", "dirty", "command"} <= set(data)
     assert [row["batch"] for row in data["results"]] == [1, 4]
     assert data["command"] == f"dsnet bench ds_mbnet_tiny --batch 1 4 --mix {mix} --repeats 2 --backend eager"
-
-
-def test_progress_is_lines_that_tell_the_time(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr("dsnet.cli.stage_progress.time.monotonic", lambda: now[0])
-    show = StageLog()
-    for _ in show(range(4), 4, "program"):
-        now[0] += 6
-    assert not list(show([], 0, "other"))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "[    0 s] program: 4 to do",
-        "[   12 s] program 2 of 4, about 12 s left",
-        "[   24 s] program: 4 of 4 done in 24 s",
-        "[   24 s] other: some to do",
-        "[   24 s] other: 0 done in 0 s",
-    ]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600)])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import dsnet
 from dsnet.cli import main
+from dsnet.cli.progress import CLEAR
 from dsnet.inference.classify import Prediction, Unread, open_predictor
 from dsnet.models import Supernet
 from dsnet.routing import (
@@ -170,8 +171,8 @@ def test_progress_is_for_several_batches_and_not_between_lines(
         assert command(run, *files, "--route", "0", *args) == 0
         return capsys.readouterr().err
 
-    assert shown("--batch", "10").endswith("\rimage 24/24\n")
-    assert shown("--batch", "10", "--json").endswith("\rimage 24/24\n")
+    assert shown("--batch", "10").endswith(f"{CLEAR}image 24/24\n")
+    assert shown("--batch", "10", "--json").endswith(f"{CLEAR}image 24/24\n")
     assert shown("--batch", "10", "--json", out=True) == ""
     assert shown("--batch", "24") == ""
 

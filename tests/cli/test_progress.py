@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsnet.cli import progress as progress_module
-from dsnet.cli import train_progress as live
-from dsnet.cli.progress import clock, progress
-from dsnet.cli.train_progress import LiveWatch
+from dsnet.cli.progress import LOG_SECONDS, TrainingProgress, clock, progress
 
 
 class Time:
@@ -15,7 +12,7 @@ class Time:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(live.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("dsnet.cli.progress.time.monotonic", lambda: self.now)
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(
@@ -33,14 +30,47 @@ def test_progress_in_a_log_is_a_line_now_and_then(
     list(progress(range(3), 3, "quick"))
     assert capsys.readouterr().err == ""
     assert (clock(5), clock(3725)) == ("0:05", "1:02:05")
-    assert progress_module.LOG_SECONDS == 15
+    assert LOG_SECONDS == 15
+
+
+def test_stages_begin_and_end_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    time = Time(monkeypatch)
+    for _ in progress(range(4), 4, "program", stages=True):
+        time.now += 8
+    assert not list(progress([], 0, "other", stages=True))
+    assert capsys.readouterr().err.splitlines() == [
+        "program: 4 to do",
+        "program 2/4, 0:16 left",
+        "program: done after 0:32",
+        "other: some to do",
+        "other: done after 0:00",
+    ]
+
+
+def test_training_without_an_estimate_forecasts_and_reports_every_epoch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    time = Time(monkeypatch)
+    callback = TrainingProgress(epochs=2)
+    callback.on_train_begin(0, 20)
+    for step in range(1, 21):
+        time.now += 1
+        callback.on_log(step, {"loss": 1.5, "images_per_s": 8.0})
+        callback.on_step_end(step, (step - 1) // 10, 16)
+    assert capsys.readouterr().err.splitlines() == [
+        "Training takes about 15 seconds from here; figures and the gate come on top",
+        "epoch 1 of 2: loss 1.500; 8.0 images/s; about 10 seconds left",
+        "epoch 2 of 2: loss 1.500; 8.0 images/s",
+    ]
 
 
 def test_training_in_a_log_says_how_far_it_is_and_corrects_the_estimate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     time = Time(monkeypatch)
-    callback = LiveWatch(expected=25_200)  # 7 hours
+    callback = TrainingProgress(expected=25_200)  # 7 hours
     callback.on_train_begin(0, 100)
     for step in range(1, 101):
         time.now += 3
@@ -50,11 +80,11 @@ def test_training_in_a_log_says_how_far_it_is_and_corrects_the_estimate(
     (corrected,) = [line for line in lines if "Corrected" in line]
     assert "about 5 minutes left (not about 6 hours)" in corrected
     assert lines.index(corrected) == 2
-    assert all("Corrected" not in line for line in said_by(LiveWatch(expected=300), time, capsys))
-    assert said_by(LiveWatch(quiet=True, expected=1), time, capsys) == []
+    assert all("Corrected" not in line for line in said_by(TrainingProgress(expected=300), time, capsys))
+    assert said_by(TrainingProgress(quiet=True, expected=1), time, capsys) == []
 
 
-def said_by(callback: LiveWatch, time: Time, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def said_by(callback: TrainingProgress, time: Time, capsys: pytest.CaptureFixture[str]) -> list[str]:
     callback.on_train_begin(0, 100)
     for step in range(1, 101):
         time.now += 3

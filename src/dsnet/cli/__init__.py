@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from dsnet.cli.crash_report import report_internal
 from dsnet.cli.parsers import build_parser
-from dsnet.cli.progress import CLEARED
+from dsnet.cli.progress import CLEAR
 from dsnet.cli.user_modules import import_modules
 from dsnet.core.interrupt import stopped_status, terminable
 from dsnet.errors import DsnetError, DsnetWarning, printable
@@ -84,7 +84,7 @@ def _plain_warnings() -> Iterator[None]:
     ) -> str:
         if not issubclass(category, DsnetWarning):
             return before(message, category, filename, lineno, line)
-        return f"{CLEARED if sys.stderr.isatty() else ''}warning: {printable(str(message), MOST)}\n"
+        return f"{CLEAR if sys.stderr.isatty() else ''}warning: {printable(str(message), MOST)}\n"
 
     warnings.formatwarning = formatted
     try:

@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dsnet.benchmark.api import BenchResult, bench
 from dsnet.benchmark.workloads import Mix, measured_mix, read_mix
 from dsnet.calibration.calibration import Calibration
 from dsnet.cli.options import open_network, writes_files
-from dsnet.cli.stage_progress import StageLog
+from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         repeats=args.repeats or (3 if args.quick else 20),
         time_limit=args.time_limit,
         quick=args.quick,
-        progress=StageLog(),
+        progress=partial(progress, stages=True),
     )
     record = json.dumps(_record(result), indent=2, allow_nan=False)
     if args.out is not None:

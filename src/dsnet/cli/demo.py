@@ -18,7 +18,7 @@ import torch
 
 from dsnet.calibration import collect
 from dsnet.calibration.compare import Comparison, compare
-from dsnet.cli.train_progress import LiveWatch
+from dsnet.cli.progress import TrainingProgress
 from dsnet.core.files import write_text
 from dsnet.core.formats import RESULTS
 from dsnet.core.metrics_log import read_metrics
@@ -89,7 +89,7 @@ def _tell(out: Path, epochs: int) -> Story:
         alone = _stand_alone(config, out)
     with _step("3. Stage II: the gate learns the chance that each route is right"):
         gate = GateConfig(goal="value", first_layer="separate", width=64, lr=0.2, epochs=30)
-        _whole(train_gate(folder, gate, device="cpu", callback=LiveWatch(quiet=True)).status)
+        _whole(train_gate(folder, gate, device="cpu", callback=TrainingProgress(quiet=True)).status)
     with _step("4. Calibration on held-out images: which settings keep which budget"):
         done = calibrate_run(folder, name="gated", device="cpu")
         opened, calibration = done.run, done.calibration
@@ -128,7 +128,7 @@ def _train(config: TrainConfig, folder: Path) -> None:
             raise DsnetError(f"{folder} is there already and is no run of the demo; choose another --out")
         with locked(folder):  # another demo may be at work in it
             shutil.rmtree(folder)
-    _whole(train(config, folder, callback=LiveWatch(quiet=True)).status)
+    _whole(train(config, folder, callback=TrainingProgress(quiet=True)).status)
 
 
 def _whole(status: RunStatus) -> None:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dsnet.cli.detect_progress import BoxWatch
+from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_text
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     stem = Path(args.recipe).resolve().parent.name if args.recipe.endswith(".json") else args.recipe
     folder = args.out or Path("runs") / stem
-    callback = BoxWatch(config.optim.epochs, quiet=args.json)
+    callback = TrainingProgress(epochs=config.optim.epochs, quiet=args.json)
     settle(
         args,
         pick_device(config.run.device),
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         kept=kept_threads(folder) if args.resume else None,
         say=not args.json,
     )
-    outcome = train_detector(config, folder, resume=args.resume, callback=callback, said=callback.said)
+    outcome = train_detector(config, folder, resume=args.resume, callback=callback, said=callback.notice)
     if not outcome.done:
         print(_stopped(outcome), file=sys.stderr)
         return 128 + (outcome.status.signal or signal.SIGINT)

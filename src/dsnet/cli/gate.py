@@ -8,9 +8,9 @@ import signal
 import sys
 
 from dsnet.cli.parsers.common import plain as as_set
+from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.cli.train import write_page_again
-from dsnet.cli.train_progress import LiveWatch
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments, to_plain
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             save_as=args.save_as,
             device=args.device,
             resume=args.resume,
-            callback=LiveWatch(quiet=args.json),
+            callback=TrainingProgress(quiet=args.json),
             said=lambda message: None if args.json else print(message, file=sys.stderr, flush=True),
         )
     except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsnet.calibration.difficulty import GateReport
+from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.threads import Work, forward_work, kept_threads, settle
-from dsnet.cli.train_progress import LiveWatch
 from dsnet.core.checkpoint import has_last, load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.launch import launched
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             print(before_text(config, found, ahead), file=sys.stderr, flush=True)
     else:
         _settle_threads(args, config, model, found, kept_threads(folder))
-    callback = LiveWatch(quiet=args.json, expected=expected)
+    callback = TrainingProgress(quiet=args.json, expected=expected)
     try:
         outcome = train(config, folder, resume=args.resume, callback=callback)
     except KeyboardInterrupt as stopped:  # before the first step or after the last one

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dsnet.cli import gate as gate_command
 from dsnet.cli import train as train_command
+from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.threads import forward_work, kept_threads, settle
-from dsnet.cli.train_progress import LiveWatch
 from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             say=True,
         )
         try:
-            outcome = train(config, folder, resume=args.resume, callback=LiveWatch())
+            outcome = train(config, folder, resume=args.resume, callback=TrainingProgress())
         except KeyboardInterrupt as stopped:
             return train_command.stopped_at_once(stopped, folder)
         status = train_command.tell(outcome, config, as_json=False)
@@ -78,7 +78,7 @@ def _gate(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
 def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
     kept = f"The network is finished and saved: {folder / 'final'}."
     try:
-        found = train_gate(folder, config, device=device, resume=resume, callback=LiveWatch())
+        found = train_gate(folder, config, device=device, resume=resume, callback=TrainingProgress())
     except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
         print(
             f"Stopped while the gate was trained. {kept} Train the gate with the same command and --resume.",
