@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import environment, write_json
-from dsnet.cli.train import resolve_recipe
+from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.text import table
 from dsnet.training import train
 

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from benchmarks.timing import environment, write_json
-from dsnet.cli.train import resolve_recipe
 from dsnet.core.settings import from_plain, override, parse_assignments, to_plain
+from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.text import table
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig

@@ -24,15 +24,15 @@ from typing import Any
 from benchmarks.timing import environment, write_json
 from dsnet.calibration import collect, simulate
 from dsnet.cli.progress import TrainingProgress
-from dsnet.cli.train import resolve_recipe
-from dsnet.cli.transfer import gate_like
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.settings import override, parse_assignments, to_plain
+from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.text import human, table
 from dsnet.routing import CostTable, GatePolicy
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.api import train
+from dsnet.training.transfer import gate_like
 
 GATES = {"scratch": ("anew",), "transfer": ("anew", "transferred")}
 

@@ -13,9 +13,9 @@ from benchmarks.tables import PAGES, filled
 
 import dsnet
 from dsnet.cli import build_parser
-from dsnet.cli.train import resolve_recipe
 from dsnet.core.settings import keys_of
 from dsnet.models import registry
+from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.text import human
 from dsnet.training.config import TrainConfig
 from tests.support import assert_close, randomise

@@ -16,11 +16,11 @@ import torch
 
 import dsnet
 from dsnet.cli import main
-from dsnet.cli.train import resolve_recipe
 from dsnet.core.settings import from_plain, to_plain
 from dsnet.detection.train.config import DetectConfig
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.registry import register_recipe
+from dsnet.recipes.resolve import resolve_recipe
 from dsnet.training import load_checkpoint
 from tests.support import error_of
 

@@ -18,8 +18,8 @@ import torch
 from dsnet import DsnetError
 from dsnet.benchmark.workloads import read_mix, shares_of
 from dsnet.cli import build_parser
-from dsnet.cli.train import write_page_again
 from dsnet.models.loading import build_network
+from dsnet.report.run_page import update_run_page
 from dsnet.routing import LatencyTable
 from dsnet.runtime.autotune import _read, remembered_in
 from dsnet.runtime.profile_network import profile
@@ -156,7 +156,7 @@ def test_edits_of_other_files_are_refused_or_do_no_harm(
         mix: lambda: shares_of(model, read_mix(mix)),
         remembered_in(): _read,
         copied / "recipe.json": lambda: read_config(copied),
-        copied / "results.json": lambda: write_page_again(copied),
+        copied / "results.json": lambda: update_run_page(copied),
     }
     for path, read in readers.items():
         data = json.loads(path.read_text())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsnet.cli import main
-from dsnet.cli.train import tell
+from dsnet.cli.train import report_outcome
 from dsnet.models.loading import build_network
 from dsnet.training import load_checkpoint, save_checkpoint, train
 from dsnet.training.run_dir import locked
@@ -114,7 +114,7 @@ def test_a_page_waits_for_nobody_and_stops_nothing(copied: Path, capsys: pytest.
     """Another process takes the run between the end of training and the page."""
     outcome = train(SHORT, copied, resume=True)
     with locked(copied):
-        assert tell(outcome, SHORT, as_json=False) == 0
+        assert report_outcome(outcome, SHORT, as_json=False) == 0
     captured = capsys.readouterr()
     assert "Final network" in captured.out
     assert "no report: another process works in" in captured.err

@@ -14,10 +14,10 @@ from dsnet.calibration.search import interpolate, static_points
 from dsnet.cli.options import run_text
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import forward_work, settle
-from dsnet.cli.train import write_page_again
 from dsnet.core.device import pick_device
 from dsnet.errors import DsnetError
 from dsnet.models.loading import build_network, load_classifier
+from dsnet.report.run_page import update_run_page
 from dsnet.report.text import table
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import format_cost, parse_budget
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         progress=progress,
     )
-    write_page_again(args.run)
+    update_run_page(args.run)
     made, outputs, costs = done.calibration, done.outputs, done.calibration.costs
     budget = None if target is None else parse_budget(target, costs)
     budgets = [budget] if budget else _budgets(made, args.router)

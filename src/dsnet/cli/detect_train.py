@@ -6,15 +6,14 @@ import argparse
 import json
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from dsnet.cli.progress import TrainingProgress
-from dsnet.cli.threads import forward_work, kept_threads, settle
+from dsnet.cli.training import settings_text, settle_for_training, stop_status
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_text
 from dsnet.core.run_lock import LockedError
-from dsnet.core.settings import check_kind, keys_of, override, parse_assignments, to_plain
+from dsnet.core.settings import to_plain
 from dsnet.detection.data.dataset import read_splits
 from dsnet.detection.data.summary import ahead_text, count_boxes, plural
 from dsnet.detection.io import load_detector
@@ -29,11 +28,9 @@ from dsnet.detection.train.api import (
 from dsnet.detection.train.config import DetectConfig
 from dsnet.errors import DsnetError
 from dsnet.inference.detect import Found, find_boxes
-from dsnet.models import create_model
-from dsnet.recipes import get_recipe
+from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.detection import detection_page, detection_table
-from dsnet.training.config import TrainConfig
-from dsnet.training.run_dir import locked, read_plain, settings_of
+from dsnet.training.run_dir import locked
 
 __all__ = ["run"]
 
@@ -42,29 +39,21 @@ EXAMPLES = 6  # images on the page of a run
 
 def run(args: argparse.Namespace) -> int:
     """Trains, or shows what would be trained."""
-    config = _resolve(args)
+    config = resolve_recipe(args.recipe, args.set, args.data, DetectConfig)
     if args.dry_run:
         print(
             json.dumps(to_plain(config), indent=2)
             if args.json
-            else f"{_settings(config)}\n\n{_ahead(config)}"
+            else f"{settings_text(config)}\n\n{_ahead(config)}"
         )
         return 0
     stem = Path(args.recipe).resolve().parent.name if args.recipe.endswith(".json") else args.recipe
     folder = args.out or Path("runs") / stem
     callback = TrainingProgress(epochs=config.optim.epochs, quiet=args.json)
-    settle(
-        args,
-        pick_device(config.run.device),
-        lambda: forward_work(create_model(config.model, **config.options), config.data.size),
-        batch=config.optim.batch,
-        kept=kept_threads(folder) if args.resume else None,
-        say=not args.json,
-    )
+    settle_for_training(args, config, folder, say=not args.json)
     outcome = train_detector(config, folder, resume=args.resume, callback=callback, said=callback.notice)
     if not outcome.done:
-        print(_stopped(outcome), file=sys.stderr)
-        return 128 + (outcome.status.signal or signal.SIGINT)
+        return _stopped(outcome)
     report = folder / "report.html"
     if outcome.train is None:
         print(f"{folder} is finished: all {outcome.status.steps} steps, figures and gate", file=sys.stderr)
@@ -84,16 +73,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _stopped(outcome: DetectionOutcome) -> str:
-    """What is saved of a run that did not come to its end."""
+def _stopped(outcome: DetectionOutcome) -> int:
+    """Print what is saved of a run that was stopped; return the exit status."""
     status, folder = outcome.status, outcome.folder
     if not status.finished:
-        text = f"Stopped after step {status.step} of {status.steps}; saved in {folder}. "
-        return text + "Go on with the same command and --resume."
-    return (
+        return stop_status(status, folder)
+    print(
         f"Stopped after training, all {status.steps} steps: the trained weights are saved in {folder}, "
-        "figures and gate are not made yet. The same command and --resume makes them, without training again."
+        "figures and gate are not made yet. The same command and --resume makes them, without training "
+        "again.",
+        file=sys.stderr,
     )
+    return 128 + (status.signal or signal.SIGINT)
 
 
 def _ahead(config: DetectConfig) -> str:
@@ -136,26 +127,3 @@ def _write_page(config: DetectConfig, outcome: DetectionOutcome, path: Path) -> 
             write_text(path, text)
     except LockedError as error:
         print(f"dsnet: {path} is not written: {error}", file=sys.stderr)
-
-
-def _resolve(args: argparse.Namespace) -> DetectConfig:
-    if args.recipe.endswith(".json"):
-        plain = read_plain(Path(args.recipe))
-        told = f"{args.recipe} is a recipe for a classifier: dsnet train {args.recipe}"
-        check_kind(plain, DetectConfig, TrainConfig, told)
-        config = settings_of(DetectConfig, plain, args.recipe)
-    else:
-        config = get_recipe(args.recipe, DetectConfig).config
-    if args.data is not None:
-        config = replace(config, data=replace(config.data, root=args.data))
-    return override(config, parse_assignments(args.set))
-
-
-def _settings(config: DetectConfig) -> str:
-    lines = []
-    for key, _ in keys_of(DetectConfig):
-        value: object = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        lines.append(f"{key} = {value}")
-    return "\n".join(lines)

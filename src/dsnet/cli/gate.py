@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 
 from dsnet.cli.parsers.common import plain as as_set
 from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.threads import forward_work, kept_threads, settle
-from dsnet.cli.train import write_page_again
+from dsnet.cli.training import stop_status
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments, to_plain
 from dsnet.models.loading import build_network, load_classifier
+from dsnet.report.run_page import update_run_page
 from dsnet.report.text import counts_table
 from dsnet.training.stage2.api import GateOutcome, train_gate
 from dsnet.training.stage2.config import GateConfig
 
-__all__ = ["run", "tell"]
+__all__ = ["report_gates", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,19 +66,14 @@ def run(args: argparse.Namespace) -> int:
         )
         return stopped_status(stopped)
     if outcome.done and outcome.first and outcome.name == "gated":
-        write_page_again(args.run)
-    return tell(outcome, as_json=args.json)
+        update_run_page(args.run)
+    return report_gates(outcome, as_json=args.json)
 
 
-def tell(outcome: GateOutcome, *, as_json: bool) -> int:
-    """Prints what gate training came to; the exit status."""
+def report_gates(outcome: GateOutcome, *, as_json: bool) -> int:
+    """Print the results of gate training; return the exit status."""
     if not outcome.done:
-        status = outcome.status
-        print(
-            f"Stopped after step {status.step} of {status.steps}. Go on with the same command and --resume.",
-            file=sys.stderr,
-        )
-        return 128 + (status.signal or signal.SIGINT)
+        return stop_status(outcome.status)
     if not outcome.first:
         return 0
     reports = [report.to_dict() for report in outcome.reports]

@@ -7,26 +7,25 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from dsnet.cli import gate as gate_command
-from dsnet.cli import train as train_command
+from dsnet.cli.gate import report_gates
 from dsnet.cli.progress import TrainingProgress
-from dsnet.cli.threads import forward_work, kept_threads, settle
+from dsnet.cli.train import report_outcome, stopped_at_once
+from dsnet.cli.training import settle_for_training
 from dsnet.core.checkpoint import Checkpoint
-from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments
 from dsnet.data.inspect import inspect_dataset
 from dsnet.errors import DsnetError, printable
-from dsnet.models import create_model
 from dsnet.models.loading import build_network
+from dsnet.report.run_page import update_run_page
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
 from dsnet.training.run_dir import read_config
 from dsnet.training.stage2.api import train_gate
-from dsnet.training.stage2.config import GateConfig, LossWeights
-from dsnet.training.transfer import checkpoint_of, fine_tuning, trained_on
+from dsnet.training.stage2.config import GateConfig
+from dsnet.training.transfer import checkpoint_of, fine_tuning, gate_like, trained_on
 
-__all__ = ["run", "gate_like"]
+__all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,19 +42,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not finished:
         inspect_dataset(config.data.name, config.data.root).check()
-        settle(
-            args,
-            pick_device(config.run.device),
-            lambda: forward_work(create_model(config.model, **config.options), config.data.size),
-            batch=config.optim.batch,
-            kept=kept_threads(folder) if args.resume else None,
-            say=True,
-        )
+        settle_for_training(args, config, folder, say=True)
         try:
             outcome = train(config, folder, resume=args.resume, callback=TrainingProgress())
         except KeyboardInterrupt as stopped:
-            return train_command.stopped_at_once(stopped, folder)
-        status = train_command.tell(outcome, config, as_json=False)
+            return stopped_at_once(stopped, folder)
+        status = report_outcome(outcome, config, as_json=False)
         if status or not outcome.first:
             return status
     return 0 if wanted is None else _train_gate(folder, wanted, config.run.device, resume=finished)
@@ -88,8 +80,8 @@ def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) 
     if not found.done:
         print(kept, file=sys.stderr)
     elif found.first:
-        train_command.write_page_again(folder)
-    return gate_command.tell(found, as_json=False)
+        update_run_page(folder)
+    return report_gates(found, as_json=False)
 
 
 def _nothing_left(folder: Path) -> str:
@@ -113,28 +105,3 @@ def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:
             file=sys.stderr,
         )
     return config
-
-
-def gate_like(saved: Checkpoint) -> dict[str, object]:
-    """The same choices, losses and form of head as the run's gate.
-
-    Weights of losses that belong to its space are left to the space, so that another one brings its own.
-    """
-    plain = saved.data.get("gate")
-    kept = (
-        "space",
-        "goal",
-        "head",
-        "first_layer",
-        "width",
-        "strategy",
-        "target",
-        "complexity",
-        "sgs",
-        "even",
-    )
-    if not isinstance(plain, dict):
-        return {}
-    weights = build_network(saved).gate_weights
-    own = LossWeights(*weights.get(plain.get("space") or "", LossWeights()))._asdict()
-    return {key: plain[key] for key in kept if key in plain and (key not in own or own[key] != plain[key])}

@@ -12,15 +12,17 @@ from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.settings import override
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.loading import load_classifier
+from dsnet.models.loading import build_network, load_classifier
 from dsnet.training.config import OptimConfig, SchemeConfig, TrainConfig
 from dsnet.training.stage1.teacher import Channels
+from dsnet.training.stage2.config import LossWeights
 
 __all__ = [
     "channels_of",
     "check_start",
     "checkpoint_of",
     "fine_tuning",
+    "gate_like",
     "routing_from",
     "start_from",
     "trained_on",
@@ -148,3 +150,28 @@ def _check_network(model: Supernet, saved: Checkpoint, run: str | Path) -> None:
     theirs = saved.data["network"]
     if theirs["name"] != model.name:
         raise DsnetError(f"{run} holds {theirs['name']}, not {model.name}: give model={theirs['name']}")
+
+
+def gate_like(saved: Checkpoint) -> dict[str, object]:
+    """The same choices, losses and form of head as the run's gate.
+
+    Weights of losses that belong to its space are left to the space, so that another one brings its own.
+    """
+    plain = saved.data.get("gate")
+    kept = (
+        "space",
+        "goal",
+        "head",
+        "first_layer",
+        "width",
+        "strategy",
+        "target",
+        "complexity",
+        "sgs",
+        "even",
+    )
+    if not isinstance(plain, dict):
+        return {}
+    weights = build_network(saved).gate_weights
+    own = LossWeights(*weights.get(plain.get("space") or "", LossWeights()))._asdict()
+    return {key: plain[key] for key in kept if key in plain and (key not in own or own[key] != plain[key])}
