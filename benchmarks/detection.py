@@ -40,10 +40,10 @@ from dsnet.core.settings import override, parse_assignments, to_plain
 from dsnet.detection.deploy.partition import pack_detector
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.train.api import make_detector, open_pictures, train_detector
-from dsnet.detection.train.bn_calibration import recalibrate_detector
-from dsnet.detection.train.config import DetectConfig
-from dsnet.detection.train.task import DetectorTraining
+from dsnet.detection.train.api import make_detector, open_datasets, train_detector
+from dsnet.detection.train.bn_calibration import calibrate_detector_bn
+from dsnet.detection.train.config import DetectionConfig
+from dsnet.detection.train.task import DetectorTask
 from dsnet.recipes import get_recipe
 from dsnet.report.text import table
 from dsnet.runtime.backends import get_backend
@@ -88,13 +88,13 @@ def run_train(args: argparse.Namespace) -> None:
     print(table(["recipe", "seed", "route", "G MAdds", "2007", "2010", "COCO"], rows, left=("recipe",)))
 
 
-def _config(name: str, args: argparse.Namespace, seed: int) -> DetectConfig:
-    config = get_recipe(name, DetectConfig).config
+def _config(name: str, args: argparse.Namespace, seed: int) -> DetectionConfig:
+    config = get_recipe(name, DetectionConfig).config
     config = replace(config, data=replace(config.data, root=args.data))
     return override(config, {**parse_assignments(args.set), "run.seed": seed})
 
 
-def _trained(config: DetectConfig, keep: Path | None, name: str) -> dict[str, Any]:
+def _trained(config: DetectionConfig, keep: Path | None, name: str) -> dict[str, Any]:
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         outcome = train_detector(config, (keep or Path(folder)) / name, callback=TrainingProgress())
@@ -124,13 +124,13 @@ def run_steps(args: argparse.Namespace) -> None:
             write_json(args.json, {"benchmark": "detection steps", **environment(device), "results": rows})
 
 
-def _training(config: DetectConfig, device: torch.device) -> DetectorTraining:
-    train, _, _ = open_pictures(config, device, Callback())
+def _training(config: DetectionConfig, device: torch.device) -> DetectorTask:
+    train, _, _ = open_datasets(config, device, Callback())
     found = make_detector(config, train, None, Path())
-    return DetectorTraining(config, found, train, Path(), device, Callback())
+    return DetectorTask(config, found, train, Path(), device, Callback())
 
 
-def step_times(training: DetectorTraining, steps: int = 20) -> tuple[float, float]:
+def step_times(training: DetectorTask, steps: int = 20) -> tuple[float, float]:
     """Milliseconds of a whole step of training, and of one on a batch that is ready; nothing is kept."""
     batch = training.ready()
     taken = []
@@ -146,7 +146,7 @@ def step_times(training: DetectorTraining, steps: int = 20) -> tuple[float, floa
     return taken[0], taken[1]
 
 
-def kernel_times(training: DetectorTraining, steps: int = 5) -> dict[str, float]:
+def kernel_times(training: DetectorTask, steps: int = 5) -> dict[str, float]:
     """Milliseconds a step by kernel, the longest first."""
     from torch.profiler import ProfilerActivity
 
@@ -219,7 +219,7 @@ def run_speed(args: argparse.Namespace) -> None:
     detector = Detector(network, 3).to(device).eval()
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[args.precision]
     x = torch.randn(args.batch, 3, args.size, args.size, device=device)
-    recalibrate_detector(detector, [x[:8]])
+    calibrate_detector_bn(detector, [x[:8]])
     detector.eval()
     routes = list(network.gate(0).choices)
     plan = runtime.compile(
@@ -244,9 +244,9 @@ def run_speed(args: argparse.Namespace) -> None:
     found_now = sum(len(found.scores) for found in plan.boxes(row, score=score)) / args.batch
     calls["boxes"] = lambda: plan.boxes(row, score=score)
     calls["plan, boxes"] = lambda: plan.boxes(gated(x).logits, score=score)
-    if plan.recorded is not None and plan.recorded.programs:
-        *_, last = plan.recorded.programs.values()
-        calls["found"] = last.run
+    if plan.decoder is not None and plan.decoder.graphs:
+        *_, last = plan.decoder.graphs.values()
+        calls["found"] = last.replay
     times = interleaved(calls, repeats=args.repeats, device=device)
     ideal = sum(shares[number] * times[f"alone {number}"].median for number in routes)
     gated_ms, all_ms = times["plan"].median, times["plan, boxes"].median

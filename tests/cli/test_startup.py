@@ -18,7 +18,7 @@ from dsnet.calibration.calibration import RouterName
 from dsnet.cli import main
 from dsnet.cli.parsers import common, recipe_names
 from dsnet.data import list_datasets
-from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.config import DetectionConfig
 from dsnet.models.loading import build_network
 from dsnet.recipes import list_recipes
 from dsnet.runtime import list_backends
@@ -96,7 +96,7 @@ def test_help_lists_what_is_registered() -> None:
     assert tuple(list_backends()) == common.BACKENDS
     assert typing.get_args(RouterName) == common.ROUTERS
     assert list(recipe_names.classifier_recipes().items()) == list(list_recipes().items())
-    assert list(recipe_names.detector_recipes().items()) == list(list_recipes(DetectConfig).items())
+    assert list(recipe_names.detector_recipes().items()) == list(list_recipes(DetectionConfig).items())
 
 
 # --- modules of the user ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 import dsnet
 from dsnet.cli import main
 from dsnet.core.settings import from_plain, to_plain
-from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.config import DetectionConfig
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.recipes.registry import register_recipe
 from dsnet.recipes.resolve import resolve_recipe
@@ -61,7 +61,7 @@ def test_recipes_are_listed_with_command_duration_and_accuracy(capsys: pytest.Ca
     text = capsys.readouterr().out
     for name in list_recipes():
         assert f"dsnet train {name}" in text
-    for name in list_recipes(DetectConfig):
+    for name in list_recipes(DetectionConfig):
         assert f"dsnet detect train {name}" in text
     assert main(["recipes", "digits_mbnet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["digits_mbnet"]["settings"]["data"]["name"] == "digits"
@@ -132,7 +132,7 @@ def test_a_recipe_that_is_no_recipe_is_refused(tmp_path: Path, capsys: pytest.Ca
         path.write_text(text)
         assert main(["train", str(path)]) == 2
         assert told in capsys.readouterr().err
-    path.write_text(json.dumps(to_plain(DetectConfig())))
+    path.write_text(json.dumps(to_plain(DetectionConfig())))
     assert main(["train", str(path)]) == 2
     assert f"{path} is a recipe for a detector: dsnet detect train {path}" in capsys.readouterr().err
 

@@ -17,8 +17,8 @@ from PIL import Image, ImageOps
 from dsnet.data.dataset import Crops
 from dsnet.data.decode import DecodeError, DecodeErrors, decode, decode_all, open_header
 from dsnet.data.readers.folder import ImagePaths
-from dsnet.detection.data.dataset import stretched
-from dsnet.detection.data.voc import shown_size
+from dsnet.detection.data.dataset import open_square
+from dsnet.detection.data.voc import displayed_size
 from dsnet.errors import DsnetWarning
 from tests.support import error_of
 from tests.support.image_files import picture, resized_then_cropped
@@ -162,8 +162,8 @@ def test_whatever_a_decoder_raises_is_damage(
     with monkeypatch.context() as patch:
         patch.setattr(*(Image, "open") if stage == "open" else (Image.Image, "convert"), fail)
         reason = damage_of(lambda: decode(path, 8))
-        assert damage_of(lambda: stretched(path, 8)) == reason
-        assert shown_size(tmp_path / "a.png") == (None if stage == "open" else (40, 43))
+        assert damage_of(lambda: open_square(path, 8)) == reason
+        assert displayed_size(tmp_path / "a.png") == (None if stage == "open" else (40, 43))
     assert reason
     assert len(reason) < 250
     assert reason.isprintable()
@@ -190,7 +190,7 @@ def test_what_is_no_file_does_not_block(tmp_path: Path) -> None:
     timer = threading.Timer(2, os.close, [writer])
     timer.start()
     assert "named pipe" in damage_of(lambda: decode(str(fifo), 8))
-    assert shown_size(fifo) is None
+    assert displayed_size(fifo) is None
     timer.cancel()
     os.close(writer)
     assert "device" in damage_of(lambda: decode("/dev/zero", 8))

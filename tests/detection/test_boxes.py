@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsnet.detection import area, decode, encode, iou, match, nms
-from dsnet.detection.boxes import centres, corners, kept_of, match_all
+from dsnet.detection.boxes import match_batch, nms_mask, to_centres, to_corners
 from tests.support import error_of
 
 
@@ -47,11 +47,11 @@ def test_by_hand() -> None:
 
 @given(st.integers(1, 30), st.integers(0, 10_000))
 def test_codes_invert_each_other(count: int, seed: int) -> None:
-    boxes, priors = some_boxes(count, seed), centres(some_boxes(count, seed + 1))
+    boxes, priors = some_boxes(count, seed), to_centres(some_boxes(count, seed + 1))
     assert torch.allclose(decode(encode(boxes, priors), priors), boxes, atol=1e-9)
     offsets = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     assert torch.allclose(encode(decode(offsets, priors), priors), offsets, atol=1e-7)
-    assert torch.allclose(corners(centres(boxes)), boxes)
+    assert torch.allclose(to_corners(to_centres(boxes)), boxes)
 
 
 @given(st.integers(0, 12), st.integers(1, 9), st.integers(0, 10_000))
@@ -66,9 +66,9 @@ def test_iou_one_by_one(n: int, m: int, seed: int) -> None:
 @given(st.integers(0, 6), st.integers(6, 40), st.integers(0, 10_000))
 @settings(deadline=None)
 def test_matching(count: int, priors: int, seed: int) -> None:
-    boxes, own = some_boxes(count, seed), centres(some_boxes(priors, seed + 1))
+    boxes, own = some_boxes(count, seed), to_centres(some_boxes(priors, seed + 1))
     found = match(own, boxes).tolist()
-    shared = [[iou_by_hand(p, b) for b in boxes.tolist()] for p in corners(own).tolist()]
+    shared = [[iou_by_hand(p, b) for b in boxes.tolist()] for p in to_corners(own).tolist()]
     forced: dict[int, int] = {}
     while True:  # the best pair of those that are left and share something
         pairs = [
@@ -90,7 +90,7 @@ def test_matching(count: int, priors: int, seed: int) -> None:
 
 def test_more_boxes_than_priors() -> None:
     assert "5 boxes cannot have a prior each of 3" in error_of(
-        lambda: match(centres(some_boxes(3, 0)), some_boxes(5, 0))
+        lambda: match(to_centres(some_boxes(3, 0)), some_boxes(5, 0))
     )
 
 
@@ -120,7 +120,7 @@ def test_many_images_are_matched_as_each_alone(seed: int, most: int, count: int)
     low = torch.rand(count, most, 2, generator=draw) * 0.6
     boxes = torch.cat([low, low + 0.05 + 0.35 * torch.rand(count, most, 2, generator=draw)], 2)
     there = torch.rand(count, most, generator=draw) < 0.7
-    found = match_all(priors, boxes, there, 0.4)
+    found = match_batch(priors, boxes, there, 0.4)
     for image in range(count):
         own = there[image].nonzero()[:, 0]
         alone = match(priors, boxes[image][own], 0.4)
@@ -136,7 +136,7 @@ def test_many_images_keep_the_boxes_that_each_keeps_alone(seed: int, count: int)
     boxes = torch.cat([low, low + 0.2 + 0.3 * torch.rand(count, 15, 2, generator=draw)], 2)
     classes = torch.randint(0, 2, (count, 15), generator=draw)
     there = torch.rand(count, 15, generator=draw) < 0.8
-    found = kept_of(boxes, classes, there, threshold=0.3)
+    found = nms_mask(boxes, classes, there, threshold=0.3)
     for image in range(count):
         keep: list[int] = []
         for i in there[image].nonzero()[:, 0].tolist():  # best first
@@ -155,4 +155,4 @@ def test_a_box_that_shares_nothing_has_no_prior() -> None:
     priors = torch.tensor([[0.1, 0.1, 0.1, 0.1], [0.5, 0.5, 0.1, 0.1]])
     far = torch.tensor([[0.9, 0.9, 0.91, 0.91]])
     assert match(priors, far).tolist() == [-1, -1]
-    assert match_all(priors, far[None], torch.tensor([[True]])).tolist() == [[-1, -1]]
+    assert match_batch(priors, far[None], torch.tensor([[True]])).tolist() == [[-1, -1]]

@@ -19,7 +19,7 @@ from torch import Tensor
 from dsnet.detection import postprocess as module
 from dsnet.detection.boxes import decode, iou, nms
 from dsnet.detection.eval.metrics import Detections
-from dsnet.detection.postprocess import best_boxes, detections_of
+from dsnet.detection.postprocess import best_boxes, decode_detections
 from dsnet.errors import DsnetError
 from dsnet.kernels import nms as nms_kernels
 
@@ -104,7 +104,7 @@ def test_boxes_by_hand(
 ) -> None:
     given = answers(images, count, kinds, seed)
     expected = by_hand(given, score, overlap, most)
-    found = detections_of(*given, score=score, overlap=overlap, most=most)
+    found = decode_detections(*given, score=score, overlap=overlap, max_detections=most)
     check(found, expected)
 
 
@@ -137,10 +137,13 @@ def test_kernels_by_hand(
     offsets, logits = views(offsets.to(dtype), logits.to(dtype))
     with (
         mock.patch.object(module, "CANDIDATES", candidates),
-        mock.patch.object(module, "_kernels", return_value=True),
+        mock.patch.object(module, "_has_kernels", return_value=True),
     ):
         expected = by_hand((offsets, logits, priors), score, overlap, most)
-        check(detections_of(offsets, logits, priors, score=score, overlap=overlap, most=most), expected)
+        check(
+            decode_detections(offsets, logits, priors, score=score, overlap=overlap, max_detections=most),
+            expected,
+        )
 
 
 def chain(count: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,8 +168,8 @@ def test_kernels_where_each_suppresses_the_next(seed: int, count: int, width: in
     expected = by_hand(given, 0.01, overlap, 200)
     if count > 2 and overlap == 0.45 and width == 3:
         assert len(expected[0]) == (min(count, module.CANDIDATES) + 1) // 2  # each second one
-    with mock.patch.object(module, "_kernels", return_value=True):
-        (found,) = detections_of(*given, score=0.01, overlap=overlap)
+    with mock.patch.object(module, "_has_kernels", return_value=True):
+        (found,) = decode_detections(*given, score=0.01, overlap=overlap)
     boxes, scores, _ = zip(*expected[0], strict=True)
     np.testing.assert_array_equal(found.boxes, np.array(boxes))
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
@@ -174,10 +177,13 @@ def test_kernels_where_each_suppresses_the_next(seed: int, count: int, width: in
 
 @interpreted
 def test_kernels_as_without(apart: tuple[Tensor, Tensor, Tensor]) -> None:
-    given, setting = (apart[0][:1], apart[1][:1], apart[2]), {"score": 0.01, "overlap": 0.45, "most": 100}
-    expected = detections_of(*given, **setting)
-    with mock.patch.object(module, "_kernels", return_value=True):
-        check_near(detections_of(*given, **setting), expected)
+    given, setting = (
+        (apart[0][:1], apart[1][:1], apart[2]),
+        {"score": 0.01, "overlap": 0.45, "max_detections": 100},
+    )
+    expected = decode_detections(*given, **setting)
+    with mock.patch.object(module, "_has_kernels", return_value=True):
+        check_near(decode_detections(*given, **setting), expected)
 
 
 @interpreted
@@ -204,7 +210,7 @@ def test_of_equal_scores_the_first_prior_is_kept() -> None:
     priors[:, 0] += 1e-4 * torch.arange(300)
     boxes = decode(offsets[0], priors)
     expected = boxes[nms(boxes, logits.softmax(2)[0, :, 1])]
-    (found,) = detections_of(offsets, logits, priors)
+    (found,) = decode_detections(offsets, logits, priors)
     assert torch.from_numpy(found.boxes[:1]).float().equal(expected[:1])
 
 
@@ -214,21 +220,21 @@ def test_of_equal_scores_the_first_prior_is_kept() -> None:
         ({"score": math.nan}, "score is a number"),
         ({"score": "a"}, "score is a number"),
         ({"overlap": None}, "overlap is a number"),
-        ({"most": -250}, "at least 0, not -250"),
-        ({"most": 1.5}, "at least 0, not 1.5"),
+        ({"max_detections": -250}, "at least 0, not -250"),
+        ({"max_detections": 1.5}, "at least 0, not 1.5"),
     ],
 )
 def test_boxes_that_cannot_be_asked_for(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(DsnetError, match=message):
-        detections_of(*answers(1, 10, 2, 0), **wanted)
+        decode_detections(*answers(1, 10, 2, 0), **wanted)
 
 
 def test_what_is_not_a_number_is_not_found() -> None:
     offsets, logits, priors = answers(2, 10, 2, 0)
     logits[0, :5] = math.nan
     logits[1] = math.nan
-    first, second = detections_of(offsets, logits, priors)
-    (expected,) = detections_of(offsets[:1, 5:], logits[:1, 5:], priors[5:])
+    first, second = decode_detections(offsets, logits, priors)
+    (expected,) = decode_detections(offsets[:1, 5:], logits[:1, 5:], priors[5:])
     assert first.boxes.tolist() == expected.boxes.tolist()
     assert len(first.scores) > 0
     assert second.boxes.shape == (0, 4)
@@ -236,15 +242,15 @@ def test_what_is_not_a_number_is_not_found() -> None:
 
 @pytest.mark.parametrize(("images", "count", "kinds"), [(0, 3, 2), (2, 0, 2), (2, 3, 0)])
 def test_nothing(images: int, count: int, kinds: int) -> None:
-    found = detections_of(*answers(images, count, kinds, 0))
+    found = decode_detections(*answers(images, count, kinds, 0))
     assert [own.boxes.shape for own in found] == [(0, 4)] * images
     assert [own.classes.shape for own in found] == [(0,)] * images
 
 
 def test_answers_in_a_graph_of_gradients() -> None:
     offsets, logits, priors = answers(2, 10, 2, 0)
-    plain = detections_of(offsets, logits, priors)
-    for own, alike in zip(plain, detections_of(offsets.requires_grad_(), logits, priors), strict=True):
+    plain = decode_detections(offsets, logits, priors)
+    for own, alike in zip(plain, decode_detections(offsets.requires_grad_(), logits, priors), strict=True):
         assert own.boxes.tolist() == alike.boxes.tolist()
 
 
@@ -277,12 +283,12 @@ def test_a_gpu_finds_the_same(
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    setting = {"score": 0.4, "overlap": 0.45, "most": 100}
+    setting = {"score": 0.4, "overlap": 0.45, "max_detections": 100}
     offsets, logits, priors = apart
-    expected = detections_of(offsets, logits, priors, **setting)
+    expected = decode_detections(offsets, logits, priors, **setting)
     given = views(offsets.to("cuda", dtype), logits.to("cuda", dtype))
     with mock.patch.object(nms_kernels, "MAX_PRIORS", most_priors):
-        check_near(detections_of(*given, priors.to("cuda"), **setting), expected)
+        check_near(decode_detections(*given, priors.to("cuda"), **setting), expected)
 
 
 @pytest.mark.gpu
@@ -296,7 +302,7 @@ def test_a_gpu_by_hand(images: int, count: int, kinds: int, dtype: torch.dtype) 
     offsets, logits, priors = exact_answers(images, count, kinds, 1)
     expected = by_hand((offsets, logits, priors), 0.01, 0.45, 200)
     given = views(offsets.to("cuda", dtype), logits.to("cuda", dtype))
-    check(detections_of(*given, priors.to("cuda")), expected)
+    check(decode_detections(*given, priors.to("cuda")), expected)
 
 
 @pytest.mark.gpu
@@ -304,12 +310,12 @@ def test_a_gpu_waits_for_nothing(apart: tuple[Tensor, Tensor, Tensor]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     given = [part.to("cuda") for part in apart]
-    best_boxes(*given, score=0.4, overlap=0.45, most=100)  # kernels are compiled
+    best_boxes(*given, score=0.4, overlap=0.45, max_detections=100)  # kernels are compiled
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it does not know of every wait
         torch.cuda.set_sync_debug_mode("error")
         try:
-            best_boxes(*given, score=0.4, overlap=0.45, most=100)
+            best_boxes(*given, score=0.4, overlap=0.45, max_detections=100)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -320,7 +326,7 @@ def test_threads_do_not_mix(apart: tuple[Tensor, Tensor, Tensor]) -> None:
         pytest.skip("needs a CUDA device")
     offsets, logits, priors = (part.to("cuda") for part in apart)
     inputs = [offsets + 0.5 * number for number in range(4)]
-    expected = [detections_of(given, logits, priors, score=0.4) for given in inputs]
+    expected = [decode_detections(given, logits, priors, score=0.4) for given in inputs]
     torch.cuda.synchronize()
     wrong: list[int] = []
 
@@ -328,7 +334,9 @@ def test_threads_do_not_mix(apart: tuple[Tensor, Tensor, Tensor]) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(20):
                 for own, right in zip(
-                    detections_of(inputs[number], logits, priors, score=0.4), expected[number], strict=True
+                    decode_detections(inputs[number], logits, priors, score=0.4),
+                    expected[number],
+                    strict=True,
                 ):
                     if not np.array_equal(own.boxes, right.boxes):
                         wrong.append(number)

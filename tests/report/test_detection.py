@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsnet.detection.data.summary import Counted, ahead_text
-from dsnet.detection.data.voc import Problem
+from dsnet.detection.data.summary import SplitCounts, describe_run
+from dsnet.detection.data.voc import FileProblem
 from dsnet.detection.eval.evaluate import DetectionResult
-from dsnet.detection.train.config import BoxOptim, DetectConfig
+from dsnet.detection.train.config import DetectionConfig, DetectionOptimConfig
 from dsnet.report.detection import LISTED, detection_page
 
 RESULT = DetectionResult(
@@ -16,20 +16,20 @@ RESULT = DetectionResult(
     mean={"voc2007": 0.5, "voc2010": 0.5, "coco": 0.2},
     classes={"red": 0.5},
     images=6,
-    taken={0: 6},
+    route_counts={0: 6},
 )
 
 
-def page(train: Counted, test: Counted, problems: list[Problem]) -> str:
+def page(train: SplitCounts, test: SplitCounts, problems: list[FileProblem]) -> str:
     return detection_page(
         "net", Path("run"), ["red"], [RESULT], [], train=train, test=test, problems=problems
     )
 
 
 def test_what_looks_wrong_comes_first() -> None:
-    problems = [Problem(Path("a.xml"), "is <missing>")] * (LISTED + 3)
-    train = Counted(listed=33, images=20, boxes={"red": 3, "blue": 40})
-    text = page(train, Counted(listed=6, images=6, boxes={"red": 7, "blue": 0}), problems)
+    problems = [FileProblem(Path("a.xml"), "is <missing>")] * (LISTED + 3)
+    train = SplitCounts(listed=33, images=20, boxes={"red": 3, "blue": 40})
+    text = page(train, SplitCounts(listed=6, images=6, boxes={"red": 7, "blue": 0}), problems)
     assert text.index("Look at this first") < text.index("Precision against cost")
     for part in (
         "13 of 33 training images could not be used",
@@ -44,7 +44,7 @@ def test_what_looks_wrong_comes_first() -> None:
 
 
 def test_nothing_wrong_nothing_said() -> None:
-    part = Counted(listed=200, images=200, boxes={"red": 300})
+    part = SplitCounts(listed=200, images=200, boxes={"red": 300})
     text = page(part, part, [])
     assert "Look at this first" not in text
     assert "Problems with files" not in text
@@ -56,9 +56,9 @@ def test_results_go_and_come_back_as_plain_data() -> None:
 
 
 def test_what_is_ahead() -> None:
-    config = DetectConfig(optim=BoxOptim(epochs=2, batch=8))
-    train = Counted(listed=33, images=20, boxes={"red": 3, "blue": 1040}, difficult=2)
-    text = ahead_text(config, train, Counted(listed=6, images=6, boxes={"red": 7, "blue": 0}), routes=4)
+    config = DetectionConfig(optim=DetectionOptimConfig(epochs=2, batch=8))
+    train = SplitCounts(listed=33, images=20, boxes={"red": 3, "blue": 1040}, difficult=2)
+    text = describe_run(config, train, SplitCounts(listed=6, images=6, boxes={"red": 7, "blue": 0}), routes=4)
     for line in (
         "images    20 to train with, 6 to test with; none are held out",
         "left out  13 of 33 training images",
@@ -69,4 +69,4 @@ def test_what_is_ahead() -> None:
         "the gate (10 epochs of 1 step)",
     ):
         assert line in text
-    assert "the gate" not in ahead_text(config, train, train, routes=1)
+    assert "the gate" not in describe_run(config, train, train, routes=1)

@@ -84,7 +84,9 @@ def test_a_page_shows_one_of_the_two_sizes_of_a_chart() -> None:
 
 def result(route: int | None) -> DetectionResult:
     mean = {"voc2007": 0.5, "voc2010": 0.5, "coco": 0.2}
-    return DetectionResult(route=route, madds=1e9, mean=mean, classes={"red": 0.5}, images=6, taken={0: 6})
+    return DetectionResult(
+        route=route, madds=1e9, mean=mean, classes={"red": 0.5}, images=6, route_counts={0: 6}
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dsnet.detection.boxes import encode, match
 from dsnet.detection.model.fssd import FssdTable
+from dsnet.detection.train.loss import PriorTargets
 
 SIDE = 64
 
@@ -63,3 +65,16 @@ def made_up(count: int, seed: int = 0) -> tuple[Tensor, list[Tensor], list[Tenso
         boxes.append(torch.tensor(own) / SIZE)
         classes.append(torch.tensor(kinds))
     return images, boxes, classes
+
+
+def reference_targets(priors: Tensor, boxes: list[Tensor], classes: list[Tensor]) -> PriorTargets:
+    """Match and encode image by image, as a reference for `prior_targets`."""
+    offsets = torch.zeros(len(boxes), *priors.shape, dtype=priors.dtype)
+    labels = torch.zeros(len(boxes), len(priors), dtype=torch.long)
+    for row, (corners, own) in enumerate(zip(boxes, classes, strict=True)):
+        matched = match(priors, corners)
+        for prior, box in enumerate(matched.tolist()):
+            if box >= 0:
+                offsets[row, prior] = encode(corners[box : box + 1], priors[prior : prior + 1])[0]
+                labels[row, prior] = own[box] + 1
+    return PriorTargets(offsets, labels)

@@ -16,14 +16,14 @@ from dsnet.core.device import pick_device
 from dsnet.core.files import write_output
 from dsnet.data.decode import DecodeError
 from dsnet.data.find_images import find_images
-from dsnet.detection.data.dataset import load_pictures, read_splits
+from dsnet.detection.data.dataset import load_detection_dataset, read_splits
 from dsnet.detection.data.summary import plural
 from dsnet.detection.eval.evaluate import evaluate_detector
 from dsnet.detection.io import SavedDetector, load_detector
-from dsnet.detection.train.api import tell_problems
-from dsnet.detection.visualize import draw_boxes, drawn_names
+from dsnet.detection.train.api import report_problems
+from dsnet.detection.visualize import draw_detections, drawing_paths
 from dsnet.errors import DsnetError, printable
-from dsnet.inference.detect import Found, find_boxes
+from dsnet.inference.detect import ImageDetections, detect_files
 from dsnet.report.detection import detection_table
 from dsnet.report.text import human, one_line, table
 from dsnet.slicing import KeyState
@@ -36,13 +36,13 @@ def run_evaluate(args: argparse.Namespace) -> int:
     """Evaluates a detector and prints."""
     saved = _open(args)
     annotated = read_splits(args.data, args.split, saved.classes)
-    pictures, damaged = load_pictures(annotated, saved.prepared.size, progress)
+    pictures, damaged = load_detection_dataset(annotated, saved.preprocessing.size, progress)
     problems = (*annotated.problems, *damaged)
     if args.problems is not None:
         text = "".join(f"{one_line(f'{problem.file}: {problem.what}')}\n" for problem in problems)
         write_output(args.problems, text)
     rest = "--problems FILE.txt lists them" if args.problems is None else f"{args.problems} lists them"
-    tell_problems(problems, rest, lambda line: print(f"dsnet: {printable(line)}", file=sys.stderr))
+    report_problems(problems, rest, lambda line: print(f"dsnet: {printable(line)}", file=sys.stderr))
     space = saved.detector.network.space
     gated = saved.checkpoint.data.get("gate") is not None
     wanted = args.routes or [*range(len(space)), *([None] if gated else [])]
@@ -50,7 +50,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         evaluate_detector(
             saved.detector,
             pictures,
-            saved.prepared,
+            saved.preprocessing,
             wanted,
             batch=args.batch,
             progress=None if args.json else progress,
@@ -84,7 +84,7 @@ def _open(args: argparse.Namespace) -> SavedDetector:
             file=sys.stderr,
         )
     saved.detector.to(pick_device(args.device))
-    settle_for(args, saved.detector.network, saved.prepared.size, batch=args.batch)
+    settle_for(args, saved.detector.network, saved.preprocessing.size, batch=args.batch)
     return saved
 
 
@@ -94,7 +94,7 @@ def run_predict(args: argparse.Namespace) -> int:
     if not 0 <= args.score < 1:
         raise DsnetError(f"--score must be at least 0 and below 1, not {args.score}")
     paths = find_images(args.images)
-    drawn = {} if args.draw is None else drawn_names(args.images, args.draw)
+    drawn = {} if args.draw is None else drawing_paths(args.images, args.draw)
     _check_targets(args, paths, drawn)
     saved = _open(args)
     route: int | None = args.route
@@ -104,9 +104,9 @@ def run_predict(args: argparse.Namespace) -> int:
         raise DsnetError(f"the gate of {args.run} is not trained: give --route, or train with gate.epochs")
     missed, rows = 0, []
     with nullcontext() if args.out is None else args.out.open("w", encoding="utf-8") as file:
-        found = find_boxes(saved, paths, route=route, score=args.score, batch=args.batch)
+        found = detect_files(saved, paths, route=route, score=args.score, batch=args.batch)
         for one in found if args.json else progress(found, len(paths), "image"):
-            if not isinstance(one, Found):
+            if not isinstance(one, ImageDetections):
                 missed += 1
                 print(f"dsnet: {printable(one.path)}: {one.error}", file=sys.stderr)
                 continue
@@ -114,7 +114,7 @@ def run_predict(args: argparse.Namespace) -> int:
             if args.draw is not None:
                 drawn[one.path].parent.mkdir(parents=True, exist_ok=True)
                 try:
-                    draw_boxes(one.path, one.detections, saved.classes, drawn[one.path])
+                    draw_detections(one.path, one.detections, saved.classes).save(drawn[one.path])
                     place = {"drawn": str(drawn[one.path])}
                 except DecodeError as error:  # it could be read a moment ago; its boxes are known
                     missed += 1

@@ -15,19 +15,19 @@ from dsnet.core.files import write_text
 from dsnet.core.run_lock import LockedError
 from dsnet.core.settings import to_plain
 from dsnet.detection.data.dataset import read_splits
-from dsnet.detection.data.summary import ahead_text, count_boxes, plural
+from dsnet.detection.data.summary import count_split, describe_run, plural
 from dsnet.detection.io import load_detector
 from dsnet.detection.train.api import (
     PROBLEMS,
     RESULTS,
     DetectionOutcome,
     planned_network,
-    tell_problems,
+    report_problems,
     train_detector,
 )
-from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.config import DetectionConfig
 from dsnet.errors import DsnetError
-from dsnet.inference.detect import Found, find_boxes
+from dsnet.inference.detect import ImageDetections, detect_files
 from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.detection import detection_page, detection_table
 from dsnet.training.run_dir import locked
@@ -39,7 +39,7 @@ EXAMPLES = 6  # images on the page of a run
 
 def run(args: argparse.Namespace) -> int:
     """Trains, or shows what would be trained."""
-    config = resolve_recipe(args.recipe, args.set, args.data, DetectConfig)
+    config = resolve_recipe(args.recipe, args.set, args.data, DetectionConfig)
     if args.dry_run:
         print(
             json.dumps(to_plain(config), indent=2)
@@ -87,7 +87,7 @@ def _stopped(outcome: DetectionOutcome) -> int:
     return 128 + (status.signal or signal.SIGINT)
 
 
-def _ahead(config: DetectConfig) -> str:
+def _ahead(config: DetectionConfig) -> str:
     """What a run with these settings has before it, where the data is there."""
     data = config.data
     try:
@@ -97,20 +97,22 @@ def _ahead(config: DetectConfig) -> str:
         return f"How much there is to train with is not known: {error}"
     problems = (*train.problems, *test.problems)
     routes = len(planned_network(config).space)
-    text = ahead_text(config, count_boxes(train), count_boxes(test), routes=routes)
+    text = describe_run(config, count_split(train), count_split(test), routes=routes)
     if problems:
         lines: list[str] = []
-        tell_problems(problems, "a run lists them", lines.append)
+        report_problems(problems, "a run lists them", lines.append)
         text += f"\n\n{plural(len(problems), 'problem')} with files:\n" + "\n".join(lines)
     return text
 
 
-def _write_page(config: DetectConfig, outcome: DetectionOutcome, path: Path) -> None:
+def _write_page(config: DetectionConfig, outcome: DetectionOutcome, path: Path) -> None:
     saved = load_detector(outcome.folder)
     saved.detector.to(pick_device(config.run.device))
     route = outcome.results[-1].route
     found = [
-        one for one in find_boxes(saved, outcome.tested[:EXAMPLES], route=route) if isinstance(one, Found)
+        one
+        for one in detect_files(saved, outcome.tested[:EXAMPLES], route=route)
+        if isinstance(one, ImageDetections)
     ]
     text = detection_page(
         config.model,

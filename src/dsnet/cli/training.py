@@ -12,7 +12,7 @@ from pathlib import Path
 from dsnet.cli.threads import Work, forward_work, kept_threads, settle
 from dsnet.core.device import pick_device
 from dsnet.core.settings import keys_of
-from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.config import DetectionConfig
 from dsnet.errors import printable
 from dsnet.models import create_model
 from dsnet.training.config import TrainConfig
@@ -21,14 +21,14 @@ from dsnet.training.loop import RunStatus
 __all__ = ["settings_text", "settle_for_training", "stop_status"]
 
 
-def settings_text(config: TrainConfig | DetectConfig) -> str:
+def settings_text(config: TrainConfig | DetectionConfig) -> str:
     """Format all settings, one ``key = value`` per line."""
     return "\n".join(f"{key} = {printable(str(attrgetter(key)(config)))}" for key, _ in keys_of(type(config)))
 
 
 def settle_for_training(
     args: argparse.Namespace,
-    config: TrainConfig | DetectConfig,
+    config: TrainConfig | DetectionConfig,
     folder: Path,
     make_work: Callable[[], Work] | None = None,
     *,

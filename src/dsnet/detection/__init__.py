@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from dsnet.detection.boxes import area, decode, encode, iou, match, nms
 from dsnet.detection.deploy.plan import DetectorPlan
-from dsnet.detection.eval.metrics import Detections, MeanPrecision, Truth, mean_precision
+from dsnet.detection.eval.metrics import Detections, GroundTruth, MeanAveragePrecision, mean_average_precision
 
 __all__ = [
     "DetectorPlan",
     "Detections",
-    "MeanPrecision",
-    "Truth",
+    "MeanAveragePrecision",
+    "GroundTruth",
     "area",
     "decode",
     "encode",
     "iou",
     "match",
-    "mean_precision",
+    "mean_average_precision",
     "nms",
 ]

@@ -1,8 +1,9 @@
-"""Boxes as corners [n, 4]: left, top, right, bottom; priors as centres and sizes [n, 4]: x, y, width, height.
+"""Box geometry: overlap, the encoding against priors, matching and non-maximum suppression.
 
-Coordinates are continuous: a box from 0 to 2 has a side of 2, and the first pixel of an image lies between
-0 and 1. In files that count pixels from 1 and include the last one, as those of Pascal VOC, left and top are
-one too high.
+Boxes are corners [n, 4]: left, top, right, bottom. Priors are centres and sizes [n, 4]: x, y, width, height.
+Coordinates are continuous: a box from 0 to 2 has a side of 2, and the first pixel of an image lies from 0 to
+1. Pascal VOC counts pixels from 1 and includes the last one, so left and top are one too high in
+its files.
 """
 
 from __future__ import annotations
@@ -15,134 +16,162 @@ from dsnet.errors import DsnetError
 __all__ = [
     "VARIANCES",
     "area",
-    "centres",
-    "corners",
     "decode",
     "encode",
     "iou",
-    "kept_of",
     "match",
-    "match_all",
+    "match_batch",
     "nms",
+    "nms_mask",
+    "to_centres",
+    "to_corners",
 ]
 
-TINY = 1e-6  # the least side of a box that is encoded: of none the logarithm is infinite
-VARIANCES = (0.1, 0.2)  # of centres and of sizes: offsets are divided by them
+MIN_SIDE = 1e-6  # of an encoded box: the logarithm of 0 is infinite
+VARIANCES = (0.1, 0.2)  # divisors of the offsets of centres and of sizes
 
 
 def area(boxes: Tensor) -> Tensor:
-    """[n], nothing where right is left of left or bottom above top."""
+    """Compute the areas [..., n] of boxes [..., n, 4]; 0 for boxes with swapped corners."""
     return (boxes[..., 2] - boxes[..., 0]).clamp(min=0) * (boxes[..., 3] - boxes[..., 1]).clamp(min=0)
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of every box with every other: [n, 4], [m, 4] → [n, m]; 0 where it is 0 / 0."""
-    left_top = torch.maximum(a[:, None, :2], b[None, :, :2])
-    right_bottom = torch.minimum(a[:, None, 2:], b[None, :, 2:])
-    common = (right_bottom - left_top).clamp(min=0).prod(2)
-    union = area(a)[:, None] + area(b) - common
-    return torch.where(union > 0, common / union, 0.0)
+    """Compute the intersection over union of all pairs of boxes.
+
+    Args:
+        a: Boxes [..., n, 4].
+        b: Boxes [..., m, 4].
+
+    Returns:
+        Values [..., n, m]; 0 where both boxes have no area.
+
+    Example:
+        >>> iou(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([[1.0, 0.0, 2.0, 2.0]])).item()
+        0.5
+    """
+    a, b = a[..., :, None, :], b[..., None, :, :]
+    left_top = torch.maximum(a[..., :2], b[..., :2])
+    right_bottom = torch.minimum(a[..., 2:], b[..., 2:])
+    intersection = (right_bottom - left_top).clamp(min=0).prod(-1)
+    union = area(a) + area(b) - intersection
+    return torch.where(union > 0, intersection / union, 0.0)
 
 
-def corners(boxes: Tensor) -> Tensor:
-    """From centres and sizes."""
+def to_corners(boxes: Tensor) -> Tensor:
+    """Convert centres and sizes [..., 4] to corners."""
     half = boxes[..., 2:] / 2
     return torch.cat([boxes[..., :2] - half, boxes[..., :2] + half], -1)
 
 
-def centres(boxes: Tensor) -> Tensor:
-    """Centres and sizes, from corners."""
+def to_centres(boxes: Tensor) -> Tensor:
+    """Convert corners [..., 4] to centres and sizes."""
     return torch.cat([(boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]], -1)
 
 
 def encode(boxes: Tensor, priors: Tensor) -> Tensor:
-    """Offsets [n, 4] that lead from priors to boxes (corners), one by one."""
-    own = centres(boxes)
-    moved = (own[..., :2] - priors[..., :2]) / priors[..., 2:] / VARIANCES[0]
-    return torch.cat([moved, (own[..., 2:].clamp(min=TINY) / priors[..., 2:]).log() / VARIANCES[1]], -1)
+    """Encode boxes as offsets from priors; `decode` inverts it.
+
+    Args:
+        boxes: Corners [..., n, 4].
+        priors: Centres and sizes [n, 4], one for each box.
+
+    Returns:
+        Offsets [..., n, 4].
+    """
+    target = to_centres(boxes)
+    shift = (target[..., :2] - priors[..., :2]) / priors[..., 2:] / VARIANCES[0]
+    scale = (target[..., 2:].clamp(min=MIN_SIDE) / priors[..., 2:]).log() / VARIANCES[1]
+    return torch.cat([shift, scale], -1)
 
 
 def decode(offsets: Tensor, priors: Tensor) -> Tensor:
-    """Boxes (corners) that offsets [..., n, 4] lead to from priors [n, 4]."""
+    """Decode offsets [..., n, 4] from priors [n, 4] into boxes (corners) [..., n, 4]."""
     centre = priors[..., :2] + offsets[..., :2] * VARIANCES[0] * priors[..., 2:]
     size = priors[..., 2:] * (offsets[..., 2:] * VARIANCES[1]).exp()
-    return corners(torch.cat([centre, size], -1))
+    return to_corners(torch.cat([centre, size], -1))
 
 
 def match(priors: Tensor, boxes: Tensor, threshold: float = 0.5) -> Tensor:
-    """Which box [m, 4] each prior stands for [p]; -1: none.
+    """Match priors with the boxes of one image, as `match_batch` does for many."""
+    present = torch.ones(1, len(boxes), dtype=torch.bool, device=boxes.device)
+    return match_batch(priors, boxes[None], present, threshold)[0]
 
-    Every box that shares anything with priors gets one of its own, the best pairs first. Every other
-    prior stands for the box that it shares most with, if that is at least ``threshold``.
+
+def match_batch(priors: Tensor, boxes: Tensor, present: Tensor, threshold: float = 0.5) -> Tensor:
+    """Match each prior with a box of its image.
+
+    Each box that overlaps any prior gets a prior of its own: the pairs with the largest overlap come first.
+    Every other prior gets the box that it overlaps most, if their overlap is at least ``threshold``.
+
+    Args:
+        priors: Centres and sizes [p, 4].
+        boxes: Corners [B, n, 4], padded.
+        present: Which of the boxes are no padding [B, n].
+        threshold: Intersection over union.
+
+    Returns:
+        The index of the box of each prior [B, p]; -1 for none.
+
+    Raises:
+        DsnetError: There are more boxes than priors.
     """
-    if not len(boxes):
-        return torch.full((len(priors),), -1, dtype=torch.long, device=priors.device)
-    if len(boxes) > len(priors):
-        raise DsnetError(f"{len(boxes)} boxes cannot have a prior each of {len(priors)}")
-    shared = iou(corners(priors), boxes)
-    best, found = shared.max(1)
-    found = torch.where(best >= threshold, found, -1)
-    for _ in range(len(boxes)):
-        at = shared.argmax()
-        prior, box = at // len(boxes), at % len(boxes)
-        found[prior] = torch.where(shared[prior, box] > 0, box, found[prior])
-        shared[prior] = -1
-        shared[:, box] = -1
-    return found
+    images, max_boxes = present.shape
+    if max_boxes > len(priors):
+        raise DsnetError(f"{max_boxes} boxes cannot have a prior each of {len(priors)}")
+    if not max_boxes:
+        return torch.full((images, len(priors)), -1, dtype=torch.long, device=priors.device)
+    overlap = iou(to_corners(priors), boxes).masked_fill(~present[:, None], -1.0)
+    best, matched = overlap.max(2)
+    matched = torch.where(best >= threshold, matched, -1)
+    for _ in range(max_boxes):
+        value, index = overlap.flatten(1).max(1, keepdim=True)
+        prior, box = index // max_boxes, index % max_boxes
+        matched.scatter_(1, prior, torch.where(value > 0, box, matched.gather(1, prior)))
+        overlap.scatter_(1, prior[:, :, None].expand(-1, 1, max_boxes), -1.0)
+        overlap.scatter_(2, box[:, None].expand(-1, len(priors), 1), -1.0)
+    return matched
 
 
-def match_all(priors: Tensor, boxes: Tensor, there: Tensor, threshold: float = 0.5) -> Tensor:
-    """`match` for many images: boxes [B, n, 4], of which some are ``there`` [B, n] → [B, p]."""
-    count, most = there.shape
-    if most > len(priors):
-        raise DsnetError(f"{most} boxes cannot have a prior each of {len(priors)}")
-    own = corners(priors)
-    low = torch.maximum(own[None, :, None, :2], boxes[:, None, :, :2])
-    high = torch.minimum(own[None, :, None, 2:], boxes[:, None, :, 2:])
-    common = (high - low).clamp(min=0).prod(3)
-    union = area(own)[None, :, None] + area(boxes)[:, None] - common
-    shared = torch.where(union > 0, common / union, 0.0).masked_fill(~there[:, None], -1.0)
-    if not most:
-        return torch.full((count, len(priors)), -1, dtype=torch.long, device=priors.device)
-    best, found = shared.max(2)
-    found = torch.where(best >= threshold, found, -1)
-    for _ in range(most):
-        value, at = shared.flatten(1).max(1, keepdim=True)
-        prior, box = at // most, at % most
-        found.scatter_(1, prior, torch.where(value > 0, box, found.gather(1, prior)))
-        shared.scatter_(1, prior[:, :, None].expand(-1, 1, most), -1.0)
-        shared.scatter_(2, box[:, None].expand(-1, len(priors), 1), -1.0)
-    return found
+def nms_mask(boxes: Tensor, classes: Tensor, present: Tensor, *, threshold: float = 0.45) -> Tensor:
+    """Find the boxes that `nms` keeps in each of many images.
 
+    All images iterate together until none changes.
 
-def kept_of(boxes: Tensor, classes: Tensor, there: Tensor, *, threshold: float = 0.45) -> Tensor:
-    """`nms` for many images whose boxes [B, n, 4] stand best first: which of those ``there`` [B, n] are kept.
+    Args:
+        boxes: Corners [B, n, 4], sorted by descending score.
+        classes: Labels [B, n]; boxes suppress only boxes of their class.
+        present: Which of the boxes are no padding [B, n].
+        threshold: A box is removed where it overlaps a kept one by more.
 
-    Images settle side by side: as many rounds as the slowest needs.
+    Returns:
+        Which of the boxes are kept [B, n].
     """
-    low = torch.maximum(boxes[:, :, None, :2], boxes[:, None, :, :2])
-    high = torch.minimum(boxes[:, :, None, 2:], boxes[:, None, :, 2:])
-    common = (high - low).clamp(min=0).prod(3)
-    union = area(boxes)[:, :, None] + area(boxes)[:, None] - common
-    over = (torch.where(union > 0, common / union, 0.0) > threshold) & there[:, :, None]
-    over &= classes[:, :, None] == classes[:, None]
-    over = over.triu(1)  # [better, worse]
-    keep = there
+    suppresses = (iou(boxes, boxes) > threshold) & present[:, :, None]
+    suppresses &= classes[:, :, None] == classes[:, None]
+    suppresses = suppresses.triu(1)  # [better, worse]
+    kept = present
     for _ in range(boxes.shape[1]):
-        settled = there & ~(over & keep[:, :, None]).any(1)
-        if torch.equal(settled, keep):
+        settled = present & ~(suppresses & kept[:, :, None]).any(1)
+        if torch.equal(settled, kept):
             break
-        keep = settled
-    return keep
+        kept = settled
+    return kept
 
 
 def nms(boxes: Tensor, scores: Tensor, classes: Tensor | None = None, *, threshold: float = 0.45) -> Tensor:
-    """Places of the boxes that are kept, best first.
+    """Suppress boxes that overlap a better one.
 
-    A box goes where a better one that is kept, of the same class, shares more than ``threshold`` with it. Of
-    equal scores the first counts as better.
+    Args:
+        boxes: Corners [n, 4].
+        scores: Values [n]; of equal scores the first box counts as better.
+        classes: Labels [n]; boxes suppress only boxes of their class. Without it, all boxes are of one.
+        threshold: A box is removed where its overlap with a kept one is larger.
+
+    Returns:
+        Indices of the kept boxes, by descending score.
     """
     order = scores.argsort(descending=True, stable=True)
-    kinds = torch.zeros_like(order) if classes is None else classes[order]
-    everyone = torch.ones(1, len(order), dtype=torch.bool, device=boxes.device)
-    return order[kept_of(boxes[order][None], kinds[None], everyone, threshold=threshold)[0]]
+    labels = torch.zeros_like(order) if classes is None else classes[order]
+    present = torch.ones(1, len(order), dtype=torch.bool, device=boxes.device)
+    return order[nms_mask(boxes[order][None], labels[None], present, threshold=threshold)[0]]

@@ -1,7 +1,7 @@
-"""From a detector's answers to boxes.
+"""From a detector's raw predictions to boxes: scores, decoding, suppression and order.
 
-On a GPU a few kernels do all of it, then there is one copy to the host: many small ones, or a look at what
-they found, would take as long as the detector itself.
+On a GPU this takes a few kernels and one copy to the host. Many small kernels, or a synchronisation in
+between, would take as long as the detector itself.
 """
 
 from __future__ import annotations
@@ -13,67 +13,80 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsnet.detection.boxes import VARIANCES, decode, kept_of
+from dsnet.detection.boxes import VARIANCES, decode, nms_mask
 from dsnet.detection.eval.metrics import Detections
 from dsnet.errors import DsnetError
 
-__all__ = ["best_boxes", "check_wanted", "detections_in", "detections_of", "unaided"]
+__all__ = ["best_boxes", "check_thresholds", "decode_detections", "has_static_shape", "split_detections"]
 
-CANDIDATES = 200  # of an image and class that are compared with each other
+CANDIDATES = 200  # boxes of an image and class that enter suppression
 
 
 @torch.inference_mode()
-def detections_of(
+def decode_detections(
     offsets: Tensor,
     logits: Tensor,
     priors: Tensor,
     *,
     score: float = 0.01,
     overlap: float = 0.45,
-    most: int = 200,
+    max_detections: int = 200,
 ) -> list[Detections]:
-    """Boxes of every image as shares of it, best first: [B, p, 4], [B, p, 1 + classes] and priors [p, 4].
+    """Turn raw predictions into the boxes of each image, as shares of the image, by descending score.
 
-    Those with a probability above ``score``, of overlapping ones of a class the best, ``most`` of an image.
+    Args:
+        offsets: Offsets from the priors [B, p, 4].
+        logits: Class logits [B, p, 1 + classes]; the first is the background.
+        priors: Centres and sizes [p, 4].
+        score: Boxes with at most this probability are dropped.
+        overlap: Intersection over union above which the better of two boxes of a class suppresses the other.
+        max_detections: The number of boxes that an image has at most.
+
+    Returns:
+        The detections of each image.
+
+    Raises:
+        DsnetError: A threshold is not finite, or ``max_detections`` is negative.
     """
-    check_wanted(score, overlap, most)
-    rows = _on_host(best_boxes(offsets, logits, priors, score=score, overlap=overlap, most=most))
-    return detections_in(rows.numpy())
+    check_thresholds(score, overlap, max_detections)
+    rows = best_boxes(offsets, logits, priors, score=score, overlap=overlap, max_detections=max_detections)
+    return split_detections(_to_host(rows).numpy())
 
 
-def check_wanted(score: float, overlap: float, most: int) -> None:
-    """Raises an error that says what boxes can be asked for."""
+def check_thresholds(score: float, overlap: float, max_detections: int) -> None:
+    """Raise an error for values that `decode_detections` does not take."""
     for name, value in (("score", score), ("overlap", overlap)):
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise DsnetError(f"{name} is a number, usually from 0 to 1, not {value!r}")
-    if type(most) is not int or most < 0:
-        raise DsnetError(f"most is a number of boxes, at least 0, not {most!r}")
+    if type(max_detections) is not int or max_detections < 0:
+        raise DsnetError(f"max_detections is a number of boxes, at least 0, not {max_detections!r}")
 
 
-def detections_in(rows: NDArray[np.float32]) -> list[Detections]:
-    """Boxes of every image, from what `best_boxes` found [B, n, 6]; a copy. Those without any share one."""
+def split_detections(rows: NDArray[np.float32]) -> list[Detections]:
+    """Copy the rows [B, n, 6] of `best_boxes` into the detections of each image."""
     counts = (rows[:, :, 4] >= 0).sum(1, dtype=np.int32).tolist()
     width = max(counts, default=0)
-    wide = rows[:, :width].astype(np.float64).reshape(-1, 6)
-    boxes, scores, classes = wide[:, :4], wide[:, 4], wide[:, 5].astype(np.int64)
-    nothing = Detections(boxes[:0], scores[:0], classes[:0])
-    found, start = [], 0
+    flat = rows[:, :width].astype(np.float64).reshape(-1, 6)
+    boxes, scores, classes = flat[:, :4], flat[:, 4], flat[:, 5].astype(np.int64)
+    empty = Detections(boxes[:0], scores[:0], classes[:0])
+    detections, start = [], 0
     for count in counts:
-        own = slice(start, start + count)
-        found.append(Detections(boxes[own], scores[own], classes[own]) if count else nothing)
+        part = slice(start, start + count)
+        detections.append(Detections(boxes[part], scores[part], classes[part]) if count else empty)
         start += width
-    return found
+    return detections
 
 
 def best_boxes(
-    offsets: Tensor, logits: Tensor, priors: Tensor, *, score: float, overlap: float, most: int
+    offsets: Tensor, logits: Tensor, priors: Tensor, *, score: float, overlap: float, max_detections: int
 ) -> Tensor:
-    """Boxes of every image, best first [B, n, 6]: corners, score, class; a score of -1: there is none.
+    """Find the boxes of each image by descending score, with the arguments of `decode_detections`.
 
-    No more than ``most``. With Triton on a GPU n depends on shapes alone, and nothing is waited for, as long
-    as there are no more priors than its kernels are made for.
+    Returns:
+        Rows [B, n, 6] with n up to ``max_detections``: corners, score, class. A score of -1 marks padding.
+        Where `has_static_shape`, n depends on shapes alone and the host does not wait for the device.
     """
-    if len(logits) and unaided(logits.device, logits.shape[1], logits.shape[2] - 1, most):
+    if len(logits) and has_static_shape(logits.device, logits.shape[1], logits.shape[2] - 1, max_detections):
         from dsnet.kernels.nms import select_boxes
 
         return select_boxes(
@@ -82,42 +95,41 @@ def best_boxes(
             priors,
             score=score,
             overlap=overlap,
-            max_boxes=most,
+            max_boxes=max_detections,
             candidates=CANDIDATES,
             variances=VARIANCES,
         )
-    likely = logits.float().softmax(2)[:, :, 1:].transpose(1, 2).nan_to_num(0.0)  # [B, classes, p]
-    images, kinds, count = likely.shape
-    best, at = _best(likely.flatten(0, 1), min(CANDIDATES, count))  # of every image and class
-    few = int((best > score).sum(1).max()) if best.numel() else 0  # the best stand first
-    best, at = best[:, :few], at[:, :few]
-    there, width = best > score, kinds * few
-    place = at.reshape(images, width)
-    moved = offsets.gather(1, place[:, :, None].expand(-1, -1, 4)).float()
-    own = decode(moved, priors.float()[place]).clamp(0, 1).view(*at.shape, 4)
-    kept = kept_of(own, torch.zeros_like(at), there, threshold=overlap)
-    scores = best.masked_fill(~kept, -1.0)
-    order = scores.view(images, width).argsort(stable=True, dim=1, descending=True)[:, :most]
-    classes = torch.arange(kinds, device=at.device, dtype=torch.float32).repeat(images)
-    rows = torch.cat([own, scores[:, :, None], classes[:, None, None].expand(-1, at.shape[1], 1)], 2)
+    probabilities = logits.float().softmax(2)[:, :, 1:].transpose(1, 2).nan_to_num(0.0)  # [B, classes, p]
+    images, classes, count = probabilities.shape
+    top, index = _top_scores(probabilities.flatten(0, 1), min(CANDIDATES, count))  # [B · classes, candidates]
+    used = int((top > score).sum(1).max()) if top.numel() else 0
+    top, index = top[:, :used], index[:, :used]
+    present, width = top > score, classes * used
+    prior = index.reshape(images, width)
+    chosen = offsets.gather(1, prior[:, :, None].expand(-1, -1, 4)).float()
+    boxes = decode(chosen, priors.float()[prior]).clamp(0, 1).view(*index.shape, 4)
+    kept = nms_mask(boxes, torch.zeros_like(index), present, threshold=overlap)
+    scores = top.masked_fill(~kept, -1.0)
+    order = scores.view(images, width).argsort(stable=True, dim=1, descending=True)[:, :max_detections]
+    labels = torch.arange(classes, device=index.device, dtype=torch.float32).repeat(images)
+    rows = torch.cat([boxes, scores[:, :, None], labels[:, None, None].expand(-1, index.shape[1], 1)], 2)
     return rows.view(images, width, 6).gather(1, order[:, :, None].expand(-1, -1, 6))
 
 
-def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """So many of the best scores [n, p], none below 0, and where they are; of equal ones the first."""
-    place = torch.arange(scores.shape[1], device=scores.device)
-    key = (scores.contiguous().view(torch.int32).to(torch.int64) << 32) - place  # ordered as scores are
-    at = key.topk(count, dim=1)[1]
-    return scores.gather(1, at), at
+def _top_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest scores [n, p], none below 0, and their indices; ties: the first."""
+    index = torch.arange(scores.shape[1], device=scores.device)
+    key = (scores.contiguous().view(torch.int32).to(torch.int64) << 32) - index  # ordered as scores are
+    top = key.topk(count, dim=1)[1]
+    return scores.gather(1, top), top
 
 
-def unaided(device: torch.device, priors: int, classes: int, most: int) -> bool:
-    """Whether `best_boxes` finds some there without the host: how many rows it gives depends on shapes."""
-    return min(priors, classes, most) > 0 and _kernels(device, priors)
+def has_static_shape(device: torch.device, priors: int, classes: int, max_detections: int) -> bool:
+    """Return whether `best_boxes` needs no host, so that the shape of its result is known in advance."""
+    return min(priors, classes, max_detections) > 0 and _has_kernels(device, priors)
 
 
-def _kernels(device: torch.device, priors: int) -> bool:
-    """Whether there are some for so many priors."""
+def _has_kernels(device: torch.device, priors: int) -> bool:
     if device.type != "cuda":
         return False
     from dsnet.kernels import launch, nms
@@ -125,11 +137,11 @@ def _kernels(device: torch.device, priors: int) -> bool:
     return launch.AVAILABLE and priors <= nms.MAX_PRIORS
 
 
-def _on_host(found: Tensor) -> Tensor:
-    """A copy to pinned memory: to other memory it would go through such, in pieces."""
-    if found.device.type != "cuda":
-        return found
-    here = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-    here.copy_(found, non_blocking=True)
-    torch.cuda.current_stream(found.device).synchronize()
-    return here
+def _to_host(rows: Tensor) -> Tensor:
+    """Copy to pinned memory, which takes one transfer. A copy to pageable memory takes several."""
+    if rows.device.type != "cuda":
+        return rows
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    host.copy_(rows, non_blocking=True)
+    torch.cuda.current_stream(rows.device).synchronize()
+    return host

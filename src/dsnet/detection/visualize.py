@@ -1,4 +1,4 @@
-"""Images with the boxes that were found in them."""
+"""Draw detections into images."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ from dsnet.data.find_images import find_images
 from dsnet.detection.eval.metrics import Detections
 from dsnet.errors import printable
 
-__all__ = ["colour_of", "draw_boxes", "drawn", "drawn_names"]
+__all__ = ["class_colour", "draw_detections", "drawing_paths"]
 
 
-def colour_of(number: int) -> tuple[int, int, int]:
-    """Of a class: neighbours differ, all are dark enough for white letters."""
-    red, green, blue = colorsys.hls_to_rgb((0.61 * number + 0.02) % 1, 0.38, 0.8)
+def class_colour(label: int) -> tuple[int, int, int]:
+    """Return the colour of a class: neighbours differ, all are dark enough for white text."""
+    red, green, blue = colorsys.hls_to_rgb((0.61 * label + 0.02) % 1, 0.38, 0.8)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def draw_boxes(source: str | Path, found: Detections, classes: Sequence[str], out: Path) -> None:
-    """Writes the image with its boxes."""
-    drawn(source, found, classes).save(out)
-
-
-def drawn(source: str | Path, found: Detections, classes: Sequence[str]) -> Any:  # noqa: ANN401
-    """An image of Pillow with its boxes, which are shares of it, the best on top."""
+def draw_detections(source: str | Path, detections: Detections, classes: Sequence[str]) -> Any:  # noqa: ANN401
+    """Draw detections, whose boxes are shares of the image, into a Pillow image; the best one is on top."""
     pillow()
     from PIL import ImageDraw, ImageFont
 
@@ -36,14 +31,16 @@ def drawn(source: str | Path, found: Detections, classes: Sequence[str]) -> Any:
     pen = ImageDraw.Draw(image)
     line = max(2, round(min(image.size) / 250))
     font = ImageFont.load_default(size=max(11, round(min(image.size) / 36)))
-    every = list(zip(found.boxes.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True))
-    for box, score, kind in reversed(every):
+    rows = zip(
+        detections.boxes.tolist(), detections.scores.tolist(), detections.classes.tolist(), strict=True
+    )
+    for box, score, label in reversed(list(rows)):
         left, top, right, bottom = (
             share * side for share, side in zip(box, (*image.size, *image.size), strict=True)
         )
         if right - left < 1 or bottom - top < 1:
             continue
-        colour, text = colour_of(kind), f"{printable(classes[kind])} {score:.0%}"
+        colour, text = class_colour(label), f"{printable(classes[label])} {score:.0%}"
         pen.rectangle((left, top, right, bottom), outline=colour, width=line)
         _, _, width, height = pen.textbbox((0, 0), text, font=font)
         x = min(left, max(0, image.width - width - 4))
@@ -53,31 +50,32 @@ def drawn(source: str | Path, found: Detections, classes: Sequence[str]) -> Any:
     return image
 
 
-def drawn_names(given: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Where every image with its boxes goes, by its path: under a folder, as it lies in what was given.
+def drawing_paths(sources: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Choose where the drawing of each image goes, by the image's path.
 
-    Of several folders each has one of its own. Names that would meet get a number.
+    Drawings keep the layout of the folders that their images come from. Each of several source folders gets a
+    folder of its own. Names that would clash get a number.
     """
-    drawn: dict[str, Path] = {}
+    drawings: dict[str, Path] = {}
     seen: set[str] = set()
-    taken: set[Path] = set()
-    folders = [name for name in given if os.path.isdir(name)]
-    for name in given:
-        inside = Path(os.path.abspath(name)).name if len(folders) > 1 and name in folders else ""
-        found = find_images([name])
-        if name in folders:
-            base = name
-        else:  # a file, or what a pattern found
-            base = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in found])
-        for path in found:
+    used: set[Path] = set()
+    folders = [source for source in sources if os.path.isdir(source)]
+    for source in sources:
+        inside = Path(os.path.abspath(source)).name if len(folders) > 1 and source in folders else ""
+        paths = find_images([source])
+        if source in folders:
+            base = source
+        else:  # a file, or the matches of a pattern
+            base = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+        for path in paths:
             if os.path.abspath(path) in seen:
                 continue
             seen.add(os.path.abspath(path))
-            place = folder / inside / os.path.relpath(path, base)
-            target, number = place.with_suffix(".png"), 1
-            while target in taken:
+            wanted = folder / inside / os.path.relpath(path, base)
+            target, number = wanted.with_suffix(".png"), 1
+            while target in used:
                 number += 1
-                target = place.with_name(f"{place.stem}-{number}.png")
-            taken.add(target)
-            drawn[path] = target
-    return drawn
+                target = wanted.with_name(f"{wanted.stem}-{number}.png")
+            used.add(target)
+            drawings[path] = target
+    return drawings

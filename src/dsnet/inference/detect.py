@@ -1,4 +1,4 @@
-"""From image files to boxes: every image at its route."""
+"""Detect objects in image files, each image at its own route, on a plan of the runtime."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dsnet import runtime
 from dsnet.data.dataset import chunks
 from dsnet.data.decode import THREADS, DecodeError
-from dsnet.detection.data.dataset import stretched
-from dsnet.detection.data.prepare import inputs_of
-from dsnet.detection.eval.evaluate import answered
+from dsnet.detection.data.dataset import open_square
+from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.io import SavedDetector
-from dsnet.detection.postprocess import detections_of
 from dsnet.errors import DsnetError
-from dsnet.routes import Route
 
-__all__ = ["Found", "Missed", "find_boxes"]
+__all__ = ["FailedImage", "ImageDetections", "detect_files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
-    """What an image shows, at which route, and what that cost."""
+class ImageDetections:
+    """The boxes in an image file, the route that found them and its cost."""
 
     path: str
     width: int
@@ -37,102 +35,114 @@ class Found:
     madds: int
 
     def to_dict(self, classes: Sequence[str]) -> dict[str, Any]:
-        """Plain data (JSON types); boxes in pixels: left, top, right, bottom."""
+        """Convert to plain data (JSON types), boxes in pixels: left, top, right, bottom."""
         sides = (self.width, self.height, self.width, self.height)
-        own = self.detections
+        found = self.detections
+        rows = zip(found.boxes.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True)
         boxes = [
             {
-                "class": classes[kind],
+                "class": classes[label],
                 "score": round(score, 4),
                 "box": [round(share * side, 1) for share, side in zip(box, sides, strict=True)],
             }
-            for box, score, kind in zip(
-                own.boxes.tolist(), own.scores.tolist(), own.classes.tolist(), strict=True
-            )
+            for box, score, label in rows
         ]
         return {"path": self.path, "route": self.route, "madds": self.madds, "boxes": boxes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
-    """An image that cannot be read or that the detector fails on, and why."""
+class FailedImage:
+    """An image that could not be read, or whose predictions are not finite, and the reason."""
 
     path: str
     error: str
 
 
-@torch.no_grad()
-def find_boxes(
+class _Image(NamedTuple):
+    path: str
+    pixels: Tensor  # [3, size, size]
+    width: int
+    height: int
+
+
+def detect_files(
     saved: SavedDetector,
     paths: Sequence[str | Path],
     *,
     route: int | None = None,
     score: float = 0.3,
     batch: int = 16,
-) -> Iterator[Found | Missed]:
-    """In the order of the paths; without a route every image at the one that the gate takes."""
+    backend: str = "eager",
+) -> Iterator[ImageDetections | FailedImage]:
+    """Detect objects in image files.
+
+    Args:
+        saved: What `load_detector` returns.
+        paths: Image files.
+        route: The route of all images; by default each image takes its gate's choice.
+        score: Boxes with at most this probability are dropped.
+        batch: Images at a time.
+        backend: The runtime backend, see `dsnet.runtime.compile`.
+
+    Yields:
+        A result for each image, in the order of ``paths``.
+
+    Raises:
+        DsnetError: The score is not in [0, 1), or the detector has no such route.
+    """
     if not 0 <= score < 1:
         raise DsnetError(f"score must be at least 0 and below 1, not {score}")
-    only = None if route is None else saved.detector.network.space.resolve(route)
+    size = saved.preprocessing.size
+    plan = runtime.compile(
+        saved.detector, backend=backend, image_size=size, routes=None if route is None else [route]
+    )
     with ThreadPoolExecutor(THREADS) as pool:
-        for at in chunks(torch.arange(len(paths)), batch):
-            names = [str(paths[i]) for i in at.tolist()]
-            read = list(pool.map(lambda name: _read(name, saved.prepared.size), names))
-            good = {name: image for name, image in zip(names, read, strict=True) if isinstance(image, _Image)}
-            found = dict(zip(good, _find(saved, list(good.values()), only, score), strict=True))
-            for name, image in zip(names, read, strict=True):
-                answer = found[name] if isinstance(image, _Image) else image
-                if isinstance(image, _Image) and not isinstance(answer, str):
-                    yield Found(
-                        path=name,
-                        width=image.width,
-                        height=image.height,
-                        detections=answer.detections,
-                        route=answer.route,
-                        madds=answer.madds,
-                    )
-                else:
-                    yield Missed(path=name, error=str(answer))
+        for index in chunks(torch.arange(len(paths)), batch):
+            names = [str(paths[i]) for i in index.tolist()]
+            opened = list(pool.map(lambda name: _open(name, size), names))
+            images = [image for image in opened if isinstance(image, _Image)]
+            results = _detect(saved, plan, images, route, score) if images else iter(())
+            yield from (next(results) if isinstance(image, _Image) else image for image in opened)
 
 
-class _Image(NamedTuple):
-    pixels: Tensor
-    width: int
-    height: int
-
-
-class _Answer(NamedTuple):
-    detections: Detections
-    route: int
-    madds: int
-
-
-def _read(name: str, side: int) -> _Image | str:
+def _open(path: str, side: int) -> _Image | FailedImage:
     try:
-        pixels, (width, height) = stretched(name, side)
+        pixels, (width, height) = open_square(path, side)
     except DecodeError as error:
-        return str(error)
-    return _Image(pixels, width, height)
+        return FailedImage(path=path, error=str(error))
+    return _Image(path, pixels, width, height)
 
 
-def _find(
-    saved: SavedDetector, images: Sequence[_Image], only: Route | None, score: float
-) -> list[_Answer | str]:
-    """What every image shows, or why that is not known."""
-    if not images:
-        return []
-    detector, prepared = saved.detector, saved.prepared
-    device = detector.norm.weight.device
-    pixels = torch.stack([image.pixels for image in images]).to(device)
-    answers, taken = answered(detector, inputs_of(pixels, prepared), only)
-    # Boxes of numbers that are not finite would be NaN, or missing without a word.
-    finite = torch.stack([torch.isfinite(part).all((1, 2)) for part in answers]).all(0).tolist()
-    boxes = detections_of(answers.offsets, answers.logits, detector.priors(prepared.size), score=score)
-    madds = {number: detector.cost(number, prepared.size).madds() for number in set(taken)}
-    return [
-        _Answer(own, number, madds[number])
-        if good
-        else f"the detector's answers at route {number} are not finite: its weights, or the mean and "
-        "deviation that images are normalised by, are damaged"
-        for own, number, good in zip(boxes, taken, finite, strict=True)
-    ]
+@torch.inference_mode()
+def _predict(plan: DetectorPlan, x: Tensor, route: int | None) -> tuple[Tensor, list[int]]:
+    """Return the predictions [B, values] of a plan, and the routes of the images."""
+    if route is not None:
+        return plan.plan(x, route), [route] * len(x)
+    result = plan.plan.run(x)
+    return result.logits, result.routes.tolist()
+
+
+def _detect(
+    saved: SavedDetector, plan: DetectorPlan, images: Sequence[_Image], route: int | None, score: float
+) -> Iterator[ImageDetections | FailedImage]:
+    pixels = torch.stack([image.pixels for image in images]).to(plan.network.device)
+    row, routes = _predict(plan, saved.preprocessing(pixels), route)
+    finite = torch.isfinite(row).all(1).tolist()  # boxes of other values would be NaN, or silently missing
+    detections = plan.boxes(row, score=score)
+    madds = {number: saved.detector.cost(number, saved.preprocessing.size).madds() for number in set(routes)}
+    for image, found, number, valid in zip(images, detections, routes, finite, strict=True):
+        if not valid:
+            reason = (
+                f"the detector's predictions at route {number} are not finite: its weights, or the mean and "
+                "deviation that images are normalised by, are damaged"
+            )
+            yield FailedImage(path=image.path, error=reason)
+            continue
+        yield ImageDetections(
+            path=image.path,
+            width=image.width,
+            height=image.height,
+            detections=found,
+            route=number,
+            madds=madds[number],
+        )

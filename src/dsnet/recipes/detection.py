@@ -5,28 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dsnet.detection.data.voc import VOC_CLASSES
-from dsnet.detection.train.config import BoxData, BoxOptim, BoxRun, DetectConfig, DetectorGate
+from dsnet.detection.train.config import (
+    DetectionConfig,
+    DetectionDataConfig,
+    DetectionOptimConfig,
+    DetectionRunConfig,
+    DetectorGateConfig,
+)
 from dsnet.recipes.registry import Recipe, register_recipe
 
-GPU = BoxRun(precision="bfloat16", channels_last=True)
-VOC = DetectConfig(
+GPU = DetectionRunConfig(precision="bfloat16", channels_last=True)
+VOC = DetectionConfig(
     model="ds_mbnet",
     start="runs/imagenet_ds_mbnet",
-    data=BoxData(
+    data=DetectionDataConfig(
         root="VOCdevkit",
         train="VOC2007/trainval,VOC2012/trainval",
         test="VOC2007/test",
         classes=VOC_CLASSES,
     ),
-    optim=BoxOptim(lr=0.004, epochs=300, milestones=(200, 250), batch=128),
-    gate=DetectorGate(batch=128),
+    optim=DetectionOptimConfig(lr=0.004, epochs=300, milestones=(200, 250), batch=128),
+    gate=DetectorGateConfig(batch=128),
     run=GPU,
 )
-BCCD = DetectConfig(
+BCCD = DetectionConfig(
     model="ds_mbnet",
-    data=BoxData(root="BCCD"),
-    optim=BoxOptim(lr=0.02, epochs=150, warmup=3, batch=32),
-    gate=DetectorGate(space="S"),
+    data=DetectionDataConfig(root="BCCD"),
+    optim=DetectionOptimConfig(lr=0.02, epochs=150, warmup=3, batch=32),
+    gate=DetectorGateConfig(space="S"),
     run=GPU,
 )
 
@@ -34,7 +40,7 @@ UNKNOWN = "the paper does not say"
 
 
 @register_recipe
-def voc_ds_mbnet() -> Recipe[DetectConfig]:
+def voc_ds_mbnet() -> Recipe[DetectionConfig]:
     """The paper's FSSD on DS-MBNet, Pascal VOC 2007 + 2012, from an ImageNet run."""
     return Recipe(
         config=VOC, duration=UNKNOWN, expect="mAP 70.7 / 72.8 / 73.7 with gates for S / M / L (the paper)"
@@ -42,7 +48,7 @@ def voc_ds_mbnet() -> Recipe[DetectConfig]:
 
 
 @register_recipe
-def voc_ds_mbnet_plus() -> Recipe[DetectConfig]:
+def voc_ds_mbnet_plus() -> Recipe[DetectionConfig]:
     """The same on DS-MBNet++."""
     return Recipe(
         config=replace(VOC, model="ds_mbnet_plus", start="runs/imagenet_ds_mbnet_plus"),
@@ -52,7 +58,7 @@ def voc_ds_mbnet_plus() -> Recipe[DetectConfig]:
 
 
 @register_recipe
-def bccd_ds_mbnet() -> Recipe[DetectConfig]:
+def bccd_ds_mbnet() -> Recipe[DetectionConfig]:
     """Blood cells (BCCD, 364 images), DS-MBNet from random weights."""
     return Recipe(
         config=BCCD,
@@ -62,17 +68,17 @@ def bccd_ds_mbnet() -> Recipe[DetectConfig]:
 
 
 @register_recipe
-def bccd_mbnet() -> Recipe[DetectConfig]:
+def bccd_mbnet() -> Recipe[DetectionConfig]:
     """Blood cells, MobileNetV1, which has one route, to compare with."""
     return Recipe(
-        config=replace(BCCD, model="mbnet", gate=DetectorGate()),
+        config=replace(BCCD, model="mbnet", gate=DetectorGateConfig()),
         duration="70 to 95 s on an H200 that trains three to five more at the same time",
         expect="mAP (VOC 2007) 83.8 ± 0.7 % (3 seeds, 72 test images)",
     )
 
 
 @register_recipe
-def bccd_ds_mbnet_plus() -> Recipe[DetectConfig]:
+def bccd_ds_mbnet_plus() -> Recipe[DetectionConfig]:
     """Blood cells, DS-MBNet++ from random weights."""
     return Recipe(
         config=replace(BCCD, model="ds_mbnet_plus"),

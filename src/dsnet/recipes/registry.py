@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
-from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.config import DetectionConfig
 from dsnet.errors import DsnetError, shorten
 from dsnet.training.config import TrainConfig
 
 __all__ = ["Recipe", "find_recipe", "get_recipe", "list_recipes", "register_recipe", "train_command"]
 
-Config = TypeVar("Config", TrainConfig, DetectConfig)
+Config = TypeVar("Config", TrainConfig, DetectionConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Generic[Config]):
     """The settings of an experiment, how long it takes and what to expect.
 
-    ``config`` is a `TrainConfig` for a classifier and a `DetectConfig` for a detector.
+    ``config`` is a `TrainConfig` for a classifier and a `DetectionConfig` for a detector.
     """
 
     config: Config
@@ -31,7 +31,7 @@ class Recipe(Generic[Config]):
 RecipeFunction = Callable[[], Recipe[Config]]
 
 _RECIPES: dict[str, RecipeFunction[Any]] = {}
-_COMMANDS = {TrainConfig: "dsnet train", DetectConfig: "dsnet detect train"}
+_COMMANDS = {TrainConfig: "dsnet train", DetectionConfig: "dsnet detect train"}
 
 
 def register_recipe(function: RecipeFunction[Config]) -> RecipeFunction[Config]:
@@ -90,14 +90,14 @@ def get_recipe(name: str, config_type: type[Any] = TrainConfig) -> Recipe[Any]:
 
     Args:
         name: One of `list_recipes`.
-        config_type: `TrainConfig` for a classifier, `DetectConfig` for a detector.
+        config_type: `TrainConfig` for a classifier, `DetectionConfig` for a detector.
 
     Raises:
         DsnetError: There is no such recipe, or it has another type of configuration.
     """
     recipe = find_recipe(name)
     if not isinstance(recipe.config, config_type):
-        kind = "a detector" if isinstance(recipe.config, DetectConfig) else "a classifier"
+        kind = "a detector" if isinstance(recipe.config, DetectionConfig) else "a classifier"
         raise DsnetError(f"{name} is a recipe for {kind}: {train_command(recipe)} {name}")
     return recipe
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from dsnet.core.settings import check_kind, override, parse_assignments
-from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.train.config import DetectionConfig
 from dsnet.errors import DsnetError
 from dsnet.recipes.registry import get_recipe, list_recipes
 from dsnet.training.config import TrainConfig
@@ -15,7 +15,7 @@ from dsnet.training.run_dir import read_plain, settings_of
 
 __all__ = ["resolve_recipe"]
 
-Config = TypeVar("Config", TrainConfig, DetectConfig)
+Config = TypeVar("Config", TrainConfig, DetectionConfig)
 
 
 @overload
@@ -36,7 +36,7 @@ def resolve_recipe(
         name: Name of a recipe, or the path of a run's ``recipe.json``.
         settings: Changes as ``key=value``.
         data: Data set or folder to use instead of the recipe's.
-        config_type: `TrainConfig` for a classifier, `DetectConfig` for a detector.
+        config_type: `TrainConfig` for a classifier, `DetectionConfig` for a detector.
 
     Raises:
         DsnetError: There is no such recipe or setting, or the recipe is of the other type.
@@ -45,11 +45,11 @@ def resolve_recipe(
         >>> resolve_recipe("digits_mbnet", ["optim.epochs=2"]).optim.epochs
         2
     """
-    detector = config_type is DetectConfig
+    detector = config_type is DetectionConfig
     path = Path(name)
     if name.endswith(".json"):
         plain = read_plain(path)
-        other, kind = (TrainConfig, "classifier") if detector else (DetectConfig, "detector")
+        other, kind = (TrainConfig, "classifier") if detector else (DetectionConfig, "detector")
         command = "dsnet train" if detector else "dsnet detect train"
         check_kind(plain, config_type, other, f"{name} is a recipe for a {kind}: {command} {name}")
         config = settings_of(config_type, plain, name)

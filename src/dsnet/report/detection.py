@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsnet.data.decode import DecodeError
-from dsnet.detection.data.summary import Counted, plural
-from dsnet.detection.data.voc import Problem
+from dsnet.detection.data.summary import SplitCounts, plural
+from dsnet.detection.data.voc import FileProblem
 from dsnet.detection.eval.evaluate import DetectionResult
-from dsnet.detection.visualize import drawn
-from dsnet.inference.detect import Found
+from dsnet.detection.visualize import draw_detections
+from dsnet.inference.detect import ImageDetections
 from dsnet.report.page import bar_chart, command, escape, html_table, notes, page
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import bar, human, table
@@ -33,11 +33,11 @@ def detection_page(
     folder: Path,
     classes: Sequence[str],
     results: Sequence[DetectionResult],
-    examples: Sequence[Found],
+    examples: Sequence[ImageDetections],
     *,
-    train: Counted | None = None,
-    test: Counted | None = None,
-    problems: Sequence[Problem] = (),
+    train: SplitCounts | None = None,
+    test: SplitCounts | None = None,
+    problems: Sequence[FileProblem] = (),
 ) -> str:
     """The page of a run that has come to its end; with its images' counts it says what to think of them."""
     routes = [result for result in results if result.route is not None]
@@ -54,7 +54,7 @@ def detection_page(
         text += f", the smallest {100 * routes[0].mean['voc2007']:.1f} with {share:.0%} of them"
     text += "."
     if gate is not None:
-        taken = ", ".join(f"{count} at route {route}" for route, count in gate.taken.items())
+        taken = ", ".join(f"{count} at route {route}" for route, count in gate.route_counts.items())
         reached = f"<strong>{100 * gate.mean['voc2007']:.1f}</strong>"
         text += (
             f" Each image at the route that its gate takes: {reached} with "
@@ -86,7 +86,7 @@ def detection_page(
     return page(title, *body)
 
 
-def _notes(train: Counted, test: Counted, problems: Sequence[Problem]) -> list[str]:
+def _notes(train: SplitCounts, test: SplitCounts, problems: Sequence[FileProblem]) -> list[str]:
     """What looks wrong, in words."""
     notes = []
     for name, part in (("training", train), ("test", test)):
@@ -117,7 +117,7 @@ def _notes(train: Counted, test: Counted, problems: Sequence[Problem]) -> list[s
     return notes
 
 
-def _problems(problems: Sequence[Problem]) -> str:
+def _problems(problems: Sequence[FileProblem]) -> str:
     shown = "".join(f"<li>{escape(str(file))}: {escape(what)}</li>" for file, what in problems[:LISTED])
     more = len(problems) - LISTED
     rest = f"<p>And {more:,} more, in problems.txt beside this page.</p>" if more > 0 else ""
@@ -145,9 +145,9 @@ def _table(results: Sequence[DetectionResult]) -> str:
     )
 
 
-def _example(found: Found, classes: Sequence[str]) -> str:
+def _example(found: ImageDetections, classes: Sequence[str]) -> str:
     try:
-        image = drawn(found.path, found.detections, classes)
+        image = draw_detections(found.path, found.detections, classes)
     except DecodeError:  # the file has changed since it was read; the page does without it
         return ""
     image.thumbnail((WIDE, WIDE))
@@ -181,6 +181,6 @@ def detection_table(results: Sequence[DetectionResult]) -> str:
     text = table(header, rows, left=("cost",))
     gate = results[-1]
     if gate.route is None:
-        taken = ", ".join(f"{count} at {route}" for route, count in gate.taken.items())
+        taken = ", ".join(f"{count} at {route}" for route, count in gate.route_counts.items())
         text += f"\n\nThe gate ran {taken}."
     return text

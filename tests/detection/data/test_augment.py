@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.detection.data.augment import changed, cut, draw_changes, draw_windows, whole
+from dsnet.detection.data.augment import augment, crop_windows, draw_augmentation, draw_windows, resize
 from dsnet.detection.data.dataset import Boxes
 
 MEAN = (0.5, 0.25, 0.75)
@@ -31,7 +31,7 @@ def test_boxes_are_where_the_pixels_are(window: tuple[int, int, int, int], flip:
     image, boxes = painted((20, 24, 44, 40))
     left, top, width, height = window
     corners = torch.tensor([[left, top, left + width, top + height]]) / 64
-    found, kept = cut(image, boxes, corners, torch.tensor([flip]), 64, MEAN)
+    found, kept = crop_windows(image, boxes, corners, torch.tensor([flip]), 64, MEAN)
     if int(kept.classes[0, 0]) < 0:
         assert not (left < 32 < left + width and top < 32 < top + height)
         return
@@ -51,7 +51,7 @@ def test_boxes_are_where_the_pixels_are(window: tuple[int, int, int, int], flip:
 
 def test_around_an_image_there_is_the_mean() -> None:
     image, boxes = painted((20, 24, 44, 40))
-    found, _ = cut(image, boxes, torch.tensor([[-1.0, -1, 1, 1]]), torch.tensor([False]), 64, MEAN)
+    found, _ = crop_windows(image, boxes, torch.tensor([[-1.0, -1, 1, 1]]), torch.tensor([False]), 64, MEAN)
     assert found[0, :, 0, 0].tolist() == pytest.approx([255 * value for value in MEAN])
     assert found[0, :, 40, 40].tolist() == pytest.approx([0, 0, 0], abs=1e-3)  # black inside
 
@@ -60,7 +60,7 @@ def test_a_whole_image_stays_what_it_is() -> None:
     image = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     boxes = Boxes(torch.rand(2, 3, 4).sort(2).values, torch.tensor([[0, 1, -1], [2, -1, -1]]))
     boxes = Boxes(boxes.corners[..., [0, 1, 2, 3]], boxes.classes)
-    found, kept = whole(image, boxes, 32, MEAN)
+    found, kept = resize(image, boxes, 32, MEAN)
     torch.testing.assert_close(found, image.float(), atol=1e-2, rtol=0)
     assert torch.equal(kept.classes, boxes.classes)
     there = boxes.classes >= 0
@@ -89,7 +89,7 @@ def test_the_same_draws_give_the_same_images() -> None:
     images = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8)
     boxes = Boxes(torch.tensor([[[0.2, 0.2, 0.7, 0.8]]]).expand(4, 1, 4), torch.zeros(4, 1, dtype=torch.long))
     first, second, other = (
-        changed(images, boxes, draw_changes(boxes, torch.Generator().manual_seed(seed)), 32, MEAN)
+        augment(images, boxes, draw_augmentation(boxes, torch.Generator().manual_seed(seed)), 32, MEAN)
         for seed in (1, 1, 2)
     )
     assert first[0].shape == (4, 3, 32, 32)

@@ -23,7 +23,7 @@ from dsnet.detection.deploy.partition import split_detector
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.postprocess import best_boxes, detections_of
+from dsnet.detection.postprocess import best_boxes, decode_detections
 from dsnet.errors import DsnetError
 from dsnet.runtime import api as making
 from dsnet.runtime.autotune import Choice
@@ -75,11 +75,11 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
     assert graphed.end is not None
     expected, found = detector(x), plan.run(x)
     assert torch.equal(found.routes, detector.route(x))
-    for got, want in zip(found.answers, expected, strict=True):
+    for got, want in zip(found.output, expected, strict=True):
         assert_close(got, want, 1e-10)
     ways = [network.space[i % len(network.space)] for i in range(7)]  # whatever the gate would take
     given = torch.tensor([route.choices for route in ways])
-    mixed = plan._answers(graphed.run_assigned(x, given).logits)
+    mixed = plan.split(graphed.run_assigned(x, given).logits)
     for i, route in enumerate(ways):
         alone = detector(x[i : i + 1], route)
         assert_close(mixed.offsets[i : i + 1], alone.offsets, 1e-10)
@@ -88,7 +88,7 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
         assert_close(plan(x, route).logits, detector(x, route).logits, 1e-10)
         state = plan.network.run_prefix(x)  # as a session asks, part by part
         row = plan.network.run_last_segment(state, route.choices)
-        assert_close(plan._answers(row).logits, detector(x, route).logits, 1e-10)
+        assert_close(plan.split(row).logits, detector(x, route).logits, 1e-10)
 
 
 def test_some_routes_of_a_detector() -> None:
@@ -98,7 +98,7 @@ def test_some_routes_of_a_detector() -> None:
     plan = recorded(detector, 32, [0, 3])
     graphed = plan.network.executor
     assert isinstance(graphed, Graphed)
-    found = plan._answers(graphed.run_assigned(x, torch.tensor([[3], [0], [3]])).logits)
+    found = plan.split(graphed.run_assigned(x, torch.tensor([[3], [0], [3]])).logits)
     for i, number in enumerate((3, 0, 3)):
         assert_close(found.logits[i : i + 1], detector(x[i : i + 1], number).logits, 1e-10)
 
@@ -119,7 +119,7 @@ def test_parts_that_end_with_the_fused_map(name: str, choices: tuple[int, ...]) 
 
 
 def rows_of(plan: DetectorPlan, images: int, seed: int = 0) -> Tensor:
-    """Answers like those of the plan, of which some are sure."""
+    """DetectorOutput like those of the plan, of which some are sure."""
     answers = plan.network.classes
     draw = torch.Generator().manual_seed(seed)
     row = torch.randn(images, answers, generator=draw) * 2
@@ -127,7 +127,7 @@ def rows_of(plan: DetectorPlan, images: int, seed: int = 0) -> Tensor:
 
 
 def plainly(plan: DetectorPlan, row: Tensor, **setting: float) -> list[Detections]:
-    return detections_of(*plan._answers(row), plan.priors, **setting)  # type: ignore[arg-type]
+    return decode_detections(*plan.split(row), plan.priors, **setting)  # type: ignore[arg-type]
 
 
 def check_same(found: list[Detections], expected: list[Detections]) -> None:
@@ -137,18 +137,18 @@ def check_same(found: list[Detections], expected: list[Detections]) -> None:
             assert getattr(own, name).dtype == getattr(right, name).dtype
 
 
-def as_kernels(offsets: Tensor, logits: Tensor, priors: Tensor, *, most: int, **setting: float) -> Tensor:
-    """As many rows whatever is found."""
-    found = best_boxes(offsets, logits, priors, most=most, **setting)
-    return torch.cat([found, found.new_full((len(found), most - found.shape[1], 6), -1.0)], 1)
+def padded_boxes(*given: Tensor, max_detections: int, **setting: float) -> Tensor:
+    """Find boxes, padded to a fixed number of rows as the kernels pad them."""
+    found = best_boxes(*given, max_detections=max_detections, **setting)
+    return torch.cat([found, found.new_full((len(found), max_detections - found.shape[1], 6), -1.0)], 1)
 
 
 @pytest.fixture
-def unaided() -> Iterator[None]:
+def has_static_shape() -> Iterator[None]:
     """As on a GPU."""
     with (
-        mock.patch.object(detecting, "unaided", lambda device, priors, classes, most: most > 0),
-        mock.patch.object(detecting, "best_boxes", as_kernels),
+        mock.patch.object(detecting, "has_static_shape", lambda device, priors, classes, most: most > 0),
+        mock.patch.object(detecting, "best_boxes", padded_boxes),
     ):
         yield
 
@@ -177,43 +177,45 @@ def in_threads(plan: DetectorPlan, times: int, **setting: Any) -> None:  # noqa:
 def test_boxes_without_kernels() -> None:
     detector = detector_of(NAMES[0])
     plan, x = recorded(detector, 16), images(detector.network, 3, size=16)
-    check_same(plan.detect(x, score=0.1, most=7), plainly(plan, plan.plan(x), score=0.1, most=7))
-    assert plan.recorded is not None
-    assert not plan.recorded.programs
+    check_same(
+        plan.detect(x, score=0.1, max_detections=7), plainly(plan, plan.plan(x), score=0.1, max_detections=7)
+    )
+    assert plan.decoder is not None
+    assert not plan.decoder.graphs
     eager = runtime.compile(detector, backend="eager", image_size=16)
-    assert eager.recorded is None
+    assert eager.decoder is None
     check_same(eager.detect(x, 1), plainly(eager, eager.plan(x, 1), score=0.3))
     assert eager.boxes(eager.plan(x)[:0]) == plan.boxes(plan.plan(x)[:0]) == []
-    with pytest.raises(DsnetError, match="this plan answers with"):
+    with pytest.raises(DsnetError, match="as this plan returns, got"):
         plan.boxes(plan.plan(x)[:, :1])
     with pytest.raises(DsnetError, match="at least 0, not -1"):
-        plan.detect(x, most=-1)
+        plan.detect(x, max_detections=-1)
 
 
-@pytest.mark.usefixtures("unaided")
+@pytest.mark.usefixtures("has_static_shape")
 def test_boxes_by_programs() -> None:
     plan = recorded(detector_of(NAMES[0]), 16)
-    assert plan.recorded is not None
+    assert plan.decoder is not None
     for count in (1, 2, 3, 4, 6):  # there is room for 4
         for score, most in ((0.3, 200), (0.3, 3), (0.6, 200)):
             row = rows_of(plan, count, count)
-            found = plan.boxes(row, score=score, most=most)
-            check_same(found, plainly(plan, row, score=score, most=most))
+            found = plan.boxes(row, score=score, max_detections=most)
+            check_same(found, plainly(plan, row, score=score, max_detections=most))
             assert all(0 < len(own.scores) <= most for own in found)
-    assert len(plan.recorded.programs) == 3 * 3  # for 1, 2 and 4 images
+    assert len(plan.decoder.graphs) == 3 * 3  # for 1, 2 and 4 images
     row = rows_of(plan, 2).float()
     check_same(plan.boxes(row, overlap=0.1), plainly(plan, row, score=0.3, overlap=0.1))
     for most in (200, 0):
-        nothing = plan.boxes(row, score=1.0, most=most)
+        nothing = plan.boxes(row, score=1.0, max_detections=most)
         assert [(own.boxes.shape, own.scores.shape) for own in nothing] == [((0, 4), (0,))] * 2
     assert plan.boxes(row[:0]) == []
 
 
-@pytest.mark.usefixtures("unaided")
+@pytest.mark.usefixtures("has_static_shape")
 def test_boxes_of_images_by_programs() -> None:
     detector = detector_of(NAMES[0])
     plan, x = recorded(detector, 16), images(detector.network, 3, size=16)
-    setting: dict[str, Any] = {"score": 0.1, "most": 7}
+    setting: dict[str, Any] = {"score": 0.1, "max_detections": 7}
     check_same(plan.detect(x, **setting), plainly(plan, plan.plan(x), **setting))
     with torch.inference_mode():
         check_same(plan.detect(x, 1, **setting), plainly(plan, plan.plan(x, 1), **setting))
@@ -225,14 +227,14 @@ def test_boxes_of_images_by_programs() -> None:
 )
 def test_boxes_by_kernels() -> None:
     plan = recorded(detector_of(NAMES[0]), 16)
-    assert plan.recorded is not None
+    assert plan.decoder is not None
     row = rows_of(plan, 1)
-    with mock.patch.object(found_boxes, "_kernels", return_value=True):
+    with mock.patch.object(found_boxes, "_has_kernels", return_value=True):
         check_same(plan.boxes(row, score=0.5), plainly(plan, row, score=0.5))
-    assert len(plan.recorded.programs) == 1
+    assert len(plan.decoder.graphs) == 1
 
 
-@pytest.mark.usefixtures("unaided")
+@pytest.mark.usefixtures("has_static_shape")
 def test_boxes_stay_when_others_are_found() -> None:
     plan = recorded(detector_of(NAMES[0]), 16)
     given = [rows_of(plan, 2, seed) for seed in (1, 2)]
@@ -242,20 +244,20 @@ def test_boxes_stay_when_others_are_found() -> None:
     assert first[0].scores.tolist() != second[0].scores.tolist()
 
 
-@pytest.mark.usefixtures("unaided")
+@pytest.mark.usefixtures("has_static_shape")
 def test_boxes_for_threads() -> None:
     in_threads(recorded(detector_of(NAMES[0]), 16), 2, score=0.3)
 
 
-@pytest.mark.usefixtures("unaided")
+@pytest.mark.usefixtures("has_static_shape")
 def test_few_programs_for_boxes_are_kept() -> None:
     plan = recorded(detector_of(NAMES[0]), 16)
-    assert plan.recorded is not None
+    assert plan.decoder is not None
     row = rows_of(plan, 1)
-    with mock.patch.object(detecting, "PROGRAMS", 2):
+    with mock.patch.object(detecting, "MAX_GRAPHS", 2):
         for score in (0.3, 0.4, 0.5, 0.3):
             check_same(plan.boxes(row, score=score), plainly(plan, row, score=score))
-    assert [key[2] for key in plan.recorded.programs] == [0.5, 0.3]
+    assert [key[2] for key in plan.decoder.graphs] == [0.5, 0.3]
 
 
 @pytest.mark.gpu
@@ -271,14 +273,14 @@ def test_on_a_gpu(name: str, backend: str) -> None:
     ways = [network.space[i % len(network.space)] for i in range(7)]
     given = torch.tensor([route.choices for route in ways], device="cuda")
     for _ in range(2):
-        found = plan._answers(graphed.run_assigned(x, given).logits)
+        found = plan.split(graphed.run_assigned(x, given).logits)
         for i, route in enumerate(ways):
             alone = detector(x[i : i + 1], route)
             assert_close(found.offsets[i : i + 1], alone.offsets, 1e-3)
             assert_close(found.logits[i : i + 1], alone.logits, 1e-3)
-    together = plan.detect(x, score=0.0, most=5)
+    together = plan.detect(x, score=0.0, max_detections=5)
     for i in (0, 5):
-        (alone_found,) = plan.detect(x[i : i + 1], score=0.0, most=5)
+        (alone_found,) = plan.detect(x[i : i + 1], score=0.0, max_detections=5)
         assert alone_found.boxes == pytest.approx(together[i].boxes, abs=1e-3)
 
 
@@ -289,13 +291,13 @@ def test_boxes_on_a_gpu(backend: str) -> None:
         pytest.skip("needs a CUDA device")
     detector = copy.deepcopy(detector_of(NAMES[0])).cuda().float()
     plan = runtime.compile(detector, backend=backend, image_size=32, batch_buckets=(1, 4))
-    assert plan.recorded is not None
+    assert plan.decoder is not None
     for count in (1, 3, 4, 7, 2):
         for row in (rows_of(plan, count, count), plan.plan(images(detector.network, count, size=32).cuda())):
             for score, most in ((0.1, 200), (0.3, 3), (1.0, 200)):
-                setting: dict[str, Any] = {"score": score, "most": most}
+                setting: dict[str, Any] = {"score": score, "max_detections": most}
                 check_same(plan.boxes(row, **setting), plainly(plan, row, **setting))
-    assert {key[0] for key in plan.recorded.programs} == {1, 2, 4}
+    assert {key[0] for key in plan.decoder.graphs} == {1, 2, 4}
     given = [rows_of(plan, 4, seed) for seed in (1, 2)]
     for row, own in zip(given, [plan.boxes(row) for row in given], strict=True):
         check_same(own, plainly(plan, row, score=0.3))

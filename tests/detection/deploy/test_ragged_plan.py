@@ -65,7 +65,7 @@ def test_a_plan_answers_as_the_detector_does(name: str) -> None:
     x, programs = pictures(3), plan(name).network.num_programs
     expected, found = detector(name).run(x), plan(name).run(x)
     assert torch.equal(found.routes, expected.routes)
-    for got, want in zip(found.answers, expected.answers, strict=True):
+    for got, want in zip(found.output, expected.output, strict=True):
         assert_close(got, want, EXACT)
     assert plan(name).network.num_programs == programs == 2 * 2
 
@@ -73,7 +73,7 @@ def test_a_plan_answers_as_the_detector_does(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_image_at_its_route(name: str) -> None:
     x, routes = pictures(4), (3, 0, 2, 1)
-    found = plan(name)._answers(recorded(plan(name)).run_assigned(x, torch.tensor(routes)[:, None]).logits)
+    found = plan(name).split(recorded(plan(name)).run_assigned(x, torch.tensor(routes)[:, None]).logits)
     for i, route in enumerate(routes):
         alone = detector(name)(x[i : i + 1], route)
         assert_close(found.offsets[i : i + 1], alone.offsets, EXACT)
@@ -85,7 +85,7 @@ def test_one_route_in_one_go_or_part_by_part(name: str) -> None:
     x, expected = pictures(1), detector(name)(pictures(1), 0)
     assert_close(plan(name)(x, 0).logits, expected.logits, EXACT)
     row = plan(name).network.run_last_segment(plan(name).network.run_prefix(x), (0,))
-    assert_close(plan(name)._answers(row).logits, expected.logits, EXACT)
+    assert_close(plan(name).split(row).logits, expected.logits, EXACT)
 
 
 def test_an_image_is_fused_alike_in_any_batch_bit_for_bit() -> None:
@@ -98,7 +98,7 @@ def test_an_image_is_fused_alike_in_any_batch_bit_for_bit() -> None:
 
 def test_some_routes() -> None:
     some, x = compiled(detector(NAMES[0]), [0, 3]), pictures(2)
-    found = some._answers(recorded(some).run_assigned(x, torch.tensor([[3], [0]])).logits)
+    found = some.split(recorded(some).run_assigned(x, torch.tensor([[3], [0]])).logits)
     for i, route in enumerate((3, 0)):
         assert_close(found.logits[i : i + 1], detector(NAMES[0])(x[i : i + 1], route).logits, EXACT)
     assert "does not hold route 1" in error_of(lambda: some(x, 1))

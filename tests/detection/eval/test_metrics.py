@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dsnet.detection import Detections, Truth, mean_precision
+from dsnet.detection import Detections, GroundTruth, mean_average_precision
 from tests.support import error_of
 
-Pairs = tuple[list[Detections], list[Truth]]
+Pairs = tuple[list[Detections], list[GroundTruth]]
 
 
 def drawn(seed: int, *, difficult: bool) -> Pairs:
@@ -31,9 +31,9 @@ def drawn(seed: int, *, difficult: bool) -> Pairs:
         both = np.concatenate([np.minimum(both[:, :2], both[:, 2:] - 1), both[:, 2:]], 1)
         found.append(Detections(both, draw.random(len(both)), draw.integers(0, 3, len(both))))
         hard = draw.random(count) < 0.3 if difficult else np.zeros(count, bool)
-        truths.append(Truth(boxes, draw.integers(0, 3, count), hard))
+        truths.append(GroundTruth(boxes, draw.integers(0, 3, count), hard))
     boxes = _boxes(draw, 3)  # every class is there
-    truths.append(Truth(boxes, np.arange(3), None))
+    truths.append(GroundTruth(boxes, np.arange(3), None))
     found.append(Detections(boxes[:1] + 1, np.array([0.5]), np.array([0])))
     return found, truths
 
@@ -43,7 +43,7 @@ def _boxes(draw: np.random.Generator, count: int) -> NDArray[np.float64]:
     return np.concatenate([start, start + 5 + draw.random((count, 2)) * 60], 1)
 
 
-def by_pycocotools(found: list[Detections], truths: list[Truth]) -> float:
+def by_pycocotools(found: list[Detections], truths: list[GroundTruth]) -> float:
     coco = pytest.importorskip("pycocotools.coco")
     evaluation = pytest.importorskip("pycocotools.cocoeval")
     boxes: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def by_pycocotools(found: list[Detections], truths: list[Truth]) -> float:
     return float(run.stats[0])
 
 
-def by_mean_average_precision(found: list[Detections], truths: list[Truth], recalls: Any) -> float:  # noqa: ANN401
+def by_mean_average_precision(found: list[Detections], truths: list[GroundTruth], recalls: Any) -> float:  # noqa: ANN401
     package = pytest.importorskip("mean_average_precision")
     last = np.array([0, 0, 1, 1])  # it counts pixels from the first to the last, both included
     metric = package.MetricBuilder.build_evaluation_metric("map_2d", async_mode=False, num_classes=3)
@@ -103,7 +103,7 @@ def by_mean_average_precision(found: list[Detections], truths: list[Truth], reca
 @settings(max_examples=60, deadline=None)
 def test_coco_as_pycocotools(seed: int, difficult: bool) -> None:
     found, truths = drawn(seed, difficult=difficult)
-    assert mean_precision(found, truths, "coco").mean == pytest.approx(
+    assert mean_average_precision(found, truths, "coco").mean == pytest.approx(
         by_pycocotools(found, truths), abs=1e-9
     )
 
@@ -114,34 +114,36 @@ def test_voc_as_mean_average_precision(seed: int) -> None:
     found, truths = drawn(seed, difficult=False)
     eleven = by_mean_average_precision(found, truths, np.arange(0.0, 1.1, 0.1))
     area = by_mean_average_precision(found, truths, None)
-    assert mean_precision(found, truths, "voc2007").mean == pytest.approx(eleven, abs=1e-6)
-    assert mean_precision(found, truths, "voc2010").mean == pytest.approx(area, abs=1e-6)
+    assert mean_average_precision(found, truths, "voc2007").mean == pytest.approx(eleven, abs=1e-6)
+    assert mean_average_precision(found, truths, "voc2010").mean == pytest.approx(area, abs=1e-6)
 
 
 def test_by_hand() -> None:
     """Two boxes; the first detection right, the second a repetition, the third right."""
     box = np.array([[0.0, 0, 10, 10], [50, 50, 60, 60]])
-    truth = Truth(box, np.zeros(2, int))
+    truth = GroundTruth(box, np.zeros(2, int))
     found = Detections(box[[0, 0, 1]] + [[0], [1], [0]], np.array([0.9, 0.8, 0.7]), np.zeros(3, int))
-    assert mean_precision([found], [truth], "voc2010").mean == pytest.approx(0.5 + 0.5 * 2 / 3)
-    assert mean_precision([found], [truth], "voc2007").mean == pytest.approx((6 + 5 * 2 / 3) / 11)
-    hard = Truth(box, np.zeros(2, int), np.array([True, False]))
-    assert mean_precision([found], [hard], "voc2010").mean == pytest.approx(1.0)  # only the third counts
+    assert mean_average_precision([found], [truth], "voc2010").mean == pytest.approx(0.5 + 0.5 * 2 / 3)
+    assert mean_average_precision([found], [truth], "voc2007").mean == pytest.approx((6 + 5 * 2 / 3) / 11)
+    hard = GroundTruth(box, np.zeros(2, int), np.array([True, False]))
+    assert mean_average_precision([found], [hard], "voc2010").mean == pytest.approx(
+        1.0
+    )  # only the third counts
     nothing = Detections(box[:0], np.zeros(0), np.zeros(0, int))
-    assert mean_precision([nothing], [truth], "coco").mean == 0
+    assert mean_average_precision([nothing], [truth], "coco").mean == 0
 
 
 def test_a_detection_belongs_to_the_box_it_shares_most_with() -> None:
     """By VOC's rule, even if that is taken; by COCO's it takes another that shares enough."""
-    truth = Truth(np.array([[0.0, 0, 10, 10], [0, 0, 10, 7]]), np.zeros(2, int))
+    truth = GroundTruth(np.array([[0.0, 0, 10, 10], [0, 0, 10, 7]]), np.zeros(2, int))
     found = Detections(np.array([[0.0, 0, 10, 10], [0, 0, 10, 9.5]]), np.array([0.9, 0.8]), np.zeros(2, int))
-    assert mean_precision([found], [truth], "voc2010").mean == pytest.approx(0.5)
-    assert mean_precision([found], [truth], "coco").mean > 0.5
+    assert mean_average_precision([found], [truth], "voc2010").mean == pytest.approx(0.5)
+    assert mean_average_precision([found], [truth], "coco").mean > 0.5
 
 
 def test_what_cannot_be_judged() -> None:
-    truth = Truth(np.zeros((0, 4)), np.zeros(0, int))
+    truth = GroundTruth(np.zeros((0, 4)), np.zeros(0, int))
     found = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
-    assert "no image has a box" in error_of(lambda: mean_precision([found], [truth]))
-    assert "1 images and boxes of 2" in error_of(lambda: mean_precision([found], [truth] * 2))
-    assert "voc2007, voc2010, coco" in error_of(lambda: mean_precision([found], [truth], "voc"))  # type: ignore[arg-type]
+    assert "no image has a box" in error_of(lambda: mean_average_precision([found], [truth]))
+    assert "1 images and boxes of 2" in error_of(lambda: mean_average_precision([found], [truth] * 2))
+    assert "voc2007, voc2010, coco" in error_of(lambda: mean_average_precision([found], [truth], "voc"))  # type: ignore[arg-type]

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 import dsnet
 from dsnet.detection.model.fssd import Detector, FssdTable
-from dsnet.detection.model.priors import priors_at
-from dsnet.detection.train.loss import multibox_loss, targets_of
+from dsnet.detection.model.priors import priors_per_position
+from dsnet.detection.train.loss import multibox_loss
 from tests.support import assert_close, error_of, images
+from tests.support.boxes import reference_targets
 from tests.support.detectors import NAMES, TABLE, detector
 
 
@@ -21,7 +22,9 @@ def test_answers_are_one_for_every_prior_at_every_route(name: str, size: int) ->
     x = images(made.network, 2, size=size)
     priors = made.priors(size)
     assert made.sizes(size) == [(size // 2, size // 2), (size // 4, size // 4)]
-    assert len(priors) == (size // 2) ** 2 * priors_at((2.0,)) + (size // 4) ** 2 * priors_at((2.0, 3.0))
+    assert len(priors) == (size // 2) ** 2 * priors_per_position((2.0,)) + (
+        size // 4
+    ) ** 2 * priors_per_position((2.0, 3.0))
     answers = [made(x, route) for route in made.network.space]
     for found in answers:
         assert found.offsets.shape == (2, len(priors), 4)
@@ -50,9 +53,9 @@ def test_a_position_answers_for_its_own_priors() -> None:
     found = made(images(made.network, 1, size=16), 0)
     hook.remove()
     (y,) = seen
-    first = (16 // 2) ** 2 * priors_at((2.0,))
+    first = (16 // 2) ** 2 * priors_per_position((2.0,))
     i, j, prior = 2, 1, 3
-    at = first + (i * 4 + j) * priors_at((2.0, 3.0)) + prior
+    at = first + (i * 4 + j) * priors_per_position((2.0, 3.0)) + prior
     window = nn.functional.pad(y, [1] * 4)[0, :, i : i + 3, j : j + 3]
     head = made.kinds[1]
     assert isinstance(head, nn.Conv2d)
@@ -92,7 +95,7 @@ def test_it_learns_and_every_norm_has_a_key_for_every_route() -> None:
     assert len(made.norms()) == 2 + 1 + 2
     x, priors = torch.randn(4, 3, 16, 16), made.priors(16)
     boxes = [torch.tensor([[0.1, 0.1, 0.6, 0.7]])] * 4
-    targets = targets_of(priors, boxes, [torch.tensor([1])] * 4)
+    targets = reference_targets(priors, boxes, [torch.tensor([1])] * 4)
     loss = multibox_loss(*made(x, 2), targets).mean()
     loss.backward()
     without = [n for n, p in made.named_parameters() if p.grad is None and not n.startswith("network.")]
@@ -106,7 +109,7 @@ def test_what_it_cannot_be_built_on() -> None:
     assert "one gate" in error_of(lambda: Detector(dsnet.create_model("ds_resnet_tiny"), 2, TABLE))
     message = error_of(lambda: Detector(dsnet.create_model("ds_mbnet_tiny"), 2))
     assert "no features of stride 16, 32, only of 1, 2, 4, 8" in message
-    assert "have ratios for 1" in error_of(lambda: FssdTable(ratios=((2.0,),)))
+    assert "(at least 1), got 1" in error_of(lambda: FssdTable(ratios=((2.0,),)))
     assert "strides must rise" in error_of(lambda: FssdTable(strides=(16, 8)))
     assert "strides must rise" in error_of(lambda: FssdTable(strides=()))
     assert "at least 1" in error_of(lambda: FssdTable(project=0))

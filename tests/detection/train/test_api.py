@@ -14,37 +14,46 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 import dsnet
 from dsnet import runtime
 from dsnet.cli import main
 from dsnet.core.settings import to_plain
 from dsnet.data.decode import DecodeError
-from dsnet.detection.data.dataset import load_pictures, read_splits
-from dsnet.detection.eval.evaluate import answered
+from dsnet.detection.data.dataset import load_detection_dataset, read_splits
+from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.io import load_detector
-from dsnet.detection.model.fssd import Answers
 from dsnet.detection.train.api import train_detector
-from dsnet.detection.train.config import BoxData, BoxOptim, BoxRun, DetectConfig, DetectorGate
-from dsnet.detection.train.loss import targets_in, targets_of
-from dsnet.detection.train.task import DetectorTraining, rate_at
-from dsnet.detection.visualize import drawn_names
-from dsnet.inference.detect import Found, Missed, find_boxes
+from dsnet.detection.train.config import (
+    DetectionConfig,
+    DetectionDataConfig,
+    DetectionOptimConfig,
+    DetectionRunConfig,
+    DetectorGateConfig,
+)
+from dsnet.detection.train.loss import prior_targets
+from dsnet.detection.train.task import DetectorTask, detector_lr
+from dsnet.detection.visualize import drawing_paths
+from dsnet.inference import detect
+from dsnet.inference.detect import FailedImage, ImageDetections, detect_files
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.slicing import KeyState
 from dsnet.training.callbacks import Callback
 from tests.support import assert_close, error_of, rewrite
-from tests.support.boxes import SIDE, SIZE, TABLE
+from tests.support.boxes import SIDE, SIZE, TABLE, reference_targets
 
 
-def config(root: Path, **optim: Any) -> DetectConfig:  # noqa: ANN401
-    return DetectConfig(
+def config(root: Path, **optim: Any) -> DetectionConfig:  # noqa: ANN401
+    return DetectionConfig(
         model="ds_mbnet_tiny",
-        data=BoxData(root=str(root), size=SIZE, calibration=8),
-        optim=BoxOptim(**{"epochs": 2, "batch": 6, "lr": 0.05, "warmup": 1.0, "random": 1, **optim}),
-        gate=DetectorGate(epochs=1, batch=8),
+        data=DetectionDataConfig(root=str(root), size=SIZE, calibration=8),
+        optim=DetectionOptimConfig(
+            **{"epochs": 2, "batch": 6, "lr": 0.05, "warmup": 1.0, "random": 1, **optim}
+        ),
+        gate=DetectorGateConfig(epochs=1, batch=8),
         table=TABLE,
-        run=BoxRun(device="cpu", log_every=2),
+        run=DetectionRunConfig(device="cpu", log_every=2),
     )
 
 
@@ -60,7 +69,7 @@ def run(voc: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_leaves_what_is_needed_to_use_it(run: Path, voc: Path) -> None:
     saved = load_detector(run)
     assert saved.classes == ("blue", "red")
-    assert saved.prepared.size == SIZE
+    assert saved.preprocessing.size == SIZE
     states = [state for norm in saved.detector.norms() for state in norm.states]
     assert set(states) == {KeyState.CALIBRATED}
     results = json.loads((run / "results.json").read_text())
@@ -145,7 +154,7 @@ def test_a_stop_after_training_says_what_is_saved(
     before = signal.getsignal(signal.SIGTERM)
     for more, way, status in (([], stop, 130), (["--resume"], terminate, 143)):
         with monkeypatch.context() as patched:
-            patched.setattr(DetectorTraining, "calibrate", way)
+            patched.setattr(DetectorTask, "calibrate", way)
             assert main([*command, *more]) == status
         told = capsys.readouterr().err
         assert "Stopped after training, all 3 steps: the trained weights are saved" in told
@@ -182,7 +191,7 @@ def test_a_run_does_not_go_on_with_other_data(voc: Path, tmp_path: Path) -> None
         path.write_text(path.read_text().replace("blue", "zebra"))
     message = error_of(lambda: train_detector(config(root), tmp_path / "run", resume=True))
     assert "was started with {'classes': ['blue', 'red']" in message
-    seeded = replace(config(voc), run=BoxRun(device="cpu", seed=5))
+    seeded = replace(config(voc), run=DetectionRunConfig(device="cpu", seed=5))
     message = error_of(lambda: train_detector(seeded, tmp_path / "run", resume=True))
     assert "other settings of data, run.seed" in message
 
@@ -206,7 +215,7 @@ def test_what_is_wrong_with_the_data_is_said_before_training(voc: Path, tmp_path
         path.write_text(path.read_text().replace("<bndbox>", "<difficult>1</difficult><bndbox>"))
     message = error_of(lambda: train_detector(config(root), tmp_path / "run"))
     assert "trainval: there is no box that is not marked as difficult" in message
-    strange = replace(config(voc), gate=DetectorGate(space="Q"))
+    strange = replace(config(voc), gate=DetectorGateConfig(space="Q"))
     assert "no space 'Q'" in error_of(lambda: train_detector(strange, tmp_path / "run"))
     listed = root / "ImageSets" / "Main" / "test.txt"
     listed.write_text(listed.read_text() + "\nimage18\nimage18\n")
@@ -225,11 +234,11 @@ def test_names_may_have_spaces(voc: Path, tmp_path: Path) -> None:
 
 
 def test_learning_rates() -> None:
-    steps = BoxOptim(lr=1.0, epochs=300, warmup=2, milestones=(200, 250))
-    rates = [rate_at(steps, step, 10) for step in (0, 19, 1999, 2000, 2499, 2500)]
+    steps = DetectionOptimConfig(lr=1.0, epochs=300, warmup=2, milestones=(200, 250))
+    rates = [detector_lr(steps, step, 10) for step in (0, 19, 1999, 2000, 2499, 2500)]
     assert rates == pytest.approx([0.05, 1.0, 1.0, 0.1, 0.1, 0.01])
-    smooth = BoxOptim(lr=1.0, epochs=10, warmup=0)
-    assert [rate_at(smooth, step, 10) for step in (0, 50)] == pytest.approx([1.0, 0.5])
+    smooth = DetectionOptimConfig(lr=1.0, epochs=10, warmup=0)
+    assert [detector_lr(smooth, step, 10) for step in (0, 50)] == pytest.approx([1.0, 0.5])
 
 
 def test_pictures_that_cannot_be_used_are_left_out(voc: Path, tmp_path: Path) -> None:
@@ -238,7 +247,7 @@ def test_pictures_that_cannot_be_used_are_left_out(voc: Path, tmp_path: Path) ->
     (root / "JPEGImages" / "image0.png").write_bytes(b"no image")
     Image.new("RGB", (32, 64)).save(root / "JPEGImages" / "image1.png")
     read = read_splits(root, "trainval")
-    pictures, problems = load_pictures(read, 48)
+    pictures, problems = load_detection_dataset(read, 48)
     assert (len(pictures), pictures.listed) == (16, 18)
     assert [problem.file.name for problem in (*problems, *read.problems)] == ["image0.png", "image1.png"]
     assert "32 × 64 pixels, not 64 × 64" in read.problems[0].what
@@ -249,11 +258,11 @@ def test_pictures_that_cannot_be_used_are_left_out(voc: Path, tmp_path: Path) ->
 
 
 def test_targets_of_padded_boxes(voc: Path, run: Path) -> None:
-    pictures, _ = load_pictures(read_splits(voc, "trainval"), 48)
+    pictures, _ = load_detection_dataset(read_splits(voc, "trainval"), 48)
     priors = load_detector(run).detector.priors(SIZE)
     boxes = [torch.from_numpy(truth.boxes).float() for truth in pictures.truths]
     classes = [torch.from_numpy(truth.classes) for truth in pictures.truths]
-    expected, found = targets_of(priors, boxes, classes), targets_in(priors, pictures.boxes)
+    expected, found = reference_targets(priors, boxes, classes), prior_targets(priors, pictures.boxes)
     assert torch.equal(found.classes, expected.classes)
     assert_close(found.offsets, expected.offsets, 1e-6)
 
@@ -263,17 +272,17 @@ def test_boxes_of_files(run: Path, voc: Path, tmp_path: Path) -> None:
     damaged.write_bytes(b"nothing")
     paths = [voc / "JPEGImages" / "image3.png", damaged, voc / "JPEGImages" / "image5.png"]
     saved = load_detector(run)
-    first, second, third = find_boxes(saved, paths, score=0.0, batch=2)
-    assert isinstance(first, Found)
-    assert isinstance(second, Missed)
-    assert isinstance(third, Found)
+    first, second, third = detect_files(saved, paths, score=0.0, batch=2)
+    assert isinstance(first, ImageDetections)
+    assert isinstance(second, FailedImage)
+    assert isinstance(third, ImageDetections)
     plain = first.to_dict(saved.classes)
     assert plain["route"] in range(4)
     assert all(0 <= side <= SIDE for box in plain["boxes"] for side in box["box"])
-    (alone,) = find_boxes(saved, paths[2:], score=0.0)
-    assert isinstance(alone, Found)
+    (alone,) = detect_files(saved, paths[2:], score=0.0)
+    assert isinstance(alone, ImageDetections)
     assert alone.detections.boxes == pytest.approx(third.detections.boxes, abs=1e-5)
-    assert "score must be" in error_of(lambda: list(find_boxes(saved, paths, score=2.0)))
+    assert "score must be" in error_of(lambda: list(detect_files(saved, paths, score=2.0)))
 
 
 @pytest.mark.parametrize(
@@ -288,18 +297,21 @@ def test_answers_that_are_not_finite_are_an_error_of_their_image(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def spoilt(*given: Any) -> tuple[Answers, list[int]]:  # noqa: ANN401
-        answers, taken = answered(*given)
-        getattr(answers, part)[1, 5, 0] = value
-        return answers, taken
+    predict = detect._predict
 
-    monkeypatch.setattr("dsnet.inference.detect.answered", spoilt)
+    @torch.inference_mode()
+    def damaged(plan: DetectorPlan, x: Tensor, route: int | None) -> tuple[Tensor, list[int]]:
+        row, routes = predict(plan, x, route)
+        getattr(plan.split(row), part)[1, 5, 0] = value
+        return row, routes
+
+    monkeypatch.setattr(detect, "_predict", damaged)
     names = [str(voc / "JPEGImages" / f"image{number}.png") for number in (3, 4, 5)]
     lines = tmp_path / "found.jsonl"
     command = ["detect", "predict", str(run), *names, "--device", "cpu", "--score", "0", "--out", str(lines)]
     assert main(command) == 1
     told = capsys.readouterr().err
-    assert f"dsnet: {names[1]}: the detector's answers at route" in told
+    assert f"dsnet: {names[1]}: the detector's predictions at route" in told
     assert "are not finite" in told
     assert [json.loads(line)["path"] for line in lines.read_text().splitlines()] == [names[0], names[2]]
 
@@ -316,7 +328,7 @@ def test_an_image_that_cannot_be_drawn_keeps_its_boxes(
     def vanished(*_: object) -> None:
         raise DecodeError("it is gone")
 
-    monkeypatch.setattr("dsnet.cli.detect.draw_boxes", vanished)
+    monkeypatch.setattr("dsnet.cli.detect.draw_detections", vanished)
     command = ["detect", "predict", str(run), name, "--device", "cpu", "--json"]
     assert main([*command, "--draw", str(tmp_path / "drawn")]) == 1
     out, told = capsys.readouterr()
@@ -333,19 +345,19 @@ def test_a_plan_finds_what_the_detector_finds(run: Path, voc: Path, backend: str
     x = torch.randn(7, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     expected, found = detector(x), plan.run(x)
     assert torch.equal(found.routes, detector.route(x))
-    for got, want in zip(found.answers, expected, strict=True):
+    for got, want in zip(found.output, expected, strict=True):
         assert_close(got, want, 1e-4)
     for route in (0, 3):
         assert_close(plan(x, route).logits, detector(x, route).logits, 1e-4)
-    together = plan.detect(x, score=0.0, most=5)
+    together = plan.detect(x, score=0.0, max_detections=5)
     for i in (0, 4):  # alone or in a batch
-        (alone,) = plan.detect(x[i : i + 1], score=0.0, most=5)
+        (alone,) = plan.detect(x[i : i + 1], score=0.0, max_detections=5)
         assert alone.classes.tolist() == together[i].classes.tolist()
         assert alone.boxes == pytest.approx(together[i].boxes, abs=1e-4)
         assert alone.scores == pytest.approx(together[i].scores, abs=1e-4)
     assert "DetectorPlan(ds_mbnet_tiny" in repr(plan)
     message = error_of(lambda: runtime.compile(detector, backend="eager", memory="shared"))
-    assert "a detector's parts are packed" in message
+    assert "a detector's segments are packed" in message
 
 
 # --- the command line ------------------------------------------------------------------------------------
@@ -391,13 +403,13 @@ def test_drawn_images_lie_as_the_images_do(run: Path, voc: Path, tmp_path: Path)
         (nest / inside).mkdir(parents=True)
         shutil.copy(voc / "JPEGImages" / "image3.png", nest / inside / "x.png")
     Image.open(nest / "a" / "x.png").save(nest / "a" / "x.jpg")
-    found = drawn_names([str(nest)], out)
+    found = drawing_paths([str(nest)], out)
     assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.png", "a/x-2.png", "b/c/x.png"]
-    found = drawn_names([str(nest / "a"), str(nest / "b")], out)
+    found = drawing_paths([str(nest / "a"), str(nest / "b")], out)
     assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.png", "a/x-2.png", "b/c/x.png"]
-    found = drawn_names([str(nest / "*" / "**" / "*.png"), str(nest / "a" / "x.png")], out)
+    found = drawing_paths([str(nest / "*" / "**" / "*.png"), str(nest / "a" / "x.png")], out)
     assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.png", "b/c/x.png"]
-    found = drawn_names([str(nest / "a" / "x.png"), str(nest / "b" / "c" / "x.png")], out)
+    found = drawing_paths([str(nest / "a" / "x.png"), str(nest / "b" / "c" / "x.png")], out)
     assert [str(path.relative_to(out)) for path in found.values()] == ["x.png", "x-2.png"]
     command = ["detect", "predict", str(run), str(nest), "--route", "0", "--device", "cpu"]
     assert main([*command, "--draw", str(out)]) == 0
@@ -525,8 +537,8 @@ def test_a_split_with_an_unknown_class_stops_before_training(voc: Path, tmp_path
 
 
 def test_recipes_are_whole() -> None:
-    for name in list_recipes(DetectConfig):
-        recipe = get_recipe(name, DetectConfig)
+    for name in list_recipes(DetectionConfig):
+        recipe = get_recipe(name, DetectionConfig)
         assert recipe.expect
         model = dsnet.create_model(recipe.config.model, device="meta")
         assert set(recipe.config.table.strides) <= set(model.feature_shapes(0, recipe.config.data.size))

@@ -9,12 +9,12 @@ import dsnet
 from dsnet.core.seeding import seeded
 from dsnet.core.settings import override
 from dsnet.detection.data.dataset import Boxes
-from dsnet.detection.io import Prepared, SavedDetector
-from dsnet.detection.model.fssd import Answers, Detector
-from dsnet.detection.train.bn_calibration import recalibrate_detector
-from dsnet.detection.train.config import BoxData, DetectConfig, DetectorGate
-from dsnet.detection.train.gate import GateTraining, gate_terms, mixed
-from dsnet.detection.train.loss import Targets, multibox_loss, right_shares, targets_in
+from dsnet.detection.io import Preprocessing, SavedDetector
+from dsnet.detection.model.fssd import Detector, DetectorOutput
+from dsnet.detection.train.bn_calibration import calibrate_detector_bn
+from dsnet.detection.train.config import DetectionConfig, DetectionDataConfig, DetectorGateConfig
+from dsnet.detection.train.gate import DetectorGateTask, gate_terms, mixed
+from dsnet.detection.train.loss import PriorTargets, correct_shares, multibox_loss, prior_targets
 from dsnet.training import Checkpoint
 from dsnet.training.callbacks import Callback
 from dsnet.training.stage1.joint import gumbel_one_hot
@@ -23,17 +23,19 @@ from tests.support import error_of, randomise
 from tests.support.boxes import SIZE, TABLE, made_up
 
 
-def some_answers(routes: int = 3, images: int = 4, priors: int = 12) -> tuple[list[Answers], Targets]:
+def some_answers(
+    routes: int = 3, images: int = 4, priors: int = 12
+) -> tuple[list[DetectorOutput], PriorTargets]:
     draw = torch.Generator().manual_seed(0)
     answers = [
-        Answers(
+        DetectorOutput(
             torch.randn(images, priors, 4, generator=draw), torch.randn(images, priors, 3, generator=draw)
         )
         for _ in range(routes)
     ]
     classes = torch.zeros(images, priors, dtype=torch.long)
     classes[:, 2] = 1
-    return answers, Targets(torch.zeros(images, priors, 4), classes)
+    return answers, PriorTargets(torch.zeros(images, priors, 4), classes)
 
 
 def test_a_one_hot_draw_takes_a_routes_answers() -> None:
@@ -45,13 +47,13 @@ def test_a_one_hot_draw_takes_a_routes_answers() -> None:
         assert torch.equal(found.offsets[image], answers[route].offsets[image])
         assert torch.equal(found.logits[image], answers[route].logits[image])
     costs = torch.tensor([1.0, 2.0, 4.0])
-    terms = gate_terms(torch.zeros(4, 3), draw, answers, targets, costs, total=8.0, gate=DetectorGate())
-    own = [Answers(*(part[i : i + 1] for part in answers[route])) for i, route in enumerate(taken)]
+    terms = gate_terms(torch.zeros(4, 3), draw, answers, targets, costs, total=8.0, gate=DetectorGateConfig())
+    own = [DetectorOutput(*(part[i : i + 1] for part in answers[route])) for i, route in enumerate(taken)]
     each = [
-        multibox_loss(*a, Targets(targets.offsets[i : i + 1], targets.classes[i : i + 1]))
+        multibox_loss(*a, PriorTargets(targets.offsets[i : i + 1], targets.classes[i : i + 1]))
         for i, a in enumerate(own)
     ]
-    total = sum(float(loss.place + loss.kind) for loss in each) / 4
+    total = sum(float(loss.offsets + loss.classes) for loss in each) / 4
     assert terms["target"].item() == pytest.approx(total, rel=1e-5)
     assert terms["complexity"].item() == pytest.approx((1 / 16 + 1 + 1 / 4 + 1) / 4 / 4)
     assert terms["sgs"].item() == pytest.approx(float(torch.tensor(3.0).log()))
@@ -76,7 +78,7 @@ def test_easy_images_are_those_that_the_smallest_route_answers_nearly_as_well(
     scores = torch.zeros(4, 3)
     scores[torch.arange(4), wanted] = 50.0  # a gate that is sure of it pays nothing
     draw = torch.eye(3)[wanted]
-    gate = DetectorGate(ratio=ratio)
+    gate = DetectorGateConfig(ratio=ratio)
     terms = gate_terms(scores, draw, answers, targets, torch.ones(3), total=1.0, gate=gate)
     assert terms["sgs"].item() == pytest.approx(0, abs=1e-6)
 
@@ -94,10 +96,10 @@ def test_the_strategy_decides_about_images_that_the_largest_route_does_not_solve
             answers[route].offsets[image] = 0
             answers[route].logits[image] = logits[image]
             answers[route].logits[image, 2] = torch.tensor([0.0, value, 0.0])
-    assert right_shares(answers[2].logits, targets).tolist() == [1, 1, 0]
+    assert correct_shares(answers[2].logits, targets).tolist() == [1, 1, 0]
     scores = torch.zeros(3, 3)
     scores[torch.arange(3), wanted] = 50.0
-    gate = DetectorGate(strategy=strategy)
+    gate = DetectorGateConfig(strategy=strategy)
     terms = gate_terms(scores, torch.eye(3)[wanted], answers, targets, torch.ones(3), total=1.0, gate=gate)
     assert terms["sgs"].item() == pytest.approx(0, abs=1e-6)
 
@@ -105,34 +107,39 @@ def test_the_strategy_decides_about_images_that_the_largest_route_does_not_solve
 def test_shares_of_priors_with_the_right_class() -> None:
     logits = torch.eye(3)[torch.tensor([[1, 2, 0, 1], [1, 0, 0, 0]])]
     classes = torch.tensor([[1, 1, 2, 0], [0, 0, 0, 0]])
-    assert right_shares(logits, Targets(torch.zeros(2, 4, 4), classes)).tolist() == pytest.approx([1 / 3, 1])
+    assert correct_shares(logits, PriorTargets(torch.zeros(2, 4, 4), classes)).tolist() == pytest.approx(
+        [1 / 3, 1]
+    )
 
 
 def test_what_a_gate_cannot_be() -> None:
-    assert "solved must be a share from 0 to 1, not 1.5" in error_of(lambda: DetectorGate(solved=1.5))
-    wrong = error_of(lambda: override(DetectConfig(), {"gate.strategy": "give up"}))
+    assert "solved must be a share from 0 to 1, not 1.5" in error_of(lambda: DetectorGateConfig(solved=1.5))
+    wrong = error_of(lambda: override(DetectionConfig(), {"gate.strategy": "give up"}))
     assert "try_best" in wrong
     assert "give_up" in wrong
 
 
-def training_of(gate: DetectorGate) -> tuple[GateTraining, torch.Tensor, Boxes]:
+def training_of(gate: DetectorGateConfig) -> tuple[DetectorGateTask, torch.Tensor, Boxes]:
     """A tiny detector whose gate is to learn, with images and boxes."""
     torch.manual_seed(0)
     images, boxes, classes = made_up(8)
     detector = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE)
-    recalibrate_detector(detector, [images])
+    calibrate_detector_bn(detector, [images])
     padded = Boxes(torch.zeros(8, 2, 4), torch.full((8, 2), -1))
     for row, (own, kinds) in enumerate(zip(boxes, classes, strict=True)):
         padded.corners[row, : len(own)], padded.classes[row, : len(own)] = own, kinds
     found = SavedDetector(
-        detector, ("red", "blue"), Prepared(SIZE, (0.5,) * 3, (0.25,) * 3), Checkpoint(tensors={}, data={})
+        detector,
+        ("red", "blue"),
+        Preprocessing(SIZE, (0.5,) * 3, (0.25,) * 3),
+        Checkpoint(tensors={}, data={}),
     )
-    config = DetectConfig(data=BoxData(root="-", size=SIZE), gate=gate)
-    return GateTraining(config, found, None), images, padded
+    config = DetectionConfig(data=DetectionDataConfig(root="-", size=SIZE), gate=gate)
+    return DetectorGateTask(config, found, None), images, padded
 
 
 def test_costs_are_shares_of_the_largest_route_of_the_whole_network() -> None:
-    gate, images, boxes = training_of(DetectorGate(space="0,1"))
+    gate, images, boxes = training_of(DetectorGateConfig(space="0,1"))
     detector = gate.detector
     first, second, largest = (detector.cost(route, SIZE).madds() for route in (0, 1, 3))
     head = detector.network.gate(0).routing
@@ -146,12 +153,12 @@ def test_costs_are_shares_of_the_largest_route_of_the_whole_network() -> None:
 
 
 def test_a_step_runs_the_prefix_once_and_pays_the_same() -> None:
-    gate, images, boxes = training_of(DetectorGate())
+    gate, images, boxes = training_of(DetectorGateConfig())
     detector = gate.detector
     randomise(detector)
     with torch.no_grad():  # the same as two passes: the gate's own, and one for all routes
-        targets = targets_in(gate.priors, boxes)
-        answers = list(detector.answers(images, gate.routes))
+        targets = prior_targets(gate.priors, boxes)
+        answers = list(detector.outputs(images, gate.routes))
         state = detector.network.run_prefix(images)
     scores = detector.network.gate_scores(state)
     draw = gumbel_one_hot(scores, seeded(0, "gate"))
@@ -167,7 +174,9 @@ def test_a_step_runs_the_prefix_once_and_pays_the_same() -> None:
 
 
 def test_the_gate_learns_and_nothing_else() -> None:
-    settings = DetectorGate(space="0,3", epochs=30, batch=8, target=0.0, sgs=0.0, complexity=5.0, lr=0.5)
+    settings = DetectorGateConfig(
+        space="0,3", epochs=30, batch=8, target=0.0, sgs=0.0, complexity=5.0, lr=0.5
+    )
     gate, images, padded = training_of(settings)
     detector = gate.detector
     assert [route.number for route in gate.routes] == [0, 3]

@@ -9,15 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.detection.boxes import corners, encode
-from dsnet.detection.model.priors import prior_boxes, priors_at
-from dsnet.detection.train.loss import multibox_loss, targets_of
+from dsnet.detection.boxes import encode, to_corners
+from dsnet.detection.model.priors import prior_boxes, priors_per_position
+from dsnet.detection.train.loss import multibox_loss
 from tests.support import error_of
+from tests.support.boxes import reference_targets
 
 
 def test_priors_by_hand() -> None:
     found = prior_boxes([(2, 1), (1, 1), (1, 1)], [(2.0,), (), ()], (0.2, 0.8))
-    assert len(found) == 2 * priors_at((2.0,)) + 2 * priors_at(())
+    assert len(found) == 2 * priors_per_position((2.0,)) + 2 * priors_per_position(())
     between, root = math.sqrt(0.1 * 0.2), math.sqrt(2)
     expected = [
         [0.5, 0.25, 0.1, 0.1],
@@ -34,14 +35,16 @@ def test_priors_by_hand() -> None:
     assert one.shape == (3 * 2 * 6, 4)
     assert one[:, 2:].prod(1)[2:6].tolist() == pytest.approx([0.01] * 4)
     assert one[6, :2].tolist() == pytest.approx([0.75, 1 / 6])  # the next column comes first
-    assert "2 maps and ratios for 1" in error_of(lambda: prior_boxes([(1, 1), (1, 1)], [()]))
+    assert "expected ratios for each of 2 maps (at least 1), got 1" in error_of(
+        lambda: prior_boxes([(1, 1), (1, 1)], [()])
+    )
     assert "above 0" in error_of(lambda: prior_boxes([(1, 1)], [(0.0,)]))
 
 
 def test_targets_by_hand() -> None:
     priors = torch.tensor([[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0], [0.5, 0.5, 0.1, 0.1]])
     box = torch.tensor([[0.0, 0.0, 0.4, 1.0]])
-    found = targets_of(priors, [box, box[:0]], [torch.tensor([4]), torch.tensor([], dtype=torch.long)])
+    found = reference_targets(priors, [box, box[:0]], [torch.tensor([4]), torch.tensor([], dtype=torch.long)])
     assert found.classes.tolist() == [[5, 0, 0], [0, 0, 0]]
     assert found.offsets[0, 0].tolist() == pytest.approx(encode(box, priors[:1])[0].tolist())
     assert found.offsets[0, 1:].abs().sum() == found.offsets[1].abs().sum() == 0
@@ -51,16 +54,16 @@ def test_targets_of_any_numbers() -> None:
     """Files give float64 and whatever integers; crops leave boxes without a side."""
     priors = torch.tensor([[0.25, 0.5, 0.5, 1.0], [0.3, 0.5, 0.5, 1.0], [0.5, 0.5, 0.1, 0.1]])
     boxes = torch.tensor([[0.0, 0.0, 0.5, 1.0], [0.3, 0.3, 0.3, 0.5]], dtype=torch.float64)
-    found = targets_of(priors, [boxes], [torch.tensor([0, 1], dtype=torch.int32)])
+    found = reference_targets(priors, [boxes], [torch.tensor([0, 1], dtype=torch.int32)])
     assert 2 not in found.classes[0].tolist()  # it shares nothing with any prior
     assert found.classes[0, 0] == 1
     assert bool(found.offsets.isfinite().all())
-    assert targets_of(priors, [], []).offsets.shape == (0, 3, 4)
+    assert reference_targets(priors, [], []).offsets.shape == (0, 3, 4)
 
 
 def test_what_does_not_count_may_be_infinite() -> None:
     priors = torch.tensor([[0.5, 0.5, 1.0, 1.0], *[[0.1, 0.1, 0.05, 0.05]] * 9])
-    targets = targets_of(priors, [torch.tensor([[0.0, 0.0, 1.0, 1.0]])], [torch.tensor([0])])
+    targets = reference_targets(priors, [torch.tensor([[0.0, 0.0, 1.0, 1.0]])], [torch.tensor([0])])
     offsets, logits = torch.zeros(1, 10, 4), torch.zeros(1, 10, 2)
     offsets[0, 5] = torch.inf
     logits[0, 9, 0] = 1e30  # sure that there is nothing
@@ -77,7 +80,7 @@ def test_what_does_not_count_may_be_infinite() -> None:
 
 def test_the_loss_by_hand() -> None:
     """One box, five priors: one stands for it; of the four others the three worst count."""
-    targets = targets_of(
+    targets = reference_targets(
         torch.tensor([[0.5, 0.5, 1.0, 1.0], *[[0.1 * i, 0.1, 0.05, 0.05] for i in range(4)]]),
         [torch.tensor([[0.0, 0.0, 1.0, 1.0]])],
         [torch.tensor([1])],
@@ -92,8 +95,8 @@ def test_the_loss_by_hand() -> None:
     def nothing(score: float) -> float:
         return math.log(math.exp(score) + 2) - score
 
-    assert found.place.item() == pytest.approx(1.625)
-    assert found.kind.item() == pytest.approx(math.log(3) + sum(map(nothing, (-1.0, -2.0, -3.0))))
+    assert found.offsets.item() == pytest.approx(1.625)
+    assert found.classes.item() == pytest.approx(math.log(3) + sum(map(nothing, (-1.0, -2.0, -3.0))))
     assert found.matched.tolist() == [1]
     assert found.mean().item() == pytest.approx(found.by_image().item())
 
@@ -106,9 +109,9 @@ def test_mining_one_by_one(seed: int, images: int, count: int) -> None:
     boxes, classes = [], []
     for _ in range(images):
         own = int(torch.randint(0, min(4, count) + 1, (1,), generator=draw))
-        boxes.append(corners(torch.rand(own, 4, generator=draw) * 0.5 + 0.2))
+        boxes.append(to_corners(torch.rand(own, 4, generator=draw) * 0.5 + 0.2))
         classes.append(torch.randint(0, 3, (own,), generator=draw))
-    targets = targets_of(priors, boxes, classes)
+    targets = reference_targets(priors, boxes, classes)
     offsets = torch.randn(images, count, 4, generator=draw)
     logits = torch.randn(images, count, 4, generator=draw)
     found = multibox_loss(offsets, logits, targets)
@@ -117,7 +120,7 @@ def test_mining_one_by_one(seed: int, images: int, count: int) -> None:
         there = [p for p in range(count) if targets.classes[i, p] > 0]
         others = sorted((paid[p] for p in range(count) if p not in there), reverse=True)
         expected = sum(paid[p] for p in there) + sum(others[: 3 * max(1, len(there))])
-        assert found.kind[i].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert found.classes[i].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
         assert int(found.matched[i]) == len(there)
-    total = (found.place + found.kind).sum() / max(1, int(found.matched.sum()))
+    total = (found.offsets + found.classes).sum() / max(1, int(found.matched.sum()))
     assert found.mean().item() == pytest.approx(total.item())

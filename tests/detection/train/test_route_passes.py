@@ -10,21 +10,21 @@ from torch import Tensor
 
 import dsnet
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.train.loss import Targets, multibox_loss, targets_of
-from dsnet.detection.train.route_passes import GraphedPasses, Passes
+from dsnet.detection.train.loss import PriorTargets, multibox_loss
+from dsnet.detection.train.route_passes import GraphedRoutePasses, RoutePasses
 from tests.support import assert_close
-from tests.support.boxes import SIZE, TABLE, made_up
+from tests.support.boxes import SIZE, TABLE, made_up, reference_targets
 from tests.support.replays import pretend_cuda
 
 
-def setting(name: str) -> tuple[Detector, Tensor, Targets]:
+def setting(name: str) -> tuple[Detector, Tensor, PriorTargets]:
     torch.manual_seed(0)
     detector = Detector(dsnet.create_model(name, dtype=torch.float64), 2, TABLE).train()
     with torch.no_grad():
         for parameter in detector.parameters():
             parameter.add_(0.1 * torch.rand_like(parameter))
     images, boxes, classes = made_up(4)
-    targets = targets_of(detector.priors(SIZE), [box.double() for box in boxes], classes)
+    targets = reference_targets(detector.priors(SIZE), [box.double() for box in boxes], classes)
     return detector, images.double(), targets
 
 
@@ -33,11 +33,11 @@ def test_route_by_route_is_the_mean_of_all(name: str) -> None:
     detector, x, targets = setting(name)
     whole, space = copy.deepcopy(detector), detector.network.space
     routes = [space.largest, space.smallest, space[1]]
-    paid = Passes(detector).step(x, targets, routes)
-    losses = [multibox_loss(*answers, targets).mean() for answers in whole.answers(x, routes)]
+    paid = RoutePasses(detector).step(x, targets, routes)
+    losses = [multibox_loss(*answers, targets).mean() for answers in whole.outputs(x, routes)]
     torch.stack(losses).mean().backward()
     assert_close(
-        torch.stack([loss.place + loss.kind for loss in paid]), torch.stack(losses), 1e-6
+        torch.stack([loss.offsets + loss.classes for loss in paid]), torch.stack(losses), 1e-6
     )  # losses are float32
     for (key, a), b in zip(detector.named_parameters(), whole.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None), key
@@ -51,11 +51,11 @@ def test_replays_give_what_passes_give(name: str, monkeypatch: pytest.MonkeyPatc
     pretend_cuda(monkeypatch)
     detector, x, targets = setting(name)
     other, space = copy.deepcopy(detector), detector.network.space
-    ours, theirs = GraphedPasses(detector), Passes(other)
+    ours, theirs = GraphedRoutePasses(detector), RoutePasses(other)
     for number in range(3):
         routes = [space.largest, space.smallest, space[1 + number % 2]]
         seen = x + number
-        rolled = Targets(*(tensor.roll(number, 0) for tensor in targets))
+        rolled = PriorTargets(*(tensor.roll(number, 0) for tensor in targets))
         for network in (detector, other):
             if number != 2:  # the third step adds to the gradients of the second
                 network.zero_grad()
@@ -72,9 +72,9 @@ def test_replays_give_what_passes_give(name: str, monkeypatch: pytest.MonkeyPatc
 def test_graphs_give_what_passes_give(name: str) -> None:
     detector, x, targets = setting(name)
     detector, x = detector.cuda().float(), x.cuda().float()
-    targets = Targets(*(tensor.cuda() for tensor in targets))
+    targets = PriorTargets(*(tensor.cuda() for tensor in targets))
     other, space = copy.deepcopy(detector), detector.network.space
-    ours, theirs = GraphedPasses(detector), Passes(other)
+    ours, theirs = GraphedRoutePasses(detector), RoutePasses(other)
     for number in range(4):
         routes = [space.largest, space.smallest, space[1 + number % 2]]
         for network in (detector, other):

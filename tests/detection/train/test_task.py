@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 
 import dsnet
-from dsnet.detection import Truth, mean_precision
-from dsnet.detection.boxes import centres, encode
+from dsnet.detection import GroundTruth, mean_average_precision
+from dsnet.detection.boxes import encode, to_centres
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.postprocess import detections_of
-from dsnet.detection.train.bn_calibration import recalibrate_detector
-from dsnet.detection.train.loss import multibox_loss, targets_of
+from dsnet.detection.postprocess import decode_detections
+from dsnet.detection.train.bn_calibration import calibrate_detector_bn
+from dsnet.detection.train.loss import multibox_loss
 from dsnet.slicing import KeyState
 from tests.support import assert_close, error_of
-from tests.support.boxes import SIZE, TABLE, made_up
+from tests.support.boxes import SIZE, TABLE, made_up, reference_targets
 
 
 def test_answers_become_boxes() -> None:
-    priors = centres(torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.12, 0.1, 0.5, 0.5], [0.6, 0.6, 0.9, 0.9]]))
+    priors = to_centres(torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.12, 0.1, 0.5, 0.5], [0.6, 0.6, 0.9, 0.9]]))
     boxes = torch.tensor([[0.2, 0.1, 0.5, 0.4], [0.2, 0.1, 0.5, 0.42], [0.5, 0.5, 1.2, 0.8]])
     logits = torch.tensor([[0.0, 3.0, 0.0], [0.0, 2.0, 0.0], [0.0, -9.0, 1.0]])[None]
-    (found,) = detections_of(encode(boxes, priors)[None], logits, priors, score=0.2)
+    (found,) = decode_detections(encode(boxes, priors)[None], logits, priors, score=0.2)
     likely = logits[0].softmax(1)
     assert found.classes.tolist() == [0, 1]  # the second is a repetition of the first
     assert found.scores.tolist() == pytest.approx([likely[0, 1].item(), likely[2, 2].item()])
     assert found.boxes[0].tolist() == pytest.approx([0.2, 0.1, 0.5, 0.4], abs=1e-6)
     assert found.boxes[1].tolist() == pytest.approx([0.5, 0.5, 1.0, 0.8], abs=1e-6)  # cut at the border
-    assert detections_of(torch.zeros(0, 3, 4), torch.zeros(0, 3, 3), priors) == []
-    (nothing,) = detections_of(encode(boxes, priors)[None], logits - torch.tensor([-99.0, 0, 0]), priors)
+    assert decode_detections(torch.zeros(0, 3, 4), torch.zeros(0, 3, 3), priors) == []
+    (nothing,) = decode_detections(encode(boxes, priors)[None], logits - torch.tensor([-99.0, 0, 0]), priors)
     assert nothing.boxes.shape == (0, 4)
 
 
@@ -37,7 +37,7 @@ def test_eight_images_are_learned_at_every_route() -> None:
     torch.manual_seed(0)
     detector = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE).train()
     images, boxes, classes = made_up(8)
-    targets = targets_of(detector.priors(SIZE), boxes, classes)
+    targets = reference_targets(detector.priors(SIZE), boxes, classes)
     space = detector.network.space
     optimiser = torch.optim.AdamW(detector.parameters(), lr=5e-3)
     steps = 120
@@ -46,21 +46,23 @@ def test_eight_images_are_learned_at_every_route() -> None:
             group["lr"] = 5e-3 * (1 - step / steps)
         optimiser.zero_grad()
         between = space[1 + step % (len(space) - 2)]
-        for answers in list(detector.answers(images, [space.largest, space.smallest, between])):
+        for answers in list(detector.outputs(images, [space.largest, space.smallest, between])):
             multibox_loss(*answers, targets).mean().backward(retain_graph=True)
         optimiser.step()
-    assert recalibrate_detector(detector, [images]) == 8
-    truths = [Truth(box.double().numpy(), kind.numpy()) for box, kind in zip(boxes, classes, strict=True)]
+    assert calibrate_detector_bn(detector, [images]) == 8
+    truths = [
+        GroundTruth(box.double().numpy(), kind.numpy()) for box, kind in zip(boxes, classes, strict=True)
+    ]
     detector.eval()
     for route in space:
-        found = detections_of(*detector(images, route), detector.priors(SIZE))
-        assert mean_precision(found, truths, "voc2010").mean > 0.9, route
+        found = decode_detections(*detector(images, route), detector.priors(SIZE))
+        assert mean_average_precision(found, truths, "voc2010").mean > 0.9, route
 
 
 def test_statistics_are_those_of_the_pass() -> None:
     detector = Detector(dsnet.create_model("ds_mbnet_tiny", dtype=torch.float64), 2, TABLE)
     x = torch.randn(16, 3, SIZE, SIZE, dtype=torch.float64)
-    assert recalibrate_detector(detector, [x]) == 16
+    assert calibrate_detector_bn(detector, [x]) == 16
     assert all(state is KeyState.CALIBRATED for norm in detector.norms() for state in norm.states)
     route = detector.network.space[2]
     fused: list[Tensor] = []
@@ -69,4 +71,4 @@ def test_statistics_are_those_of_the_pass() -> None:
     hook.remove()
     assert_close(detector.norm.mean[2], fused[0].mean((0, 2, 3)), 1e-6)
     assert_close(detector.norm.var[2], fused[0].var((0, 2, 3), unbiased=False), 1e-6)
-    assert "no images" in error_of(lambda: recalibrate_detector(detector, []))
+    assert "no images" in error_of(lambda: calibrate_detector_bn(detector, []))

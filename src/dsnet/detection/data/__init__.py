@@ -1,1 +1,1 @@
-"""Images with boxes: Pascal VOC folders, augmentation, preparation."""
+"""Detection datasets: VOC annotations, images in memory, augmentation and preprocessing."""

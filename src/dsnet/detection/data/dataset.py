@@ -1,4 +1,4 @@
-"""Images with their boxes in memory: all of one size, boxes as shares of the image, padded to one number."""
+"""Detection datasets in memory: images stretched to one size, boxes as shares of the image, padded."""
 
 from __future__ import annotations
 
@@ -17,98 +17,113 @@ from torch import Tensor
 from dsnet.data.dataset import channel_statistics, chunks
 from dsnet.data.decode import THREADS, DecodeError, catch_decode_errors, open_image, pillow
 from dsnet.data.transforms.auto_augment import to_device
-from dsnet.detection.data.voc import Annotated, DetectionSet, Problem, read_voc, wrong_size
-from dsnet.detection.eval.metrics import Truth
+from dsnet.detection.data.voc import AnnotatedImage, FileProblem, VocAnnotations, read_voc, size_mismatch
+from dsnet.detection.eval.metrics import GroundTruth
 from dsnet.errors import DsnetError, shorten
 
-__all__ = ["Boxes", "Pictures", "load_pictures", "read_splits", "shrunk", "stretched"]
+__all__ = [
+    "Boxes",
+    "DetectionDataset",
+    "load_detection_dataset",
+    "open_square",
+    "read_splits",
+    "stretch_to_square",
+]
 
-MOST = 100  # images that may be damaged
+MAX_DAMAGED = 100  # images
 
 Progress = Callable[[Iterable[Any], int, str], Iterator[Any]]
 
 
 class Boxes(NamedTuple):
-    """What is in B images."""
+    """The boxes in B images, padded to n for each."""
 
     corners: Tensor  # [B, n, 4], as shares of the image
-    classes: Tensor  # [B, n]; -1: there is no box
+    classes: Tensor  # [B, n]; -1 for padding
 
-    def take(self, at: Tensor) -> Boxes:
-        """Of some of the images."""
-        return Boxes(self.corners[at], self.classes[at])
+    def take(self, index: Tensor) -> Boxes:
+        """Select some of the images."""
+        return Boxes(self.corners[index], self.classes[index])
 
-    def first(self, most: int) -> Boxes:
-        """The first so many of every image."""
-        return Boxes(self.corners[:, :most], self.classes[:, :most])
+    def first(self, count: int) -> Boxes:
+        """Select the first ``count`` boxes of each image."""
+        return Boxes(self.corners[:, :count], self.classes[:, :count])
 
-    def padded(self, most: int) -> Boxes:
-        """With places for so many, at least as many as there are, the further ones empty."""
-        room = (0, most - self.classes.shape[1])
-        return Boxes(F.pad(self.corners, (0, 0, *room)), F.pad(self.classes, room, value=-1))
+    def padded(self, count: int) -> Boxes:
+        """Pad to ``count`` boxes an image, at least as many as there are."""
+        padding = (0, count - self.classes.shape[1])
+        return Boxes(F.pad(self.corners, (0, 0, *padding)), F.pad(self.classes, padding, value=-1))
 
     def to(self, device: torch.device | str) -> Boxes:
-        """The same on a device, without waiting for it."""
+        """Copy to a device without waiting for it."""
         device = torch.device(device)
         return Boxes(to_device(self.corners, device), to_device(self.classes, device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pictures:
-    """Images [N, 3, S, S] of bytes, stretched to squares, and what is in them."""
+class DetectionDataset:
+    """Images and their boxes in memory."""
 
     classes: tuple[str, ...]
-    images: Tensor
-    boxes: Boxes
-    truths: tuple[Truth, ...]  # boxes as shares of the image, difficult ones marked
+    images: Tensor  # bytes [N, 3, S, S]
+    boxes: Boxes  # without difficult ones
+    truths: tuple[GroundTruth, ...]  # boxes as shares of the image, with difficult ones
     paths: tuple[Path, ...]
-    listed: int = 0  # images that were asked for, with those that cannot be used
+    listed: int = 0  # images in the split, including unusable ones
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def most(self, positions: Tensor) -> int:
-        """Boxes that any of some images has to learn from; at least 1."""
-        counts = [int((~self.truths[at].ignored()).sum()) for at in positions.tolist()]
-        return max(1, *counts)
+    def max_boxes(self, index: Tensor) -> int:
+        """Return the largest number of boxes, without difficult ones, in some images; at least 1."""
+        return max([1, *(int((~self.truths[i].ignored()).sum()) for i in index.tolist())])
 
     def to(self, device: torch.device | str) -> Self:
-        """The same on a device."""
+        """Copy images and boxes to a device."""
         return replace(self, images=self.images.to(device), boxes=self.boxes.to(device))
 
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of every channel, of values in [0, 1]."""
+        """Compute the mean and standard deviation of each channel, of values from 0 to 1."""
         return channel_statistics(chunks(self.images, 64))
 
 
-def stretched(source: str | bytes, side: int) -> tuple[Tensor, tuple[int, int]]:
-    """An image as a square [3, side, side] in bytes, and its true width and height."""
+def open_square(source: str | bytes, side: int) -> tuple[Tensor, tuple[int, int]]:
+    """Decode an image to a square of bytes [3, side, side]; also return its own width and height."""
     image = open_image(source)
     with catch_decode_errors():
-        return shrunk(image, side), (image.width, image.height)
+        return stretch_to_square(image, side), (image.width, image.height)
 
 
-def shrunk(image: Any, side: int) -> Tensor:  # noqa: ANN401  (an image of Pillow, which is optional)
-    """An image in RGB as a square [3, side, side] in bytes."""
+def stretch_to_square(image: Any, side: int) -> Tensor:  # noqa: ANN401  (a Pillow image, which is optional)
+    """Resize an RGB image to a square of bytes [3, side, side]."""
     small = image.resize((side, side), pillow().Resampling.BILINEAR, reducing_gap=2.0)
     return torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1)
 
 
-def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = None) -> DetectionSet:
-    """Reads splits separated by commas, ``trainval`` or ``VOC2007/trainval``, as one set."""
-    places = [part.strip() for part in splits.split(",") if part.strip()]
-    if not places:
+def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = None) -> VocAnnotations:
+    """Read the annotations of one or several splits as one dataset.
+
+    Args:
+        root: A folder in VOC's layout, or one with several of them.
+        splits: Names separated by commas: ``trainval``, or ``VOC2007/trainval`` for a folder inside ``root``.
+        classes: Class names in order; by default those of the annotations, sorted.
+
+    Raises:
+        DsnetError: A split does not exist or has no usable image, or a class is not in the list.
+    """
+    names = [name.strip() for name in splits.split(",") if name.strip()]
+    if not names:
         raise DsnetError(f"no split is named in {shorten(splits)}")
-    parts = []
-    for place in places:
-        *inside, split = place.split("/")
-        parts.append((Path(root).joinpath(*inside), split))
-    if classes is None and len(parts) == 1:
-        return read_voc(*parts[0])
-    if classes is None:  # of all of them together
-        classes = sorted({name for where, split in parts for name in read_voc(where, split).classes})
-    read = [read_voc(where, split, classes=classes) for where, split in parts]
-    return DetectionSet(
+    places = []
+    for name in names:
+        *inside, split = name.split("/")
+        places.append((Path(root).joinpath(*inside), split))
+    if classes is None and len(places) == 1:
+        return read_voc(*places[0])
+    if classes is None:
+        classes = sorted({name for folder, split in places for name in read_voc(folder, split).classes})
+    read = [read_voc(folder, split, classes=classes) for folder, split in places]
+    return VocAnnotations(
         classes=tuple(classes),
         items=tuple(item for part in read for item in part.items),
         problems=tuple(problem for part in read for problem in part.problems),
@@ -116,81 +131,95 @@ def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = N
     )
 
 
-def load_pictures(
-    annotated: DetectionSet,
+def load_detection_dataset(
+    annotations: VocAnnotations,
     side: int,
     progress: Progress | None = None,
-) -> tuple[Pictures, tuple[Problem, ...]]:
-    """Decodes all images; those that cannot be used are left out, and too many stop."""
-    problems: list[Problem] = []
+) -> tuple[DetectionDataset, tuple[FileProblem, ...]]:
+    """Decode all images to squares.
+
+    Args:
+        annotations: What `read_splits` returns.
+        side: The side of the squares in memory.
+        progress: Wraps the iterator over images; it is called with their number and a label.
+
+    Returns:
+        The dataset, and a problem for each image that could not be used.
+
+    Raises:
+        DsnetError: No image is usable, more than 100 are not, or they do not fit in memory.
+    """
+    items, problems = annotations.items, list[FileProblem]()
     try:
-        images = torch.empty(len(annotated.items), 3, side, side, dtype=torch.uint8)
+        images = torch.empty(len(items), 3, side, side, dtype=torch.uint8)
     except RuntimeError:
-        count = len(annotated.items)
-        raise DsnetError(f"{count} images of {side} × {side} pixels do not fit in memory") from None
-    kept: list[int] = []
+        raise DsnetError(f"{len(items)} images of {side} × {side} pixels do not fit in memory") from None
+    kept: list[AnnotatedImage] = []
     pool = ThreadPoolExecutor(THREADS)
     try:
-        found = _in_order(pool, annotated.items, side)
+        decoded = _decode_in_order(pool, items, side)
         if progress is not None:
-            found = progress(found, len(annotated.items), "reading images")
-        for number, image in enumerate(found):
+            decoded = progress(decoded, len(items), "reading images")
+        for item, image in zip(items, decoded, strict=True):
             if isinstance(image, str):
-                problems.append(Problem(annotated.items[number].image, f"{image}; the image is left out"))
-                if len(problems) > MOST:
-                    raise DsnetError(f"more than {MOST} images cannot be used, the last: {problems[-1].file}")
+                problems.append(FileProblem(item.image, f"{image}; the image is left out"))
+                if len(problems) > MAX_DAMAGED:
+                    raise DsnetError(
+                        f"more than {MAX_DAMAGED} images cannot be used, the last: {problems[-1].file}"
+                    )
                 continue
             images[len(kept)] = image
-            kept.append(number)
+            kept.append(item)
     finally:
         pool.shutdown(cancel_futures=True)
     if not kept:
-        raise DsnetError(f"none of {len(annotated.items)} images can be used: {problems[0].what}")
-    items = [annotated.items[number] for number in kept]
-    truths = tuple(_shares(item) for item in items)
-    pictures = Pictures(
-        classes=annotated.classes,
+        raise DsnetError(f"none of {len(items)} images can be used: {problems[0].what}")
+    truths = tuple(_as_shares(item) for item in kept)
+    dataset = DetectionDataset(
+        classes=annotations.classes,
         images=images[: len(kept)],
-        boxes=_padded(truths),
+        boxes=_pad_boxes(truths),
         truths=truths,
-        paths=tuple(item.image for item in items),
-        listed=annotated.listed,
+        paths=tuple(item.image for item in kept),
+        listed=annotations.listed,
     )
-    return pictures, tuple(problems)
+    return dataset, tuple(problems)
 
 
-def _in_order(pool: ThreadPoolExecutor, items: Sequence[Annotated], side: int) -> Iterator[Tensor | str]:
-    """Images one after the other; no more are decoded than are waited for soon."""
+def _decode_in_order(
+    pool: ThreadPoolExecutor, items: Sequence[AnnotatedImage], side: int
+) -> Iterator[Tensor | str]:
+    """Decode ahead of the consumer by a bounded number of images."""
     waiting: deque[Future[Tensor | str]] = deque()
     for item in items:
-        waiting.append(pool.submit(_decoded, item, side))
+        waiting.append(pool.submit(_decode, item, side))
         if len(waiting) > 4 * THREADS:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def _decoded(item: Annotated, side: int) -> Tensor | str:
+def _decode(item: AnnotatedImage, side: int) -> Tensor | str:
     try:
-        image, shown = stretched(str(item.image), side)
+        image, size = open_square(str(item.image), side)
     except DecodeError as error:
         return str(error)
-    wrong = wrong_size(shown, item.width, item.height)
-    return image if wrong is None else wrong
+    mismatch = size_mismatch(size, item.width, item.height)
+    return image if mismatch is None else mismatch
 
 
-def _shares(item: Annotated) -> Truth:
+def _as_shares(item: AnnotatedImage) -> GroundTruth:
     size = np.array([item.width, item.height, item.width, item.height], dtype=np.float64)
-    return Truth(item.truth.boxes / size, item.truth.classes, item.truth.difficult)
+    return replace(item.truth, boxes=item.truth.boxes / size)
 
 
-def _padded(truths: Sequence[Truth]) -> Boxes:
-    """Difficult boxes are no example to learn from, as usual for VOC."""
-    own = [(truth.boxes[~truth.ignored()], truth.classes[~truth.ignored()]) for truth in truths]
-    most = max(1, *(len(boxes) for boxes, _ in own))
-    corners = torch.zeros(len(own), most, 4)
-    classes = torch.full((len(own), most), -1)
-    for row, (boxes, kinds) in enumerate(own):
+def _pad_boxes(truths: Sequence[GroundTruth]) -> Boxes:
+    """Pad the boxes to learn from. As usual for VOC, difficult ones are not among them."""
+    kept = [(truth.boxes[~truth.ignored()], truth.classes[~truth.ignored()]) for truth in truths]
+    width = max([1, *(len(boxes) for boxes, _ in kept)])
+    corners = torch.zeros(len(kept), width, 4)
+    classes = torch.full((len(kept), width), -1)
+    for row, (boxes, labels) in enumerate(kept):
         corners[row, : len(boxes)] = torch.from_numpy(boxes).float()
-        classes[row, : len(boxes)] = torch.from_numpy(kinds)
+        classes[row, : len(boxes)] = torch.from_numpy(labels)
     return Boxes(corners, classes)

@@ -1,4 +1,4 @@
-"""Images as a detector takes them: stretched to its size, normalised by its mean and deviation."""
+"""Preprocessing for a detector: images are stretched to its size and normalised."""
 
 from __future__ import annotations
 
@@ -12,86 +12,84 @@ from torch import Tensor
 
 from dsnet.data.decode import DecodeError, catch_decode_errors, open_image, pillow
 from dsnet.data.transforms.augment import normalise
-from dsnet.detection.data.augment import whole
-from dsnet.detection.data.dataset import Boxes, shrunk
+from dsnet.detection.data.augment import resize
+from dsnet.detection.data.dataset import Boxes, stretch_to_square
 from dsnet.errors import DsnetError, printable
 
-__all__ = ["Prepared", "inputs_of", "prepare", "prepare_images"]
+__all__ = ["Preprocessing", "prepare_images"]
 
-POSSIBLE = "a path, an image of Pillow, an array [H, W, 3] or a tensor [3, H, W] of bytes or of values in 0…1"
+SOURCES = "a path, a Pillow image, an array [H, W, 3] or a tensor [3, H, W] of bytes or of values from 0 to 1"
 
 
-class Prepared(NamedTuple):
-    """How images are made ready: their side, and mean and deviation of every channel."""
+class Preprocessing(NamedTuple):
+    """The size of a detector's images, and the mean and standard deviation of each channel."""
 
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def normalise(self, images: Tensor) -> Tensor:
+        """Normalise values from 0 to 255 [B, 3, H, W]."""
+        return normalise(images, self.mean, self.std)
 
-def prepare(images: Tensor, prepared: Prepared) -> Tensor:
-    """Values in [0, 255] [B, 3, size, size] as the network wants them."""
-    return normalise(images, prepared.mean, prepared.std)
-
-
-def inputs_of(pixels: Tensor, prepared: Prepared) -> Tensor:
-    """Squares of bytes [B, 3, S, S] as the network wants them."""
-    nothing = Boxes(torch.zeros(len(pixels), 1, 4), torch.full((len(pixels), 1), -1)).to(pixels.device)
-    x, _ = whole(pixels, nothing, prepared.size, prepared.mean)
-    return prepare(x, prepared)
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Resize and normalise squares of bytes [B, 3, S, S]."""
+        count = len(pixels)
+        boxes = Boxes(torch.zeros(count, 1, 4), torch.full((count, 1), -1)).to(pixels.device)
+        return self.normalise(resize(pixels, boxes, self.size, self.mean)[0])
 
 
-def prepare_images(images: Any, prepared: Prepared, device: torch.device | str = "cpu") -> Tensor:  # noqa: ANN401
-    """One image, or several of any sizes: [B, 3, size, size] on a device."""
+def prepare_images(images: Any, preprocessing: Preprocessing, device: torch.device | str = "cpu") -> Tensor:  # noqa: ANN401
+    """Preprocess one image or a sequence of images of any sizes, as `SavedDetector.prepare` describes it."""
     if isinstance(images, np.ndarray | Tensor):
-        several = list(images) if images.ndim == 4 else [images]
+        sources = list(images) if images.ndim == 4 else [images]
     else:
-        several = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
-    if not several:
+        sources = list(images) if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+    if not sources:
         raise DsnetError("there is no image to prepare")
-    pixels = [_square(image, prepared.size) for image in several]
-    return inputs_of(torch.stack(pixels).to(device), prepared)
+    pixels = [_square(source, preprocessing.size) for source in sources]
+    return preprocessing(torch.stack(pixels).to(device))
 
 
-def _square(image: Any, side: int) -> Tensor:  # noqa: ANN401
-    named = f"{image}: " if isinstance(image, str | Path) else "an image cannot be read: "
+def _square(source: Any, side: int) -> Tensor:  # noqa: ANN401
+    name = f"{source}: " if isinstance(source, str | Path) else "an image cannot be read: "
     try:
-        with catch_decode_errors():  # an image of Pillow, too, may be decoded only now
-            return shrunk(_opened(image), side)
+        with catch_decode_errors():  # a lazy Pillow image is decoded here
+            return stretch_to_square(_open(source), side)
     except DecodeError as error:
-        raise DsnetError(f"{printable(named, 300)}{error}") from error
+        raise DsnetError(f"{printable(name, 300)}{error}") from error
 
 
-def _opened(image: Any) -> Any:  # noqa: ANN401  (what users have, and an image of Pillow)
-    """An image of Pillow in RGB, upright."""
+def _open(source: Any) -> Any:  # noqa: ANN401  (any image type, and a Pillow image)
+    """Return an upright RGB image of Pillow."""
     images = pillow()
-    if isinstance(image, str | Path):
-        return open_image(str(image))
-    if isinstance(image, images.Image):
+    if isinstance(source, str | Path):
+        return open_image(str(source))
+    if isinstance(source, images.Image):
         from PIL import ImageOps
 
-        if image.mode.startswith("I"):  # 16 bits
-            return _opened((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-        return ImageOps.exif_transpose(image).convert("RGB")
-    if isinstance(image, Tensor):
-        image = image.detach().cpu()
-        image = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
-    if not isinstance(image, np.ndarray):
-        raise DsnetError(f"an image is {POSSIBLE}, not {type(image).__name__}")
-    if image.ndim == 2:  # grey
-        image = np.repeat(image[..., None], 3, 2)
-    if image.ndim != 3 or image.shape[2] != 3 or not image.size:
-        raise DsnetError(f"an image is {POSSIBLE}, not one of shape {tuple(image.shape)}")
-    return images.fromarray(np.ascontiguousarray(_bytes(image)))
+        if source.mode.startswith("I"):  # 16 bits
+            return _open((np.asarray(source).clip(0, 65535) // 257).astype(np.uint8))
+        return ImageOps.exif_transpose(source).convert("RGB")
+    if isinstance(source, Tensor):
+        source = source.detach().cpu()
+        source = (source.permute(1, 2, 0) if source.ndim == 3 else source).numpy()
+    if not isinstance(source, np.ndarray):
+        raise DsnetError(f"an image is {SOURCES}, not {type(source).__name__}")
+    if source.ndim == 2:  # greyscale
+        source = np.repeat(source[..., None], 3, 2)
+    if source.ndim != 3 or source.shape[2] != 3 or not source.size:
+        raise DsnetError(f"an image is {SOURCES}, not one of shape {tuple(source.shape)}")
+    return images.fromarray(np.ascontiguousarray(_as_bytes(source)))
 
 
-def _bytes(image: Any) -> Any:  # noqa: ANN401  (arrays)
+def _as_bytes(image: Any) -> Any:  # noqa: ANN401  (arrays)
     if image.dtype == np.uint8:
         return image
     if not np.issubdtype(image.dtype, np.floating):
-        raise DsnetError(f"an image is {POSSIBLE}, not of {image.dtype}")
+        raise DsnetError(f"an image is {SOURCES}, not of {image.dtype}")
     low, high = float(image.min()), float(image.max())
-    if not (low >= 0 and high <= 1):  # not a number is neither
+    if not (low >= 0 and high <= 1):  # also true for NaN
         raise DsnetError(
             f"values of an image in floating point are in 0…1, not from {low:g} to {high:g}: give bytes "
             "(uint8) for 0…255, and images that are not normalised"

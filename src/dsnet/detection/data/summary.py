@@ -1,42 +1,43 @@
-"""How many images and boxes there are, and what a run has before it, in words."""
+"""Counts of images and boxes, and a description of the training run ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dsnet.detection.data.dataset import Pictures
-from dsnet.detection.data.voc import DetectionSet
-from dsnet.detection.train.config import DetectConfig
+from dsnet.detection.data.dataset import DetectionDataset
+from dsnet.detection.data.voc import VocAnnotations
+from dsnet.detection.train.config import DetectionConfig
 
-__all__ = ["Counted", "ahead_text", "count_boxes", "plural", "unfilled"]
+__all__ = ["SplitCounts", "batch_too_large", "count_split", "describe_run", "plural"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """What a split has."""
+class SplitCounts:
+    """The images and boxes of a split."""
 
-    listed: int  # images that it names
-    images: int  # of them that can be used
-    boxes: Mapping[str, int]  # by class, without those marked as difficult
+    listed: int  # images in the split
+    images: int  # usable ones
+    boxes: Mapping[str, int]  # by class, without difficult ones
     difficult: int = 0  # boxes
 
 
-def count_boxes(found: DetectionSet | Pictures) -> Counted:
-    """Images and boxes of a split."""
-    truths = found.truths if isinstance(found, Pictures) else [item.truth for item in found.items]
-    boxes, difficult = dict.fromkeys(found.classes, 0), 0
+def count_split(split: VocAnnotations | DetectionDataset) -> SplitCounts:
+    """Count the images and boxes of a split."""
+    truths = split.truths if isinstance(split, DetectionDataset) else [item.truth for item in split.items]
+    boxes, difficult = dict.fromkeys(split.classes, 0), 0
     for truth in truths:
-        hard = truth.ignored()
-        difficult += int(hard.sum())
-        for kind in truth.classes[~hard].tolist():
-            boxes[found.classes[kind]] += 1
-    listed = max(found.listed, len(truths))
-    return Counted(listed=listed, images=len(truths), boxes=boxes, difficult=difficult)
+        ignored = truth.ignored()
+        difficult += int(ignored.sum())
+        for label in truth.classes[~ignored].tolist():
+            boxes[split.classes[label]] += 1
+    return SplitCounts(
+        listed=max(split.listed, len(truths)), images=len(truths), boxes=boxes, difficult=difficult
+    )
 
 
-def ahead_text(config: DetectConfig, train: Counted, test: Counted, *, routes: int) -> str:
-    """What is about to be trained, and on how much."""
+def describe_run(config: DetectionConfig, train: SplitCounts, test: SplitCounts, *, routes: int) -> str:
+    """Describe in a few lines what will be trained, and on how much data."""
     optim, gate = config.optim, config.gate
     steps = train.images // optim.batch
     training = (
@@ -44,45 +45,43 @@ def ahead_text(config: DetectConfig, train: Counted, test: Counted, *, routes: i
         f"{plural(steps * optim.epochs, 'step')}"
     )
     if not steps:
-        training = unfilled(train.images, optim.batch)
+        training = batch_too_large(train.images, optim.batch)
+    side = config.data.size
+    gate_epochs, gate_steps = gate.epochs if routes > 1 else 0, -(-train.images // gate.batch)
+    gate_text = f", the gate ({plural(gate_epochs, 'epoch')} of {plural(gate_steps, 'step')})"
     rows = [
         ("images", f"{train.images:,} to train with, {test.images:,} to test with; none are held out"),
         ("classes", f"{len(train.boxes)}: {', '.join(train.boxes)}"),
-        ("boxes", f"to train with {_boxes(train)}"),
-        ("", f"to test with {_boxes(test)}"),
-        (
-            "network",
-            f"{config.model} at {config.data.size} × {config.data.size} pixels, {plural(routes, 'route')}",
-        ),
+        ("boxes", f"to train with {_describe_boxes(train)}"),
+        ("", f"to test with {_describe_boxes(test)}"),
+        ("network", f"{config.model} at {side} × {side} pixels, {plural(routes, 'route')}"),
         ("training", training),
-        ("after it", _after(gate.epochs if routes > 1 else 0, -(-train.images // gate.batch))),
+        (
+            "after it",
+            f"statistics of all routes, figures on the test images{gate_text if gate_epochs else ''}",
+        ),
     ]
     left_out = [
-        f"{part.listed - part.images:,} of {plural(part.listed, f'{name} image')}"
-        for name, part in (("training", train), ("test", test))
-        if part.listed > part.images
+        f"{split.listed - split.images:,} of {plural(split.listed, f'{name} image')}"
+        for name, split in (("training", train), ("test", test))
+        if split.listed > split.images
     ]
     if left_out:
         rows.insert(1, ("left out", " and ".join(left_out)))
     return "\n".join(f"{label:10}{text}" for label, text in rows)
 
 
-def _after(epochs: int, steps: int) -> str:
-    gate = f", the gate ({plural(epochs, 'epoch')} of {plural(steps, 'step')})" if epochs else ""
-    return f"statistics of all routes, figures on the test images{gate}"
+def _describe_boxes(split: SplitCounts) -> str:
+    by_class = ", ".join(f"{count:,} {name}" for name, count in split.boxes.items())
+    difficult = f"; {split.difficult:,} more are marked as difficult" if split.difficult else ""
+    return f"{sum(split.boxes.values()):,}: {by_class}{difficult}"
 
 
-def _boxes(part: Counted) -> str:
-    kinds = ", ".join(f"{count:,} {name}" for name, count in part.boxes.items())
-    hard = f"; {part.difficult:,} more are marked as difficult" if part.difficult else ""
-    return f"{sum(part.boxes.values()):,}: {kinds}{hard}"
-
-
-def unfilled(images: int, batch: int) -> str:
-    """What is wrong where there are fewer images than a batch has."""
+def batch_too_large(images: int, batch: int) -> str:
+    """Describe the problem of fewer images than a batch has."""
     return f"{plural(images, 'training image')} do not fill a batch of {batch}: lower optim.batch"
 
 
-def plural(number: int, what: str) -> str:
-    """``plural(1, "step")`` → ``"1 step"``; ``plural(2000, "step")`` → ``"2,000 steps"``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def plural(count: int, noun: str) -> str:
+    """Format a count: ``plural(2000, "step")`` is ``"2,000 steps"``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,9 +1,9 @@
-"""Folders in the layout of Pascal VOC: what is in every image, read before anything is trained.
+"""Datasets in the layout of Pascal VOC. All annotations are read and checked before training starts.
 
     ROOT/JPEGImages/NAME.jpg    ROOT/Annotations/NAME.xml    ROOT/ImageSets/Main/SPLIT.txt
 
-What is wrong with a file is told with its name. An image that cannot be used is left out and counted; a class
-that nobody knows stops.
+A problem with a file is reported with the file's path. Unusable images are left out and counted. An
+unknown class is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +20,18 @@ from numpy.typing import NDArray
 
 from dsnet.core.files import open_regular
 from dsnet.data.decode import DecodeError, open_header
-from dsnet.detection.eval.metrics import Truth
+from dsnet.detection.eval.metrics import GroundTruth
 from dsnet.errors import DsnetError, printable, shorten
 
-__all__ = ["VOC_CLASSES", "Annotated", "DetectionSet", "Problem", "read_voc", "shown_size", "wrong_size"]
+__all__ = [
+    "VOC_CLASSES",
+    "AnnotatedImage",
+    "FileProblem",
+    "VocAnnotations",
+    "displayed_size",
+    "read_voc",
+    "size_mismatch",
+]
 
 VOC_CLASSES = (
     "aeroplane",
@@ -50,87 +58,75 @@ VOC_CLASSES = (
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
-class Problem(NamedTuple):
-    """Something that is wrong with a file, and what became of it."""
+class FileProblem(NamedTuple):
+    """A problem with a file, and its consequence."""
 
     file: Path
     what: str
 
 
-class Annotated(NamedTuple):
-    """An image and what is in it, in pixels."""
+class AnnotatedImage(NamedTuple):
+    """An image file, its size and its boxes in pixels."""
 
     image: Path
     width: int
     height: int
-    truth: Truth
+    truth: GroundTruth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DetectionSet:
-    """Images with their boxes."""
+class VocAnnotations:
+    """The usable images of a dataset and their boxes."""
 
     classes: tuple[str, ...]
-    items: tuple[Annotated, ...]
-    problems: tuple[Problem, ...] = field(default=())
-    listed: int = 0  # images that were asked for, with those that cannot be used
-
-    def __str__(self) -> str:
-        counts = Counter(int(number) for item in self.items for number in item.truth.classes)
-        boxes = ", ".join(f"{counts[number]} {name}" for number, name in enumerate(self.classes))
-        text = f"{len(self.items)} images with {sum(counts.values())} boxes: {boxes}"
-        if not self.problems:
-            return text
-        shown = "\n".join(f"  {problem.file}: {problem.what}" for problem in self.problems[:5])
-        more = len(self.problems) - 5
-        return f"{text}\n{len(self.problems)} problems:\n{shown}" + (
-            f"\n  and {more} more" if more > 0 else ""
-        )
+    items: tuple[AnnotatedImage, ...]
+    problems: tuple[FileProblem, ...] = ()
+    listed: int = 0  # images in the split, including unusable ones
 
 
 def read_voc(
     root: Path | str, split: str | None = None, *, classes: Sequence[str] | None = None
-) -> DetectionSet:
-    """Reads a folder; without ``split`` all annotations, without ``classes`` those that are there, sorted."""
+) -> VocAnnotations:
+    """Read the annotations of a folder.
+
+    Args:
+        root: A folder in VOC's layout.
+        split: A file of ImageSets/Main without its suffix; by default all annotations are read.
+        classes: Class names in order; by default those of the annotations, sorted.
+
+    Raises:
+        DsnetError: The folder or split does not exist, no image is usable, or a class is not in the list.
+    """
     root = Path(root)
     where = root if split is None else f"{root}, {split}"
-    problems: list[Problem] = []
-    names = _names(root, split, problems)
-    read = [found for name in names if (found := _read(root, name, problems)) is not None]
-    if not read:
+    problems: list[FileProblem] = []
+    names = _list_names(root, split, problems)
+    files = [file for name in names if (file := _read_file(root, name, problems)) is not None]
+    if not files:
         first = f"; {problems[0].file}: {problems[0].what}" if problems else ""
         raise DsnetError(f"no image of {where} can be used{first}")
-    there = sorted({label for file in read for label in file.labels})
-    if not there:
+    present = sorted({label for file in files for label in file.labels})
+    if not present:
         raise DsnetError(f"no image of {where} has a box")
-    known = tuple(there if classes is None else classes)
-    if len(set(known)) != len(known):
-        raise DsnetError(f"class names must differ: {printable(', '.join(known), 1000)}")
-    for file in read:
+    classes = tuple(present if classes is None else classes)
+    if len(set(classes)) != len(classes):
+        raise DsnetError(f"class names must differ: {printable(', '.join(classes), 1000)}")
+    indices = {name: index for index, name in enumerate(classes)}
+    items = []
+    for file in files:
         for label in file.labels:
-            if label not in known:
+            if label not in indices:
                 raise DsnetError(
                     f"{file.path}: class {shorten(label)} is not in the list: "
-                    f"{printable(', '.join(known), 1000)}"
+                    f"{printable(', '.join(classes), 1000)}"
                 )
-    numbers = {name: number for number, name in enumerate(known)}
-    items = tuple(
-        Annotated(
-            file.image,
-            file.width,
-            file.height,
-            Truth(
-                file.boxes,
-                np.array([numbers[label] for label in file.labels], dtype=np.int64),
-                file.difficult,
-            ),
-        )
-        for file in read
-    )
-    return DetectionSet(classes=known, items=items, problems=tuple(problems), listed=len(names))
+        labels = np.array([indices[label] for label in file.labels], dtype=np.int64)
+        truth = GroundTruth(file.boxes, labels, file.difficult)
+        items.append(AnnotatedImage(file.image, file.width, file.height, truth))
+    return VocAnnotations(classes=classes, items=tuple(items), problems=tuple(problems), listed=len(names))
 
 
-def _names(root: Path, split: str | None, problems: list[Problem]) -> list[str]:
+def _list_names(root: Path, split: str | None, problems: list[FileProblem]) -> list[str]:
     folder = root / "Annotations"
     if not folder.is_dir():
         raise DsnetError(
@@ -139,28 +135,26 @@ def _names(root: Path, split: str | None, problems: list[Problem]) -> list[str]:
         )
     if split is None:
         return sorted(path.stem for path in folder.glob("*.xml"))
-    listed = root / "ImageSets" / "Main" / f"{split}.txt"
-    if not listed.is_file():
-        there = sorted(path.stem for path in listed.parent.glob("*.txt"))
-        raise DsnetError(
-            f"{root} has no split {shorten(split)}; possible: {printable(', '.join(there), 500) or 'none'}"
-        )
+    path = root / "ImageSets" / "Main" / f"{split}.txt"
+    if not path.is_file():
+        available = printable(", ".join(sorted(path.stem for path in path.parent.glob("*.txt"))), 500)
+        raise DsnetError(f"{root} has no split {shorten(split)}; possible: {available or 'none'}")
     try:
-        text = listed.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DsnetError(f"{listed} is no text: {error}") from error
+        raise DsnetError(f"{path} is not a text file: {error}") from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # Lists of single classes have a number behind every name; a name may have spaces, too.
+    # Lists of single classes have a number after each name. A name may also contain spaces.
     names = [line if (folder / f"{line}.xml").is_file() else line.split()[0] for line in lines]
     problems += [
-        Problem(listed, f"names {name} {count} times; it counts once")
+        FileProblem(path, f"names {name} {count} times; it counts once")
         for name, count in Counter(names).items()
         if count > 1
     ]
     return list(dict.fromkeys(names))
 
 
-class _File(NamedTuple):
+class _AnnotationFile(NamedTuple):
     path: Path
     image: Path
     width: int
@@ -170,73 +164,88 @@ class _File(NamedTuple):
     difficult: NDArray[np.bool_]
 
 
-def _read(root: Path, name: str, problems: list[Problem]) -> _File | None:
+class _Object(NamedTuple):
+    label: str
+    corners: NDArray[np.float64]
+    difficult: bool
+
+
+def _read_file(root: Path, name: str, problems: list[FileProblem]) -> _AnnotationFile | None:
     path = root / "Annotations" / f"{name}.xml"
     try:
         with open_regular(path) as file:
             tree = ET.parse(file).getroot()
         width, height = (int(float(_text(tree, f"size/{side}"))) for side in ("width", "height"))
-        found = [_object(entry) for entry in tree.iter("object")]
+        objects = [_read_object(entry) for entry in tree.iter("object")]
     except (OSError, ET.ParseError, ValueError, LookupError, OverflowError) as error:
         why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        problems.append(Problem(path, f"{why}; the image is left out"))
+        problems.append(FileProblem(path, f"{why}; the image is left out"))
         return None
     suffixes = (*SUFFIXES, *map(str.upper, SUFFIXES))
     image = next((p for s in suffixes if (p := root / "JPEGImages" / f"{name}{s}").is_file()), None)
     if image is None or width < 1 or height < 1:
         what = "has no image in JPEGImages" if image is None else f"says that the image is {width} × {height}"
-        problems.append(Problem(path, f"{what}; it is left out"))
+        problems.append(FileProblem(path, f"{what}; it is left out"))
         return None
-    if (wrong := wrong_size(shown_size(image), width, height)) is not None:  # its boxes mean nothing then
-        problems.append(Problem(image, f"{wrong}; the image is left out"))
+    if (mismatch := size_mismatch(displayed_size(image), width, height)) is not None:
+        problems.append(FileProblem(image, f"{mismatch}; the image is left out"))
         return None
-    boxes, labels, difficult = [], [], []
-    for label, corners, hard in found:
-        kept = np.clip(corners, 0, [width, height, width, height])
-        if (kept[2:] <= kept[:2]).any():
-            problems.append(Problem(path, f"a box of {label} has no area in the image; the box is left out"))
+    kept = _clip_boxes(path, objects, width, height, problems)
+    if not kept:
+        problems.append(FileProblem(path, "has no box; the image is kept"))
+    boxes = np.array([item.corners for item in kept], dtype=np.float64).reshape(-1, 4)
+    difficult = np.array([item.difficult for item in kept], dtype=bool)
+    return _AnnotationFile(path, image, width, height, boxes, [item.label for item in kept], difficult)
+
+
+def _clip_boxes(
+    path: Path, objects: Sequence[_Object], width: int, height: int, problems: list[FileProblem]
+) -> list[_Object]:
+    """Clip boxes to the image, and leave out those without area."""
+    kept = []
+    for item in objects:
+        clipped = np.clip(item.corners, 0, [width, height, width, height])
+        if (clipped[2:] <= clipped[:2]).any():
+            what = f"a box of {item.label} has no area in the image; the box is left out"
+            problems.append(FileProblem(path, what))
             continue
-        if np.abs(kept - corners).max() > 1:  # one pixel is a matter of counting from 0 or from 1
-            problems.append(Problem(path, f"a box of {label} lies partly outside the image; it is cut"))
-        boxes.append(kept)
-        labels.append(label)
-        difficult.append(hard)
-    if not boxes:
-        problems.append(Problem(path, "has no box; the image is kept"))
-    found_boxes = np.array(boxes, dtype=np.float64).reshape(-1, 4)
-    return _File(path, image, width, height, found_boxes, labels, np.array(difficult, dtype=bool))
+        if np.abs(clipped - item.corners).max() > 1:  # one pixel comes from counting from 0 or from 1
+            what = f"a box of {item.label} lies partly outside the image; it is cut"
+            problems.append(FileProblem(path, what))
+        kept.append(item._replace(corners=clipped))
+    return kept
 
 
-def shown_size(image: Path) -> tuple[int, int] | None:
-    """Width and height as an image is shown, by its header; none: it cannot be read."""
+def displayed_size(image: Path) -> tuple[int, int] | None:
+    """Return the width and height that an image is displayed at, by its header; None: it cannot be read."""
     try:
         with open_header(str(image)) as opened:
-            turned = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the tag of orientation: on its side
+            rotated = opened.getexif().get(0x0112, 1) in (5, 6, 7, 8)  # the EXIF tag Orientation
             width, height = opened.size
     except DecodeError:
         return None
-    return (height, width) if turned else (width, height)
+    return (height, width) if rotated else (width, height)
 
 
-def wrong_size(shown: tuple[int, int] | None, width: int, height: int) -> str | None:
-    """What is wrong where an image has another size than its boxes say."""
-    if shown is None or shown == (width, height):
+def size_mismatch(displayed: tuple[int, int] | None, width: int, height: int) -> str | None:
+    """Describe how an image's size differs from its annotation's; None: it does not, or it is unknown."""
+    if displayed is None or displayed == (width, height):
         return None
-    if shown == (height, width):
+    if displayed == (height, width):
         return (
             f"it is shown turned (EXIF), as {height} × {width} pixels, and its boxes are for "
             f"{width} × {height}: turn the file itself or take the tag off"
         )
-    return f"it has {shown[0]} × {shown[1]} pixels, not {width} × {height} as its boxes say"
+    return f"it has {displayed[0]} × {displayed[1]} pixels, not {width} × {height} as its boxes say"
 
 
-def _object(entry: ET.Element) -> tuple[str, NDArray[np.float64], bool]:
+def _read_object(entry: ET.Element) -> _Object:
     left, top, right, bottom = (float(_text(entry, f"bndbox/{n}")) for n in ("xmin", "ymin", "xmax", "ymax"))
     corners = np.array([left - 1, top - 1, right, bottom])
     if not np.isfinite(corners).all():
         raise ValueError(f"a box from {left}, {top} to {right}, {bottom}")
-    hard = entry.findtext("difficult", "0").strip().lower() not in ("", "0", "false", "no")
-    return _text(entry, "name"), corners, hard
+    difficult = entry.findtext("difficult", "0").strip().lower() not in ("", "0", "false", "no")
+    return _Object(_text(entry, "name"), corners, difficult)
 
 
 def _text(entry: ET.Element, path: str) -> str:

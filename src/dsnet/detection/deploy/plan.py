@@ -1,4 +1,4 @@
-"""Plans for detectors: the same machinery, for a network whose answer is boxes."""
+"""Plans for detectors: the executors of the runtime, with the decoding of boxes behind them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.process_bound import InProcess
 from dsnet.detection.deploy.partition import pack_detector, split_detector
 from dsnet.detection.eval.metrics import Detections
-from dsnet.detection.model.fssd import Answers, Detector, RoutedAnswers
-from dsnet.detection.postprocess import best_boxes, check_wanted, detections_in, detections_of, unaided
+from dsnet.detection.model.fssd import Detector, DetectorOutput, RoutedDetectorOutput
+from dsnet.detection.postprocess import (
+    best_boxes,
+    check_thresholds,
+    decode_detections,
+    has_static_shape,
+    split_detections,
+)
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import Route
@@ -26,155 +32,164 @@ from dsnet.runtime.partition.partitioner import PartitionRequest, register_parti
 from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead
 from dsnet.runtime.plan import Plan
 
-__all__ = ["DetectorPlan", "answers_of"]
+__all__ = ["DetectorPlan"]
 
-PROGRAMS = 32  # for boxes that a plan keeps at a time
+MAX_GRAPHS = 32  # of box decoding that a plan keeps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DetectorPlan(InProcess):
-    """A detector made ready for a device, called like the detector."""
+    """A detector compiled for a device; `dsnet.runtime.compile` makes it. Call it like the detector."""
 
     plan: Plan
     priors: Tensor  # [p, 4]
     classes: int
-    recorded: _Boxes | None = field(init=False, default=None)  # where answers are programs, too
+    decoder: _GraphedDecoder | None = field(init=False, default=None)  # None: the plan has no CUDA graphs
 
     def __post_init__(self) -> None:
         executor = self.network.executor
         if executor.asynchronous:
-            recorded = _Boxes(self.priors, self.classes, executor.max_batch)
-            object.__setattr__(self, "recorded", recorded)
-
-    @classmethod
-    def of(cls, plan: Plan, detector: Detector, image_size: int | tuple[int, int] | None) -> DetectorPlan:
-        """A plan of the parts of `pack_detector`."""
-        return cls(plan, detector.priors(image_size).to(plan.network.device), detector.classes)
+            decoder = _GraphedDecoder(self.priors, self.classes, executor.max_batch)
+            object.__setattr__(self, "decoder", decoder)
 
     @property
     def network(self) -> CompiledNetwork:
-        """Its executables."""
+        """Return the executables of the plan."""
         return self.plan.network
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether an image's route never depends on the others of its batch."""
+        """Return whether an image's route never depends on the other images of its batch."""
         return self.plan.batch_invariant
 
-    def __call__(self, x: Tensor, route: Route | int | None = None) -> Answers:
-        """Images [B, C, H, W] → answers for every prior, at one route or, without one, routed."""
-        return self._answers(self.plan(x, route))
+    def __call__(self, x: Tensor, route: Route | int | None = None) -> DetectorOutput:
+        """Predict offsets and logits for images [B, C, H, W]; without a route, at each image's own."""
+        return self.split(self.plan(x, route))
 
-    def run(self, x: Tensor) -> RoutedAnswers:
-        """Answers, and the routes that gave them."""
-        found = self.plan.run(x)
-        return RoutedAnswers(self._answers(found.logits), found.routes)
+    def run(self, x: Tensor) -> RoutedDetectorOutput:
+        """Predict offsets and logits for images [B, C, H, W], and return the routes that they took."""
+        result = self.plan.run(x)
+        return RoutedDetectorOutput(self.split(result.logits), result.routes)
 
     def route(self, x: Tensor) -> Tensor:
-        """The number [B] of the route that answers each image."""
+        """Return the number [B] of the route that each image takes."""
         return self.plan.route(x)
 
     def detect(
-        self, x: Tensor, route: Route | int | None = None, *, score: float = 0.3, most: int = 200
+        self, x: Tensor, route: Route | int | None = None, *, score: float = 0.3, max_detections: int = 200
     ) -> list[Detections]:
-        """Boxes of every image as shares of it, best first."""
-        return self.boxes(self.plan(x, route), score=score, most=most)
+        """Find boxes.
+
+        Args:
+            x: Images [B, C, H, W], see `SavedDetector.prepare`.
+            route: The route of all images; without one, each image takes its own.
+            score: Boxes with at most this probability are dropped.
+            max_detections: The number of boxes that an image has at most.
+
+        Returns:
+            The detections of each image, as shares of the image, by descending score.
+        """
+        return self.boxes(self.plan(x, route), score=score, max_detections=max_detections)
 
     @torch.inference_mode()
     def boxes(
-        self, row: Tensor, *, score: float = 0.3, overlap: float = 0.45, most: int = 200
+        self, row: Tensor, *, score: float = 0.3, overlap: float = 0.45, max_detections: int = 200
     ) -> list[Detections]:
-        """Boxes of the answers [B, numbers] that ``plan`` gives; on a GPU one program finds them."""
-        numbers = _numbers(len(self.priors), self.classes)
-        check_wanted(score, overlap, most)
+        """Decode what ``plan`` returns [B, values] into detections; on a GPU as one CUDA graph."""
+        values = _values(len(self.priors), self.classes)
+        check_thresholds(score, overlap, max_detections)
         if not isinstance(row, Tensor):
-            raise DsnetError(f"this plan answers with a tensor [B, {numbers}], not with {type(row).__name__}")
-        if row.shape[1:] != (numbers,):
-            raise DsnetError(f"this plan answers with [B, {numbers}], not with {list(row.shape)}")
-        if self.recorded is not None and unaided(self.priors.device, len(self.priors), self.classes, most):
-            return self.recorded(row, score, overlap, most)
-        answers = self._answers(row)
-        return detections_of(*answers, self.priors, score=score, overlap=overlap, most=most)
+            raise DsnetError(
+                f"expected a tensor [B, {values}], as this plan returns, got {type(row).__name__}"
+            )
+        if row.shape[1:] != (values,):
+            raise DsnetError(f"expected [B, {values}], as this plan returns, got {list(row.shape)}")
+        fixed = has_static_shape(self.priors.device, len(self.priors), self.classes, max_detections)
+        if self.decoder is not None and fixed:
+            return self.decoder(row, score, overlap, max_detections)
+        output = self.split(row)
+        return decode_detections(
+            *output, self.priors, score=score, overlap=overlap, max_detections=max_detections
+        )
 
-    def _answers(self, row: Tensor) -> Answers:
-        return _parted(row, len(self.priors), self.classes)
+    def split(self, row: Tensor) -> DetectorOutput:
+        """Split what ``plan`` returns [B, values] into offsets and logits."""
+        return _split_row(row, len(self.priors), self.classes)
 
     def __repr__(self) -> str:
         return f"Detector{self.plan!r}"
 
 
-class _Program(NamedTuple):
-    run: Callable[[], None]
-    found: NDArray[np.float32]  # [size, n, 6], which the device writes to
+class _DecodingGraph(NamedTuple):
+    replay: Callable[[], None]
+    rows: NDArray[np.float32]  # [size, n, 6], in host memory
 
 
-class _Boxes:
-    """From answers to boxes in memory of the host by one launch. Threads take turns.
+class _GraphedDecoder:
+    """Decodes boxes into host memory, each batch by one CUDA graph. Threads take turns.
 
-    It has streams of its own: programs of the plan may run beside it.
+    It has streams of its own, so the plan's graphs may run at the same time.
     """
 
-    def __init__(self, priors: Tensor, classes: int, most: int) -> None:
-        self.priors, self.classes, self.most = priors, classes, most
+    def __init__(self, priors: Tensor, classes: int, max_batch: int) -> None:
+        self.priors, self.classes, self.max_batch = priors, classes, max_batch
         self.streams, self.lock = stream_pool(priors.device, 1), threading.Lock()
-        self.rows: dict[torch.dtype, Tensor] = {}  # [most, numbers], which programs read
-        self.programs: dict[tuple[int, torch.dtype, float, float, int], _Program] = {}
+        self.inputs: dict[torch.dtype, Tensor] = {}  # [max_batch, values]
+        self.graphs: dict[tuple[int, torch.dtype, float, float, int], _DecodingGraph] = {}
 
-    def __call__(self, row: Tensor, score: float, overlap: float, most: int) -> list[Detections]:
-        """As many images at a time as there is room for."""
-        found: list[Detections] = []
+    def __call__(self, row: Tensor, score: float, overlap: float, max_detections: int) -> list[Detections]:
+        """Decode predictions [B, values] in chunks of at most ``max_batch``."""
+        detections: list[Detections] = []
         with self.lock, self.streams.on_device():
-            for start in range(0, len(row), self.most):
-                found += self._run(row[start : start + self.most], score, overlap, most)
-        return found
+            for start in range(0, len(row), self.max_batch):
+                detections += self._run(row[start : start + self.max_batch], score, overlap, max_detections)
+        return detections
 
-    def _run(self, row: Tensor, score: float, overlap: float, most: int) -> list[Detections]:
-        images = len(row)
-        size = min(1 << (images - 1).bit_length(), self.most)
-        key = size, row.dtype, score, overlap, most
-        program = self.programs.get(key)
-        if program is None:
-            if len(self.programs) >= PROGRAMS:
-                del self.programs[next(iter(self.programs))]  # the oldest
-            program = self.programs[key] = self._record(*key)
-        self.rows[row.dtype][:images].copy_(row)
-        program.run()
+    def _run(self, row: Tensor, score: float, overlap: float, max_detections: int) -> list[Detections]:
+        size = min(1 << (len(row) - 1).bit_length(), self.max_batch)
+        key = size, row.dtype, score, overlap, max_detections
+        graph = self.graphs.get(key)
+        if graph is None:
+            if len(self.graphs) >= MAX_GRAPHS:
+                del self.graphs[next(iter(self.graphs))]  # the oldest
+            graph = self.graphs[key] = self._capture(*key)
+        self.inputs[row.dtype][: len(row)].copy_(row)
+        graph.replay()
         self.streams.synchronize()
-        return detections_in(program.found[:images])
+        return split_detections(graph.rows[: len(row)])
 
-    def _record(self, size: int, dtype: torch.dtype, score: float, overlap: float, most: int) -> _Program:
-        if dtype not in self.rows:
-            numbers = _numbers(len(self.priors), self.classes)
-            self.rows[dtype] = self.priors.new_zeros(self.most, numbers, dtype=dtype)
-        offsets, logits = _parted(self.rows[dtype][:size], len(self.priors), self.classes)
+    def _capture(
+        self, size: int, dtype: torch.dtype, score: float, overlap: float, max_detections: int
+    ) -> _DecodingGraph:
+        if dtype not in self.inputs:
+            values = _values(len(self.priors), self.classes)
+            self.inputs[dtype] = self.priors.new_zeros(self.max_batch, values, dtype=dtype)
+        output = _split_row(self.inputs[dtype][:size], len(self.priors), self.classes)
 
-        def boxes() -> Tensor:
-            return best_boxes(offsets, logits, self.priors, score=score, overlap=overlap, most=most)
+        def decode() -> Tensor:
+            return best_boxes(
+                *output, self.priors, score=score, overlap=overlap, max_detections=max_detections
+            )
 
-        first = boxes()
-        found = torch.empty(first.shape, dtype=first.dtype, pin_memory=first.device.type == "cuda")
+        first = decode()
+        rows = torch.empty(first.shape, dtype=first.dtype, pin_memory=first.device.type == "cuda")
 
         def body() -> None:
-            found.copy_(boxes(), non_blocking=True)
+            rows.copy_(decode(), non_blocking=True)
 
-        return _Program(self.streams.capture(body, 0), found.numpy())
+        return _DecodingGraph(self.streams.capture(body, 0), rows.numpy())
 
 
-def _parted(row: Tensor, priors: int, classes: int) -> Answers:
-    return Answers(
+def _split_row(row: Tensor, priors: int, classes: int) -> DetectorOutput:
+    return DetectorOutput(
         row[:, : 4 * priors].view(len(row), priors, 4),
         row[:, 4 * priors :].view(len(row), priors, 1 + classes),
     )
 
 
-def _numbers(priors: int, classes: int) -> int:
-    """Of an image."""
+def _values(priors: int, classes: int) -> int:
+    """Count the predicted values of an image."""
     return priors * (4 + 1 + classes)
-
-
-def answers_of(detector: Detector, image_size: int | tuple[int, int] | None) -> int:
-    """How many numbers a detector answers with for an image."""
-    return _numbers(len(detector.priors(image_size)), detector.classes)
 
 
 @register_partitioner(Detector)
@@ -186,15 +201,15 @@ class DetectorPartitioner:
         return model.network
 
     def outputs(self, model: Detector, image_size: int | tuple[int, int] | None) -> int:
-        """Return how many numbers the detector answers with for an image."""
-        return answers_of(model, image_size)
+        """Return the number of values that the detector predicts for an image."""
+        return _values(len(model.priors(image_size)), model.classes)
 
     def segments(
         self, model: Detector, request: PartitionRequest
     ) -> tuple[dict[SegmentKey, Segment], SharedHead | None]:
         """Return the prefix, a segment for every choice, and the pyramid where it runs behind all of them."""
         if request.shared:
-            raise DsnetError("memory='shared' is for networks alone; a detector's parts are packed")
+            raise DsnetError("memory='shared' is for networks alone; a detector's segments are packed")
         choices = request.options[0]
         size, precision, device = request.image_size, request.precision, request.device
         if not request.grouped:
@@ -210,4 +225,4 @@ class DetectorPartitioner:
 
     def plan(self, model: Detector, plan: Plan, image_size: int | tuple[int, int] | None) -> DetectorPlan:
         """Return the plan with the decoding of boxes behind it."""
-        return DetectorPlan.of(plan, model, image_size)
+        return DetectorPlan(plan, model.priors(image_size).to(plan.network.device), model.classes)

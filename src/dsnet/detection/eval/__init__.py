@@ -1,1 +1,1 @@
-"""Mean average precision and evaluation by route."""
+"""Evaluation of detectors: mean average precision."""

@@ -1,1 +1,1 @@
-"""The detector: FSSD on a supernet, and its prior boxes."""
+"""The detector network (FSSD on a supernet) and its prior boxes."""

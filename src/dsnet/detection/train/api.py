@@ -17,15 +17,16 @@ from dsnet.core.interrupt import stop_on_signals, stopped_status, terminable
 from dsnet.core.schema import read_json
 from dsnet.core.seeding import seeded
 from dsnet.core.settings import to_plain
-from dsnet.detection.data.dataset import Pictures, load_pictures, read_splits
-from dsnet.detection.data.summary import Counted, ahead_text, count_boxes, plural, unfilled
-from dsnet.detection.data.voc import Problem
+from dsnet.detection.data.dataset import DetectionDataset, load_detection_dataset, read_splits
+from dsnet.detection.data.prepare import Preprocessing
+from dsnet.detection.data.summary import SplitCounts, batch_too_large, count_split, describe_run, plural
+from dsnet.detection.data.voc import FileProblem
 from dsnet.detection.eval.evaluate import DetectionResult
-from dsnet.detection.io import Prepared, SavedDetector, detector_of
-from dsnet.detection.model.fssd import Detector, unfit
-from dsnet.detection.train.config import DetectConfig
-from dsnet.detection.train.gate import GateTraining
-from dsnet.detection.train.task import DetectorTraining
+from dsnet.detection.io import SavedDetector, detector_from_checkpoint
+from dsnet.detection.model.fssd import Detector, incompatibility
+from dsnet.detection.train.config import DetectionConfig
+from dsnet.detection.train.gate import DetectorGateTask
+from dsnet.detection.train.task import DetectorTask
 from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.loading import build_network
@@ -42,9 +43,9 @@ __all__ = [
     "DetectionOutcome",
     "check_networks",
     "make_detector",
-    "open_pictures",
+    "open_datasets",
     "planned_network",
-    "tell_problems",
+    "report_problems",
     "train_detector",
 ]
 
@@ -63,10 +64,10 @@ class DetectionOutcome:
     status: RunStatus
     classes: tuple[str, ...]
     results: tuple[DetectionResult, ...] = ()  # routes, then the gate; none where the run was stopped
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FileProblem, ...] = ()
     tested: tuple[Path, ...] = ()  # the test images
-    train: Counted | None = None  # none: the run was finished before
-    test: Counted | None = None
+    train: SplitCounts | None = None  # none: the run was finished before
+    test: SplitCounts | None = None
 
     @property
     def done(self) -> bool:
@@ -75,7 +76,7 @@ class DetectionOutcome:
 
 
 def train_detector(
-    config: DetectConfig,
+    config: DetectionConfig,
     folder: Path,
     *,
     resume: bool = False,
@@ -97,11 +98,11 @@ def train_detector(
             return finished
         if saved is None:
             check_networks(config)
-        train, test, problems = open_pictures(config, device, callback)
+        train, test, problems = open_datasets(config, device, callback)
         found = make_detector(config, train, saved, folder)
         if config.gate.epochs:  # a wrong one would be told at the end else
             GateConfig(space=config.gate.space).routes(found.detector.network)
-        training = DetectorTraining(config, found, train, folder, device, callback)
+        training = DetectorTask(config, found, train, folder, device, callback)
         if saved is not None:
             training.restore(saved)
         (folder / RESULTS).unlink(missing_ok=True)  # what is there is not finished
@@ -109,8 +110,8 @@ def train_detector(
         if problems:
             lines = (printable(f"{problem.file}: {problem.what}").replace("\n", " ") for problem in problems)
             write_text(folder / PROBLEMS, "".join(f"{line}\n" for line in lines))
-        counts = count_boxes(train), count_boxes(test)
-        said(ahead_text(config, *counts, routes=len(found.detector.network.space)))
+        counts = count_split(train), count_split(test)
+        said(describe_run(config, *counts, routes=len(found.detector.network.space)))
         with stop_on_signals(
             callback.on_message
         ) as request:  # later signals act at once: what was trained is saved
@@ -136,9 +137,9 @@ def train_detector(
 
 
 def _finish(
-    config: DetectConfig,
-    training: DetectorTraining,
-    test: Pictures,
+    config: DetectionConfig,
+    training: DetectorTask,
+    test: DetectionDataset,
     callback: Callback,
     said: Callable[[str], None],
 ) -> list[DetectionResult]:
@@ -157,7 +158,7 @@ def _finish(
         said(f"route {result.route}: mAP {100 * result.mean['voc2007']:.1f} (VOC 2007)")
         results.append(result)
     if config.gate.epochs and len(routes) > 1:
-        gate = GateTraining(config, training.found, training.precision)
+        gate = DetectorGateTask(config, training.found, training.precision)
         said(f"The gate, between {plural(len(gate.routes), 'route')}: {plural(config.gate.epochs, 'epoch')}")
         gate.train(training.epoch_for_gate, -(-images // config.gate.batch), callback, said)
         training.save("gated", {"gate": to_plain(config.gate)})
@@ -167,7 +168,7 @@ def _finish(
 
 
 def _finished(
-    folder: Path, config: DetectConfig, saved: Checkpoint, callback: Callback
+    folder: Path, config: DetectionConfig, saved: Checkpoint, callback: Callback
 ) -> DetectionOutcome | None:
     """What a run came to that has nothing left to do; another gate would be."""
     steps = saved.data.get("steps")
@@ -187,20 +188,20 @@ def _finished(
     )
 
 
-def open_pictures(
-    config: DetectConfig, device: torch.device, callback: Callback
-) -> tuple[Pictures, Pictures, tuple[Problem, ...]]:
+def open_datasets(
+    config: DetectionConfig, device: torch.device, callback: Callback
+) -> tuple[DetectionDataset, DetectionDataset, tuple[FileProblem, ...]]:
     """Training and test images, on the device if there is room; and what is wrong with files."""
     data = config.data
     first = read_splits(data.root, data.train, data.classes)
     both = [first, read_splits(data.root, data.test, first.classes)]
     problems = tuple(problem for part in both for problem in part.problems)
     found = []
-    for part, side in zip(both, (data.side, data.size), strict=True):
-        pictures, damaged = load_pictures(part, side, callback.progress)
+    for part, side in zip(both, (data.stored_size, data.size), strict=True):
+        pictures, damaged = load_detection_dataset(part, side, callback.progress)
         problems += damaged
         found.append(_placed(pictures, device))
-    tell_problems(problems, f"{PROBLEMS} of the run lists them", callback.on_message)
+    report_problems(problems, f"{PROBLEMS} of the run lists them", callback.on_message)
     shared = set(found[0].paths) & set(found[1].paths)
     if shared:
         callback.on_message(
@@ -210,11 +211,11 @@ def open_pictures(
         if bool((pictures.boxes.classes < 0).all()):
             raise DsnetError(f"{data.root}, {split}: there is no box that is not marked as difficult")
     if len(found[0]) < config.optim.batch:
-        raise DsnetError(unfilled(len(found[0]), config.optim.batch))
+        raise DsnetError(batch_too_large(len(found[0]), config.optim.batch))
     return found[0], found[1], problems
 
 
-def tell_problems(problems: Sequence[Problem], rest: str, told: Callable[[str], None]) -> None:
+def report_problems(problems: Sequence[FileProblem], rest: str, told: Callable[[str], None]) -> None:
     """The first of them, and where the rest is."""
     for problem in problems[:TOLD]:
         told(f"{problem.file}: {problem.what}")
@@ -222,14 +223,14 @@ def tell_problems(problems: Sequence[Problem], rest: str, told: Callable[[str], 
         told(f"and {len(problems) - TOLD} more problems with files: {rest}")
 
 
-def _placed(pictures: Pictures, device: torch.device) -> Pictures:
+def _placed(pictures: DetectionDataset, device: torch.device) -> DetectionDataset:
     if device.type != "cuda":
         return pictures
     free, _ = torch.cuda.mem_get_info(device)
     return pictures.to(device) if pictures.images.nbytes < MEMORY * free else pictures
 
 
-def _begin(folder: Path, config: DetectConfig, *, resume: bool, callback: Callback) -> Checkpoint | None:
+def _begin(folder: Path, config: DetectionConfig, *, resume: bool, callback: Callback) -> Checkpoint | None:
     kept = [name for name in ("last", "final", "gated") if (folder / name).is_file()]
     if "last" not in kept and has_last(folder):  # the file that names it was lost
         kept.insert(0, "last")
@@ -250,12 +251,12 @@ def _begin(folder: Path, config: DetectConfig, *, resume: bool, callback: Callba
     return load_checkpoint(folder, "last")
 
 
-def _read_config(folder: Path) -> DetectConfig:
+def _read_config(folder: Path) -> DetectionConfig:
     path = folder / "recipe.json"
-    return settings_of(DetectConfig, read_plain(path), path)
+    return settings_of(DetectionConfig, read_plain(path), path)
 
 
-def planned_network(config: DetectConfig) -> Supernet:
+def planned_network(config: DetectionConfig) -> Supernet:
     """The network of a run, without weights."""
     network = create_model(config.model, device="meta", **config.options)
     if not isinstance(network, Supernet):
@@ -263,37 +264,37 @@ def planned_network(config: DetectConfig) -> Supernet:
     return network
 
 
-def check_networks(config: DetectConfig) -> None:
+def check_networks(config: DetectionConfig) -> None:
     """Raises where the network, or the one to start from, cannot carry the detector."""
     network = planned_network(config)
-    if (why := unfit(network, config.table)) is not None:
+    if (why := incompatibility(network, config.table)) is not None:
         raise DsnetError(f"{config.model} cannot carry this detector: {why}; {_fit(config)}")
     if config.start is None:
         return
     theirs = build_network(checkpoint_of(config.start))
-    if (why := unfit(theirs, config.table)) is not None:
+    if (why := incompatibility(theirs, config.table)) is not None:
         raise DsnetError(
             f"start={config.start} holds {theirs.name}, which cannot carry this detector: {why}; "
             f"{_fit(config)}. Train one of them with `dsnet train`, or begin with none: start=none"
         )
 
 
-def _fit(config: DetectConfig) -> str:
+def _fit(config: DetectionConfig) -> str:
     """The networks that can carry the detector, in words."""
     found = []
     for name in list_models("supernet"):
         network = create_model(name, device="meta")
-        if isinstance(network, Supernet) and unfit(network, config.table) is None:
+        if isinstance(network, Supernet) and incompatibility(network, config.table) is None:
             found.append(name)
     return f"these can: {', '.join(found) or 'none'}"
 
 
 def make_detector(
-    config: DetectConfig, train: Pictures, saved: Checkpoint | None, folder: Path
+    config: DetectionConfig, train: DetectionDataset, saved: Checkpoint | None, folder: Path
 ) -> SavedDetector:
     """A run's own, or one that begins: with the weights of a classifier, or with none."""
     if saved is not None:
-        return detector_of(saved, folder)
+        return detector_from_checkpoint(saved, folder)
     draws = seeded(config.run.seed, "weights")
     network = create_model(config.model, generator=draws, **config.options)
     if not isinstance(network, Supernet):
@@ -305,12 +306,12 @@ def make_detector(
         mean, std = tuple(known["mean"]), tuple(known["std"])
     detector = Detector(network, len(train.classes), config.table, generator=draws)
     return SavedDetector(
-        detector, train.classes, Prepared(config.data.size, mean, std), Checkpoint(tensors={}, data={})
+        detector, train.classes, Preprocessing(config.data.size, mean, std), Checkpoint(tensors={}, data={})
     )
 
 
 def _write_results(
-    folder: Path, config: DetectConfig, classes: Sequence[str], results: Sequence[DetectionResult]
+    folder: Path, config: DetectionConfig, classes: Sequence[str], results: Sequence[DetectionResult]
 ) -> None:
     plain = {
         "model": config.model,

@@ -13,11 +13,11 @@ from dsnet.routes import Route
 from dsnet.slicing import Mode
 from dsnet.training.bn_calibration import Sums
 
-__all__ = ["recalibrate_detector"]
+__all__ = ["calibrate_detector_bn"]
 
 
 @torch.no_grad()
-def recalibrate_detector(
+def calibrate_detector_bn(
     detector: Detector, batches: Iterable[Tensor], routes: Iterable[Route | int] | None = None
 ) -> int:
     """Sets the statistics that routes use (all by default), network and detector alike; counts the images."""
@@ -27,7 +27,7 @@ def recalibrate_detector(
     detector.eval()
     try:
         for images in batches:
-            for _ in detector.answers(images, wanted, Mode(statistics=sums)):
+            for _ in detector.outputs(images, wanted, Mode(statistics=sums)):
                 pass
             seen += len(images)
     finally:

@@ -1,4 +1,4 @@
-"""Everything that decides how a detector is trained, as frozen values that check themselves."""
+"""The settings of a detector's training run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from dsnet.errors import DsnetError
 from dsnet.training.config import at_least
 from dsnet.training.stage2.losses import Strategy
 
-__all__ = ["BoxData", "BoxOptim", "BoxRun", "DetectConfig", "DetectorGate"]
+__all__ = [
+    "DetectionConfig",
+    "DetectionDataConfig",
+    "DetectionOptimConfig",
+    "DetectionRunConfig",
+    "DetectorGateConfig",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoxData:
-    """Which images and boxes."""
+class DetectionDataConfig:
+    """Images and boxes."""
 
-    root: str = ""  # a folder in VOC's layout, or one that has several of them
-    train: str = "trainval"  # splits, separated by commas; VOC2007/trainval: of a folder inside
+    root: str = ""  # a folder in VOC's layout, or one with several of them
+    train: str = "trainval"  # splits, separated by commas; VOC2007/trainval for a folder inside root
     test: str = "test"
-    classes: tuple[str, ...] | None = None  # none: those of the training images, sorted
-    size: int = 320  # side of the images that the network sees
-    stored: int | None = (
-        None  # side of the images in memory, that crops are cut from; none: half as much more
-    )
-    augment: bool = True  # SSD's: colours, zooming out, crops, flips
-    calibration: int = 2000  # training images that the norms' statistics are made from at the end
+    classes: tuple[str, ...] | None = None  # default: those of the training images, sorted
+    size: int = 320  # side of the network's images
+    stored: int | None = None  # side of the images in memory, which crops are cut from; default: 1.5 · size
+    augment: bool = True  # SSD's augmentation: colours, zooming out, crops, flips
+    calibration: int = 2000  # training images for the exact batch-norm statistics
 
     def __post_init__(self) -> None:
         at_least(self, 1, "stored", "calibration")
@@ -35,14 +39,14 @@ class BoxData:
             raise DsnetError(f"size must be a multiple of 32, not {self.size}")
 
     @property
-    def side(self) -> int:
-        """Of the images in memory."""
+    def stored_size(self) -> int:
+        """Return the side of the images in memory."""
         return self.stored or self.size * 3 // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoxOptim:
-    """SGD with momentum; half a cosine down to 0, or steps down."""
+class DetectionOptimConfig:
+    """SGD with momentum, and a cosine or stepwise schedule."""
 
     lr: float = 0.02
     momentum: float = 0.9
@@ -50,9 +54,9 @@ class BoxOptim:
     clip: float = 10.0  # largest norm of all gradients together; 0: no limit
     epochs: int = 100
     warmup: float = 1.0  # epochs
-    milestones: tuple[int, ...] = ()  # epochs after which the rate is a tenth, instead of the cosine
+    milestones: tuple[int, ...] = ()  # epochs after which the rate drops to a tenth, instead of the cosine
     batch: int = 32
-    random: int = 2  # random routes a step, beside the largest and the smallest
+    random: int = 2  # random routes in a step, besides the largest and the smallest
 
     def __post_init__(self) -> None:
         at_least(self, 1, "epochs", "batch")
@@ -64,18 +68,18 @@ class BoxOptim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetectorGate:
-    """Stage II of a detector; the defaults are the paper's."""
+class DetectorGateConfig:
+    """Stage II of a detector. The defaults are the paper's."""
 
-    space: str | None = None  # routes to decide between: S, M, L, or numbers as 0,3,7; none: all
-    target: float = 1.0  # λ1, weight of the mixed answers' multibox loss
-    complexity: float = 0.5  # λ2, weight of the complexity penalty
+    space: str | None = None  # candidate routes: S, M, L, or numbers such as 0,3,7; default: all
+    target: float = 1.0  # λ1, weight of the mixed predictions' multibox loss
+    complexity: float = 0.5  # λ2, weight of the cost penalty
     sgs: float = 1.0  # λ3, weight of sandwich gate sparsification
-    ratio: float = 1.1  # an image is easy if the smallest route's loss is at most so many times the largest's
+    ratio: float = 1.1  # an image is easy if the smallest route's loss is at most this times the largest's
     strategy: Strategy = "try_best"  # give_up: images that the largest route does not solve go to the first
     solved: float = 0.5  # for give_up: least share of an image's matched priors with the right class
     lr: float = 0.05
-    decay: float = 0.9  # of the learning rate, an epoch
+    decay: float = 0.9  # of the learning rate in each epoch
     epochs: int = 10
     batch: int = 32
 
@@ -89,14 +93,14 @@ class DetectorGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoxRun:
-    """How the run is carried out."""
+class DetectionRunConfig:
+    """Seed, device, precision, logging and checkpoints."""
 
     seed: int = 0
-    device: str = "auto"  # auto: a GPU where there is one
+    device: str = "auto"  # auto: a GPU if there is one
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: forward passes under autocast
     channels_last: bool = False
-    graphs: bool = True  # on a GPU: passes are CUDA graphs
+    graphs: bool = True  # run a GPU's passes as CUDA graphs
     log_every: int = 10  # steps
     save_minutes: float = 5.0  # between checkpoints
 
@@ -106,14 +110,14 @@ class BoxRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetectConfig:
-    """A detector, from a supernet to one whose gate routes."""
+class DetectionConfig:
+    """A detector's training, from a supernet to a trained gate."""
 
     model: str = "ds_mbnet"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the model
-    start: str | None = None  # the folder of a run of `dsnet train`: weights and normalisation to begin with
-    data: BoxData = field(default_factory=BoxData)
-    optim: BoxOptim = field(default_factory=BoxOptim)
-    gate: DetectorGate = field(default_factory=DetectorGate)
+    start: str | None = None  # a run of `dsnet train` whose weights and normalisation to start from
+    data: DetectionDataConfig = field(default_factory=DetectionDataConfig)
+    optim: DetectionOptimConfig = field(default_factory=DetectionOptimConfig)
+    gate: DetectorGateConfig = field(default_factory=DetectorGateConfig)
     table: FssdTable = field(default_factory=FssdTable)
-    run: BoxRun = field(default_factory=BoxRun)
+    run: DetectionRunConfig = field(default_factory=DetectionRunConfig)

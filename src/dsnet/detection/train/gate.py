@@ -19,9 +19,9 @@ from dsnet.core.metrics_log import LossBuffer
 from dsnet.core.seeding import seeded
 from dsnet.detection.data.dataset import Boxes
 from dsnet.detection.io import SavedDetector
-from dsnet.detection.model.fssd import Answers
-from dsnet.detection.train.config import DetectConfig, DetectorGate
-from dsnet.detection.train.loss import Targets, multibox_loss, right_shares, targets_in
+from dsnet.detection.model.fssd import DetectorOutput
+from dsnet.detection.train.config import DetectionConfig, DetectorGateConfig
+from dsnet.detection.train.loss import PriorTargets, correct_shares, multibox_loss, prior_targets
 from dsnet.gate import RoutingHead
 from dsnet.training.callbacks import Callback
 from dsnet.training.optim import set_learning_rate
@@ -29,28 +29,28 @@ from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage2.config import GateConfig
 from dsnet.training.stage2.losses import complexity_penalty, sgs_loss, sgs_targets
 
-__all__ = ["GateTraining", "gate_terms", "mixed"]
+__all__ = ["DetectorGateTask", "gate_terms", "mixed"]
 
 Epoch = Callable[[int], Iterator[tuple[Tensor, Boxes]]]
 
 
-def mixed(answers: list[Answers], draw: Tensor) -> Answers:
-    """Answers of all routes mixed by draws [B, routes]."""
+def mixed(answers: list[DetectorOutput], draw: Tensor) -> DetectorOutput:
+    """DetectorOutput of all routes mixed by draws [B, routes]."""
     shares = draw[:, :, None, None].unbind(1)
     offsets = sum((s * a.offsets.float() for s, a in zip(shares, answers, strict=True)), torch.tensor(0.0))
     logits = sum((s * a.logits.float() for s, a in zip(shares, answers, strict=True)), torch.tensor(0.0))
-    return Answers(offsets, logits)
+    return DetectorOutput(offsets, logits)
 
 
 def gate_terms(
     scores: Tensor,
     draw: Tensor,
-    answers: list[Answers],
-    targets: Targets,
+    answers: list[DetectorOutput],
+    targets: PriorTargets,
     costs: Tensor,
     *,
     total: float,
-    gate: DetectorGate,
+    gate: DetectorGateConfig,
 ) -> dict[str, Tensor]:
     """What the gate pays, by name: of scores and a one-hot draw of them [B, routes], costs [routes].
 
@@ -59,7 +59,7 @@ def gate_terms(
     with torch.no_grad():
         small, large = (multibox_loss(*answers[at], targets).by_image() for at in (0, -1))
         easy = small <= gate.ratio * large
-        solved = right_shares(answers[-1].logits, targets) >= gate.solved
+        solved = correct_shares(answers[-1].logits, targets) >= gate.solved
     wanted = sgs_targets(easy, solved, len(answers), gate.strategy)
     return {
         "target": multibox_loss(*mixed(answers, draw), targets).mean(),
@@ -68,10 +68,10 @@ def gate_terms(
     }
 
 
-class GateTraining:
+class DetectorGateTask:
     """New routing heads for a detector whose weights stay."""
 
-    def __init__(self, config: DetectConfig, found: SavedDetector, precision: torch.dtype | None) -> None:
+    def __init__(self, config: DetectionConfig, found: SavedDetector, precision: torch.dtype | None) -> None:
         self.config, self.detector, self.precision = config, found.detector, precision
         network, seed = self.detector.network, config.run.seed
         network.reset_routing(
@@ -79,7 +79,7 @@ class GateTraining:
         )
         self.routes = [network.space.of_choices((choice,)) for choice in network.gate(0).choices]
         self.device = network.head.classifier.weight.device
-        size = found.prepared.size
+        size = found.preprocessing.size
         self.costs = torch.tensor(
             [float(self.detector.cost(route, size).madds()) for route in self.routes], device=self.device
         )
@@ -123,10 +123,10 @@ class GateTraining:
     def terms(self, x: Tensor, boxes: Boxes, noise: torch.Generator) -> dict[str, Tensor]:
         """What the gate pays for these images. The prefix runs once, for the gate and all routes."""
         with torch.no_grad():
-            targets = targets_in(self.priors, boxes)
+            targets = prior_targets(self.priors, boxes)
             with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
                 entered = self.detector.enter(x)
-                answers = [self.detector.answer_from(entered, route) for route in self.routes]
+                answers = [self.detector.output_from(entered, route) for route in self.routes]
         assert entered.encoding is not None
         scores = self.detector.network.gate(0).score(entered.encoding)
         draw = gumbel_one_hot(scores, noise)

@@ -15,27 +15,27 @@ from torch import Tensor
 
 from dsnet.core.cuda_graphs import CapturedPass, TrainingGraphs
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.train.loss import Targets, multibox_loss
+from dsnet.detection.train.loss import PriorTargets, multibox_loss
 from dsnet.models.features import PrefixFeatures
 from dsnet.routes import Route
 
-__all__ = ["GraphedPasses", "Passes", "RouteLoss"]
+__all__ = ["GraphedRoutePasses", "RoutePasses", "RouteLoss"]
 
 
 class RouteLoss(NamedTuple):
     """What a route pays, by the number of matched priors."""
 
-    place: Tensor
-    kind: Tensor
+    offsets: Tensor
+    classes: Tensor
 
 
-class Passes:
+class RoutePasses:
     """The passes of a step, which add to the gradients of a detector in training mode."""
 
     def __init__(self, detector: Detector, precision: torch.dtype | None = None) -> None:
         self.detector, self.precision = detector, precision
 
-    def step(self, x: Tensor, targets: Targets, routes: Sequence[Route]) -> list[RouteLoss]:
+    def step(self, x: Tensor, targets: PriorTargets, routes: Sequence[Route]) -> list[RouteLoss]:
         """The mean loss of the routes, backward; what each of them pays."""
         self.enter(x)
         paid = [self.route(route, targets, 1 / len(routes)) for route in routes]
@@ -49,15 +49,15 @@ class Passes:
         leaves = [tensor.detach().requires_grad_() for tensor in self._end.tensors()]
         self._start = self._end.with_tensors(leaves)
 
-    def route(self, route: Route, targets: Targets, share: float) -> RouteLoss:
+    def route(self, route: Route, targets: PriorTargets, share: float) -> RouteLoss:
         """From there to the loss and back."""
         with self._autocast(self._start.x):
-            answers = self.detector.answer_from(self._start, route)
+            answers = self.detector.output_from(self._start, route)
         loss = multibox_loss(*answers, targets)
         matched = loss.matched.sum().clamp(min=1)
-        place, kind = loss.place.sum() / matched, loss.kind.sum() / matched
-        (share * (place + kind)).backward()  # type: ignore[no-untyped-call]
-        return RouteLoss(place.detach(), kind.detach())
+        offsets, classes = loss.offsets.sum() / matched, loss.classes.sum() / matched
+        (share * (offsets + classes)).backward()  # type: ignore[no-untyped-call]
+        return RouteLoss(offsets.detach(), classes.detach())
 
     def leave(self) -> None:
         """From the gate back."""
@@ -79,7 +79,7 @@ class _Prefix(NamedTuple):
     backward: CapturedPass
 
 
-class GraphedPasses(Passes):
+class GraphedRoutePasses(RoutePasses):
     """The same from CUDA graphs. The first batch says which sizes they are made for; all others are alike."""
 
     def __init__(self, detector: Detector, precision: torch.dtype | None = None) -> None:
@@ -91,10 +91,10 @@ class GraphedPasses(Passes):
         self._routes: dict[Hashable, CapturedPass] = {}
         self._prefix: _Prefix | None = None
 
-    def step(self, x: Tensor, targets: Targets, routes: Sequence[Route]) -> list[RouteLoss]:
+    def step(self, x: Tensor, targets: PriorTargets, routes: Sequence[Route]) -> list[RouteLoss]:
         """Replays the passes."""
         if self._prefix is None:
-            self._x, self._targets = x.clone(), Targets(*(tensor.clone() for tensor in targets))
+            self._x, self._targets = x.clone(), PriorTargets(*(tensor.clone() for tensor in targets))
         self._x.copy_(x)
         for buffer, new in zip(self._targets, targets, strict=True):
             buffer.copy_(new)
@@ -117,7 +117,7 @@ class GraphedPasses(Passes):
 
         def body() -> tuple[Tensor, ...]:
             self._start = start
-            return Passes.route(self, route, self._targets, share)
+            return RoutePasses.route(self, route, self._targets, share)
 
         (recorded,) = self._graphs.capture(self._pool, body)
         return recorded
@@ -126,7 +126,7 @@ class GraphedPasses(Passes):
         held: list[PrefixFeatures] = []
 
         def forward() -> tuple[Tensor, ...]:
-            Passes.enter(self, self._x)
+            RoutePasses.enter(self, self._x)
             if not held:
                 held.append(self._end.with_tensors([_leaf(tensor) for tensor in self._end.tensors()]))
             with torch.no_grad():
@@ -138,7 +138,7 @@ class GraphedPasses(Passes):
 
         def backward() -> tuple[Tensor, ...]:
             self._start = held[0]
-            Passes.leave(self)
+            RoutePasses.leave(self)
             return ()
 
         there, back = self._graphs.capture(self._prefix_pool, forward, backward)

@@ -19,15 +19,14 @@ from dsnet.core.interrupt import StopRequest
 from dsnet.core.metrics_log import LossBuffer, MetricsFile
 from dsnet.core.seeding import seeded
 from dsnet.data.transforms.auto_augment import to_device
-from dsnet.detection.data.augment import Draws, changed, draw_changes, whole
-from dsnet.detection.data.dataset import Boxes, Pictures
-from dsnet.detection.data.prepare import prepare
+from dsnet.detection.data.augment import AugmentationDraws, augment, draw_augmentation, resize
+from dsnet.detection.data.dataset import Boxes, DetectionDataset
 from dsnet.detection.eval.evaluate import DetectionResult, evaluate_detector
 from dsnet.detection.io import SavedDetector, save_detector
-from dsnet.detection.train.bn_calibration import recalibrate_detector
-from dsnet.detection.train.config import BoxOptim, DetectConfig
-from dsnet.detection.train.loss import Targets, targets_in
-from dsnet.detection.train.route_passes import GraphedPasses, Passes
+from dsnet.detection.train.bn_calibration import calibrate_detector_bn
+from dsnet.detection.train.config import DetectionConfig, DetectionOptimConfig
+from dsnet.detection.train.loss import PriorTargets, prior_targets
+from dsnet.detection.train.route_passes import GraphedRoutePasses, RoutePasses
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.training.callbacks import Callback
@@ -41,12 +40,12 @@ from dsnet.training.optim import (
     set_learning_rate,
 )
 
-__all__ = ["DetectorTraining", "rate_at"]
+__all__ = ["DetectorTask", "detector_lr"]
 
 ROOM = 8  # graphs are made for so many boxes an image, or a multiple of it
 
 
-def rate_at(optim: BoxOptim, step: int, epoch_steps: int) -> float:
+def detector_lr(optim: DetectionOptimConfig, step: int, epoch_steps: int) -> float:
     """The learning rate of a step."""
     warmup = round(optim.warmup * epoch_steps)
     if not optim.milestones:
@@ -55,14 +54,14 @@ def rate_at(optim: BoxOptim, step: int, epoch_steps: int) -> float:
     return optim.lr * rise * 0.1 ** sum(step >= epoch * epoch_steps for epoch in optim.milestones)
 
 
-class DetectorTraining:
+class DetectorTask:
     """All routes of a detector, by the losses of the largest, the smallest and some between."""
 
     def __init__(
         self,
-        config: DetectConfig,
+        config: DetectionConfig,
         found: SavedDetector,
-        train: Pictures,
+        train: DetectionDataset,
         folder: Path,
         device: torch.device,
         callback: Callback,
@@ -77,8 +76,8 @@ class DetectorTraining:
         half = config.run.precision == "bfloat16" and device.type == "cuda"
         self.precision = torch.bfloat16 if half else None
         self.graphed = config.run.graphs and device.type == "cuda"
-        self.passes = (GraphedPasses if self.graphed else Passes)(self.detector, self.precision)
-        self._replays: dict[int, GraphedFunction[..., tuple[Tensor, Targets]]] = {}  # by number of boxes
+        self.passes = (GraphedRoutePasses if self.graphed else RoutePasses)(self.detector, self.precision)
+        self._replays: dict[int, GraphedFunction[..., tuple[Tensor, PriorTargets]]] = {}  # by number of boxes
         self.boxes = train.boxes.to("cpu")
         self.priors = self.detector.priors(config.data.size)
         if train.boxes.classes.shape[1] > len(self.priors):
@@ -128,7 +127,7 @@ class DetectorTraining:
                     values = losses.means()
                     seconds = time.monotonic() - begun
                     values["images_per_s"] = (self.step - at) * config.optim.batch / seconds
-                    values["lr"] = rate_at(config.optim, self.step - 1, self.epoch_steps)
+                    values["lr"] = detector_lr(config.optim, self.step - 1, self.epoch_steps)
                     begun, at = time.monotonic(), self.step
                     metrics.write("train", self.step, values)
                     self.callback.on_log(self.step, values)
@@ -143,7 +142,7 @@ class DetectorTraining:
             metrics.close()
         return RunStatus(step=self.step, steps=self.steps, signal=request.signal)
 
-    def ready(self) -> tuple[Tensor, Targets]:
+    def ready(self) -> tuple[Tensor, PriorTargets]:
         """The batch of the step that comes next."""
         batch = self.config.optim.batch
         epoch, place = divmod(self.step, self.epoch_steps)
@@ -156,24 +155,26 @@ class DetectorTraining:
         replay = self._replays.setdefault(room, GraphedFunction(self._matched))
         return replay(images, boxes.padded(room), drawn)
 
-    def _matched(self, images: Tensor, boxes: Boxes, drawn: Draws | None) -> tuple[Tensor, Targets]:
+    def _matched(
+        self, images: Tensor, boxes: Boxes, drawn: AugmentationDraws | None
+    ) -> tuple[Tensor, PriorTargets]:
         x, boxes = self._seen(images, boxes, drawn)
-        return x, targets_in(self.priors, boxes)
+        return x, prior_targets(self.priors, boxes)
 
-    def learn(self, x: Tensor, targets: Targets) -> dict[str, Tensor]:
+    def learn(self, x: Tensor, targets: PriorTargets) -> dict[str, Tensor]:
         """Forward, backward and optimiser; losses by name."""
         optim, seed = self.config.optim, self.config.run.seed
         self.detector.train()
-        set_learning_rate(self.optimizer, rate_at(optim, self.step, self.epoch_steps))
+        set_learning_rate(self.optimizer, detector_lr(optim, self.step, self.epoch_steps))
         routes = self._routes(seeded(seed, "routes", self.step))
         self.optimizer.zero_grad()
         paid = self.passes.step(x, targets, routes)
         if optim.clip:
             torch.nn.utils.clip_grad_norm_(self.parameters, optim.clip)
         self.optimizer.step()
-        terms = {"loss": torch.stack([loss.place + loss.kind for loss in paid]).mean()}
+        terms = {"loss": torch.stack([loss.offsets + loss.classes for loss in paid]).mean()}
         for name, loss in zip(("largest", "smallest"), paid, strict=False):
-            terms |= {f"{name}/place": loss.place, f"{name}/kind": loss.kind}
+            terms |= {f"{name}/place": loss.offsets, f"{name}/kind": loss.classes}
         return terms
 
     def _routes(self, draws: torch.Generator) -> list[Route]:
@@ -189,23 +190,23 @@ class DetectorTraining:
         """Images as the network wants them, augmented by the draws of that step, and their boxes."""
         return self._seen(*self._drawn(positions, step))
 
-    def _drawn(self, positions: Tensor, step: int) -> tuple[Tensor, Boxes, Draws | None]:
+    def _drawn(self, positions: Tensor, step: int) -> tuple[Tensor, Boxes, AugmentationDraws | None]:
         """Stored images, their boxes and what is drawn for them, all on the device."""
         at = to_device(positions, self.train.images.device)
         images = self.train.images[at].to(self.device, non_blocking=True)
-        boxes = self.boxes.take(positions).first(self.train.most(positions))
+        boxes = self.boxes.take(positions).first(self.train.max_boxes(positions))
         if not self.config.data.augment:
             return images, boxes.to(self.device), None
-        drawn = draw_changes(boxes, seeded(self.config.run.seed, "cut", step))
+        drawn = draw_augmentation(boxes, seeded(self.config.run.seed, "cut", step))
         return images, boxes.to(self.device), drawn.to(self.device)
 
-    def _seen(self, images: Tensor, boxes: Boxes, drawn: Draws | None) -> tuple[Tensor, Boxes]:
-        size, mean = self.config.data.size, self.found.prepared.mean
+    def _seen(self, images: Tensor, boxes: Boxes, drawn: AugmentationDraws | None) -> tuple[Tensor, Boxes]:
+        size, mean = self.config.data.size, self.found.preprocessing.mean
         if drawn is None:
-            x, boxes = whole(images, boxes, size, mean)
+            x, boxes = resize(images, boxes, size, mean)
         else:
-            x, boxes = changed(images, boxes, drawn, size, mean)
-        x = prepare(x, self.found.prepared)
+            x, boxes = augment(images, boxes, drawn, size, mean)
+        x = self.found.preprocessing.normalise(x)
         if self.config.run.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         return x, boxes
@@ -225,15 +226,15 @@ class DetectorTraining:
         count = min(self.config.data.calibration, len(self.train))
         size = self.config.optim.batch
         parts = self.callback.progress(self.batches(count, size, 0), -(-count // size), "statistics: batch")
-        recalibrate_detector(self.detector, (x for x, _ in parts))
+        calibrate_detector_bn(self.detector, (x for x, _ in parts))
         self.detector.eval()
 
-    def evaluate(self, test: Pictures, routes: Sequence[Route | None]) -> Iterator[DetectionResult]:
+    def evaluate(self, test: DetectionDataset, routes: Sequence[Route | None]) -> Iterator[DetectionResult]:
         """On the test images."""
         return evaluate_detector(
             self.detector,
             test,
-            self.found.prepared,
+            self.found.preprocessing,
             routes,
             batch=self.config.optim.batch,
             progress=self.callback.progress,
@@ -251,7 +252,7 @@ class DetectorTraining:
             self.detector,
             step=self.step,
             classes=self.train.classes,
-            prepared=self.found.prepared,
+            preprocessing=self.found.preprocessing,
             tensors={"optimizer": optimizer_tensors(self.optimizer)} if optimizer else None,
             data={"trained_on": self._trained_on(), "steps": self.steps, **threads, **(data or {})},
         )
