@@ -23,11 +23,11 @@ from benchmarks.timing import environment, write_json
 from dsnet.calibration import calibrate, collect, simulate
 from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import gate_reports
-from dsnet.calibration.route_outputs import RouteOutputs
 from dsnet.core.settings import override, to_plain
 from dsnet.data.dataset import ImageDataset
 from dsnet.report.text import table
 from dsnet.routing import CostTable, GatePolicy
+from dsnet.routing.route_outputs import RouteOutputs
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.stage2.api import TrainedRun, calibration_images
 from dsnet.training.stage2.cache import SignalStore

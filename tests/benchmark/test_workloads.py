@@ -18,7 +18,8 @@ from dsnet.calibration.calibration import Calibration
 from dsnet.cli import main
 from dsnet.models import run_gated
 from dsnet.routing import CostTable
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint
+from dsnet.routing.router import Router
 from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.forced_routes import decisions
 from dsnet.training import save_checkpoint

@@ -38,6 +38,7 @@ def made_up(name: str, count: int, seed: int, *, tied: bool = False) -> tuple[Ro
     if tied:
         margins = (10 * margins).round() / 10
     outputs = RouteOutputs(
+        space=model.space,
         routes=routes,
         labels=labels,
         predicted=torch.where(right, labels[:, None], (labels[:, None] + 1) % 10),

@@ -12,9 +12,10 @@ import dsnet
 from dsnet.calibration import RouteOutputs, calibrate
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.compare import compare
-from dsnet.calibration.verdict import Contest, Paired, verdict
+from dsnet.calibration.verdict import PairedTest, RouterComparison, verdict
 from dsnet.core.checkpoint import Checkpoint
-from dsnet.routing import CascadePolicy, CostTable, OperatingPoint, Routed, Router
+from dsnet.routing import CostTable, OperatingPoint, Routed, Router
+from dsnet.routing.policies import SingleRoutePolicy
 from dsnet.routing.session import Session
 from tests.support import error_of, images, random_model
 
@@ -26,6 +27,7 @@ def outputs(right: list[list[int]], margins: list[list[float]]) -> RouteOutputs:
     """Images by whether each of the four routes is right, with its margins."""
     model = random_model(NAME)
     return RouteOutputs(
+        space=model.space,
         routes=tuple(model.space),
         labels=torch.zeros(len(right), dtype=torch.long),
         predicted=1 - torch.tensor(right),
@@ -55,17 +57,17 @@ def useless(count: int) -> RouteOutputs:
 def test_paired_differences_and_their_errors() -> None:
     draw = torch.Generator().manual_seed(1)
     first, second = (torch.rand(200, generator=draw) < share for share in (0.8, 0.7))
-    paired = Paired.of(first, second)
+    paired = PairedTest.of(first, second)
     each = first.double() - second.double()
     assert paired.difference == pytest.approx(each.mean().item())
-    assert paired.error == pytest.approx(each.std().item() / 200**0.5)
+    assert paired.standard_error == pytest.approx(each.std().item() / 200**0.5)
     stats = pytest.importorskip("scipy.stats")
     for wins, losses in ((5, 0), (6, 0), (60, 38), (700, 640), (0, 0), (3, 9)):
-        paired = Paired(images=2000, wins=wins, losses=losses)
+        paired = PairedTest(images=2000, wins=wins, losses=losses)
         count = wins + losses
         expected = stats.binomtest(wins, count, alternative="greater").pvalue if count else 1.0
-        assert paired.chance == pytest.approx(expected, abs=2e-3)
-        assert paired.clear == (expected < 0.025)
+        assert paired.p_value == pytest.approx(expected, abs=2e-3)
+        assert paired.significant == (expected < 0.025)
 
 
 def test_routing_that_pays_is_said_to_pay() -> None:
@@ -75,7 +77,7 @@ def test_routing_that_pays_is_said_to_pay() -> None:
     said = found.verdict
     assert said is not None
     assert said.pays
-    row = next(row for row in found.rows if row.router == "cascade" and row.budget == said.at.budget)
+    row = next(row for row in found.rows if row.router == "cascade" and row.budget == said.deciding.budget)
     assert (row.single, row.single_accuracy) == (0, 0.75)
     assert row.gain == pytest.approx(row.accuracy - 0.75)
     assert str(said).startswith("Routing pays here: within 3.00M MAdds the cascade gets ")
@@ -105,32 +107,34 @@ def test_routing_that_does_not_pay_names_the_route_to_use() -> None:
     assert found.singles[2].accuracy == 1.0
     pick = calibration.pick(5e6)
     assert pick.kind == "single"
-    assert calibration.router("auto", 5e6).policy(5e6) == CascadePolicy(
+    assert calibration.router("auto", 5e6).policy(5e6) == SingleRoutePolicy(
         costs=COSTS, routes=(1,), thresholds=()
     )
 
 
 def test_chance_is_no_gain() -> None:
-    contest = Contest(
+    contest = RouterComparison(
         router="gate",
         budget=3e6,
         cost=3e6,
         accuracy=0.91,
-        expected=0.02,
+        expected_gain=0.02,
         route=1,
         route_cost=2.9e6,
         route_accuracy=0.9,
-        paired=Paired(images=300, wins=10, losses=7),
+        paired=PairedTest(images=300, wins=10, losses=7),
     )
     said = verdict([contest], "madds", "test images")
     assert said is not None
     assert not said.pays
     assert "+1.00 ± 1.38 points" in str(said)
-    better = replace(contest, budget=4e6, expected=0.0, route=2, paired=Paired(images=300, wins=30, losses=7))
+    better = replace(
+        contest, budget=4e6, expected_gain=0.0, route=2, paired=PairedTest(images=300, wins=30, losses=7)
+    )
     said = verdict([contest, better], "madds", "test images")
     assert said is not None
     assert said.pays
-    assert said.at == better
+    assert said.deciding == better
     assert verdict([], "madds", "test images") is None
 
 

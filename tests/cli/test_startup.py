@@ -8,19 +8,18 @@ import re
 import stat
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import pytest
 
 import dsnet
-from dsnet.calibration.calibration import RouterName
 from dsnet.cli import main
 from dsnet.cli.parsers import common, recipe_names
 from dsnet.data import list_datasets
 from dsnet.detection.train.config import DetectionConfig
 from dsnet.models.loading import build_network
 from dsnet.recipes import list_recipes
+from dsnet.routing.policies import list_routers
 from dsnet.runtime import list_backends
 from dsnet.training import save_checkpoint
 
@@ -94,7 +93,7 @@ def test_models_imports_no_training() -> None:
 def test_help_lists_what_is_registered() -> None:
     assert list_datasets() == sorted(common.SETS)
     assert tuple(list_backends()) == common.BACKENDS
-    assert typing.get_args(RouterName) == common.ROUTERS
+    assert ("auto", *list_routers()[:3]) == common.ROUTERS
     assert list(recipe_names.classifier_recipes().items()) == list(list_recipes().items())
     assert list(recipe_names.detector_recipes().items()) == list(list_recipes(DetectionConfig).items())
 

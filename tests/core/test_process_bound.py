@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dsnet import runtime
 from dsnet.routing import CostTable
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint
+from dsnet.routing.router import Router
 from dsnet.routing.session import Session
 from tests.support import error_of
 from tests.support.networks import network, pictures, plan_of

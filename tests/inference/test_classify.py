@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 import dsnet
-from dsnet.calibration.calibration import RouterName
 from dsnet.data.transforms.augment import normalise
 from dsnet.inference.classify import Predictor, open_predictor
 from dsnet.routing import CascadePolicy
@@ -68,9 +67,7 @@ def test_answers_are_the_networks_at_the_reported_route(
 
 
 @pytest.mark.parametrize("router", ["auto", "gate", "cascade"])
-def test_routes_and_costs_are_the_rules(
-    run: Path, files: list[str], digits: Tensor, router: RouterName
-) -> None:
+def test_routes_and_costs_are_the_rules(run: Path, files: list[str], digits: Tensor, router: str) -> None:
     routed = dsnet.load_routed(run, "45%", router=router, name="gated")
     predictor = open_predictor(run, budget="45%", router=router, device="cpu")
     results = predicted(predictor, files, batch=COUNT)
@@ -134,7 +131,7 @@ def test_the_side_and_the_names_are_the_runs(tmp_path: Path) -> None:
     assert opened("ds_mbnet_tiny").size == 16
     larger = opened("ds_mbnet_tiny", input={**CHANNELS, "size": 32})
     assert larger.size == 32
-    assert larger.policy.cost(larger.model, 0) == dsnet.madds(larger.model, 0, 32)
+    assert larger.policy.cost(larger.model.space, 0) == dsnet.madds(larger.model, 0, 32)
     assert opened("ds_mbnet_cifar").size == 32
     assert opened("ds_mbnet_tiny").classes == tuple(map(str, range(10)))
     assert opened("ds_mbnet_tiny", classes=list("abcdefghij")).classes == tuple("abcdefghij")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import dsnet
 from dsnet.calibration import collect
-from dsnet.calibration.route_outputs import simulate
 from dsnet.cli import main
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetWarning
@@ -21,6 +20,7 @@ from dsnet.inference.classify import Prediction, Unanswered, open_predictor
 from dsnet.models import GateState, Supernet
 from dsnet.models.group_by_route import Routable
 from dsnet.routing import CascadePolicy, GatePolicy, RoutedOutput, Router
+from dsnet.routing.route_outputs import simulate
 from dsnet.routing.session import Session
 from dsnet.slicing import Mode
 from dsnet.training import load_model, save_checkpoint
@@ -185,4 +185,4 @@ def test_weights_and_normalisation_that_are_no_numbers_are_refused(run: Path, tm
     )
     data = dsnet.load_routed(run, "45%").router.to_dict()
     data["curve"][0][1] = float("nan")
-    assert "has an accuracy, not nan" in error_of(lambda: Router.from_dict(data))
+    assert "needs a finite accuracy, got nan" in error_of(lambda: Router.from_dict(data))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 import dsnet
 from dsnet.calibration import collect, simulate
 from dsnet.models.group_by_route import greedy
-from dsnet.routing import CascadePolicy, CostTable, GatePolicy, OperatingPoint, Routed, Router
+from dsnet.routing import CascadePolicy, CostTable, GatePolicy, Routed, Router
 from dsnet.routing.policies import margin
 from tests.support import assert_close, error_of, images, random_model
 from tests.support.routers import spread
@@ -96,9 +94,9 @@ def test_a_cascade_pays_for_everything_that_ran_once() -> None:
     first, second = model.space.of_choices((1, 0)), model.space.of_choices((1, 2))
     policy = CascadePolicy(costs=table, routes=(first.number, second.number), thresholds=(0.5,))
     shared = table.prefix + table.segment(0, None, 1)
-    assert policy.cost(model, first.number) == shared + table.segment(1, 1, 0) == table.of((1, 0))
+    assert policy.cost(model.space, first.number) == shared + table.segment(1, 1, 0) == table.of((1, 0))
     both = shared + table.segment(1, 1, 0) + table.segment(1, 1, 2)
-    assert policy.cost(model, second.number) == both
+    assert policy.cost(model.space, second.number) == both
     assert policy.path(second.number) == policy.routes
     ran: list[tuple[int, ...]] = []
     counted = dsnet.create_model("ds_resnet_tiny", dtype=torch.float64)
@@ -144,7 +142,7 @@ def test_a_simulation_does_as_the_rule_does(name: str) -> None:
         seen, output = simulate(policy, outputs), policy(model, x)
         assert [outputs.routes[c].number for c in seen.columns.tolist()] == output.routes.tolist()
         assert torch.equal(seen.correct, output.logits.argmax(1) == labels)
-        assert seen.costs.tolist() == [policy.cost(model, r) for r in output.routes.tolist()]
+        assert seen.costs.tolist() == [policy.cost(model.space, r) for r in output.routes.tolist()]
 
 
 @given(
@@ -195,30 +193,3 @@ def test_bad_rules_are_refused() -> None:
         lambda: CascadePolicy(costs=table, routes=(0, 3), thresholds=(0.1,)).path(2)
     )
     assert "as a tensor" in error_of(lambda: policy(model, [1, 2]))  # type: ignore[arg-type]
-
-
-class Mine(Router):
-    """A router of a user's own: it decides by something else than a margin."""
-
-    def policy_at(self, point: OperatingPoint) -> GatePolicy | CascadePolicy:
-        return CascadePolicy(costs=self.costs, routes=(0,), thresholds=())
-
-
-def test_a_router_of_ones_own_is_not_read_as_another() -> None:
-    table = CostTable.of_model(random_model("ds_mbnet_tiny"))
-    point = OperatingPoint(cost=table.largest, accuracy=0.5, parameters=(0.5,), routes=(0, 3))
-    mine = Mine(kind="cascade", costs=table, curve=(point,))
-    plain = json.loads(json.dumps(mine.to_dict()))
-    message = error_of(lambda: Router.from_dict(plain))
-    assert "test_rules.Mine" in message
-    assert "gate, cascade" in message
-    again = Mine.from_dict(plain)
-    assert again == mine
-    assert type(again) is Mine
-    usual = Router(kind="cascade", costs=table, curve=(point,))
-    assert Router.from_dict(usual.to_dict()) == usual
-    assert "unknown router" in error_of(lambda: Mine.from_dict(usual.to_dict()))
-    for kind in ("mine", None, ["gate"]):  # said before anything else is missed
-        message = error_of(lambda kind=kind: Router.from_dict({"kind": kind}))  # type: ignore[misc]
-        assert "unknown router" in message
-        assert "gate, cascade" in message

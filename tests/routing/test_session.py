@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsnet.routing import CascadePolicy, CostTable, OperatingPoint, Routed, Router
-from dsnet.routing.budget import cheaper_moves, within
+from dsnet.routing.budget import best_within, cheaper_switches
 from dsnet.routing.policies import margin
 from dsnet.routing.session import Drift, Session
 from tests.support import error_of
@@ -30,10 +30,10 @@ def test_the_best_choices_within_an_allowance(
     costs = torch.tensor([1.0, 1.0 + steps[0], 1.0 + sum(steps)], dtype=torch.float64)
     least, most = float(costs[0]) * len(table), float(costs[-1]) * len(table)
     allowance = least + share * (most - least)
-    taken = within(table, costs, allowance)
+    taken = best_within(table, costs, allowance)
     assert float(costs[taken].sum()) <= allowance + 1e-9
     # Some price makes every one of these choices best, but for ties at that price.
-    prices = [0.0, *cheaper_moves(table, costs, table.argmax(1)).price.tolist()]
+    prices = [0.0, *cheaper_switches(table, costs, table.argmax(1)).weight.tolist()]
 
     def all_best(price: float) -> bool:
         values = table - price * costs
@@ -48,16 +48,16 @@ def test_moves_follow_the_envelope() -> None:
     scores = torch.randn(30, 5, generator=draw, dtype=torch.float64)
     costs = torch.tensor([1.0, 2.0, 3.5, 4.0, 7.0], dtype=torch.float64)
     start = torch.full((30,), 4)
-    moves = cheaper_moves(scores, costs, start)
+    moves = cheaper_switches(scores, costs, start)
     for price in torch.linspace(-5, 5, 101, dtype=torch.float64).tolist():
         taken = start.clone()
         for at, image, after in zip(
-            moves.price.tolist(), moves.image.tolist(), moves.after.tolist(), strict=True
+            moves.weight.tolist(), moves.image.tolist(), moves.after.tolist(), strict=True
         ):
             if at < price:
                 taken[image] = after
         if price > -3:  # below, images may still be where they started
-            assert torch.equal(taken, (scores - price * costs).argmax(1)) or price < moves.price.min()
+            assert torch.equal(taken, (scores - price * costs).argmax(1)) or price < moves.weight.min()
 
 
 @pytest.mark.parametrize("name", [ONE, SEVERAL])
@@ -102,7 +102,7 @@ def test_the_least_sure_go_on_first() -> None:
     model, x, routed = cascade(ONE, 2.0)  # everyone would go on
     policy = routed.policy
     assert isinstance(policy, CascadePolicy)
-    more = policy.cost(model, policy.routes[1]) - policy.cost(model, policy.routes[0])
+    more = policy.cost(model.space, policy.routes[1]) - policy.cost(model.space, policy.routes[0])
     output = policy(model, x, len(x) * policy.min_cost(model) + 7.5 * more)
     sure = margin(model(x, policy.routes[0]))
     expected = set(sure.argsort()[:7].tolist())

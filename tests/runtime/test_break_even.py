@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dsnet.routing import CascadePolicy, CostTable
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint
+from dsnet.routing.router import Router
 from dsnet.runtime.break_even import BreakEven, Times, _thresholds, measure
 from dsnet.runtime.plan import Plan
 from tests.support import error_of

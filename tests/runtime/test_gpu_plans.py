@@ -13,8 +13,8 @@ import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy
-from dsnet.routing.policies import margin
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint, margin
+from dsnet.routing.router import Router
 from dsnet.runtime.plan import Plan
 from tests.support.networks import network, pictures, sure_rows
 

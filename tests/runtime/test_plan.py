@@ -15,8 +15,8 @@ import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy, Routed
-from dsnet.routing.policies import margin
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint, margin
+from dsnet.routing.router import Router
 from dsnet.routing.session import Session
 from tests.support import TINY, assert_close, error_of, relative_error
 from tests.support.networks import network, pictures, plan_of, sure_rows

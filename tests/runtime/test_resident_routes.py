@@ -13,8 +13,8 @@ import torch
 import dsnet
 from dsnet import runtime
 from dsnet.routing import CostTable, Routed
-from dsnet.routing.policies import margin
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint, margin
+from dsnet.routing.router import Router
 from dsnet.runtime.backends import get_backend
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures, sure_rows

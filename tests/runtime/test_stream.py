@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dsnet.routing import CostTable
-from dsnet.routing.policies import RoutedOutput, margin
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint, RoutedOutput, margin
+from dsnet.routing.router import Router
 from dsnet.runtime import Plan
 from dsnet.runtime import compile as compile_plan
 from dsnet.runtime.stream import Answer, stream

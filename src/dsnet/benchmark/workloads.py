@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from dsnet.calibration.calibration import Calibration, RouterName
+from dsnet.calibration.calibration import Calibration
 from dsnet.core.formats import MIX
 from dsnet.core.schema import read_json
 from dsnet.errors import DsnetError, shorten
@@ -62,9 +62,7 @@ def read_mix(path: Path) -> dict[int, float]:
     return {int(route): float(share) for route, share in read_json(path, MIX, missing=missing).items()}
 
 
-def measured_mix(
-    model: Supernet, calibration: Calibration, budget: str | float, router: RouterName = "auto"
-) -> Mix:
+def measured_mix(model: Supernet, calibration: Calibration, budget: str | float, router: str = "auto") -> Mix:
     """What the router takes at this budget on the images that it was calibrated on.
 
     Where it is a cascade, that cascade; the shares are then those of the routes that answer.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dsnet.calibration.calibration import Calibration, calibrate, load_routed
-    from dsnet.calibration.route_outputs import RouteOutputs, collect, simulate
     from dsnet.calibration.search import calibrate_cascade, calibrate_gate
+    from dsnet.routing.route_outputs import RouteOutputs, collect, simulate
 
 __all__ = [
     "Calibration",
@@ -26,9 +26,9 @@ _LAZY = {
     "Calibration": "dsnet.calibration.calibration",
     "calibrate": "dsnet.calibration.calibration",
     "load_routed": "dsnet.calibration.calibration",
-    "RouteOutputs": "dsnet.calibration.route_outputs",
-    "collect": "dsnet.calibration.route_outputs",
-    "simulate": "dsnet.calibration.route_outputs",
+    "RouteOutputs": "dsnet.routing.route_outputs",
+    "collect": "dsnet.routing.route_outputs",
+    "simulate": "dsnet.routing.route_outputs",
     "calibrate_cascade": "dsnet.calibration.search",
     "calibrate_gate": "dsnet.calibration.search",
 }

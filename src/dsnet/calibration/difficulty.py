@@ -1,4 +1,4 @@
-"""Whether a gate decides at all: what it chose, how evenly, and how much that says of how hard images are."""
+"""Difficulty of images, and reports on how a gate's decisions depend on it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dsnet.calibration.route_outputs import RouteOutputs, walk
 from dsnet.routing.cost_table import CostTable
+from dsnet.routing.policies import GatePolicy
+from dsnet.routing.route_outputs import RouteOutputs
 
 __all__ = ["DIFFICULTIES", "GateReport", "difficulties", "gate_reports", "mutual_information"]
 
 DIFFICULTIES = ("easy", "dependent", "hard")
-STATIC = 0.99  # share of images with the same choice from which a gate decides nothing
+STATIC = 0.99  # share of images with the same choice from which a gate is called static
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
-    """What one gate did with some images."""
+    """Decisions of one gate."""
 
     gate: int
     choice_counts: Mapping[int, int]  # choice → images
-    entropy: float  # bits, of the choices
-    information: float  # bits that a choice tells about the difficulty of its image
+    entropy: float  # of the choices, in bits
+    information: float  # mutual information of choice and difficulty, in bits
 
     @property
     def static(self) -> bool:
@@ -34,14 +35,17 @@ class GateReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """From what `to_dict` gave."""
-        taken = {int(choice): count for choice, count in data["taken"].items()}
+        """Return the report that `to_dict` wrote."""
+        counts = {int(choice): count for choice, count in data["taken"].items()}
         return cls(
-            gate=data["gate"], choice_counts=taken, entropy=data["entropy"], information=data["information"]
+            gate=data["gate"],
+            choice_counts=counts,
+            entropy=data["entropy"],
+            information=data["information"],
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types)."""
+        """Return plain data (JSON types)."""
         return {
             "gate": self.gate,
             "taken": {str(choice): count for choice, count in self.choice_counts.items()},
@@ -52,37 +56,37 @@ class GateReport:
 
 
 def difficulties(outputs: RouteOutputs) -> Tensor:
-    """[N]: 0 easy (the smallest route is right), 1 dependent (another one is), 2 hard (the largest is not).
+    """Return difficulties [N] as positions in `DIFFICULTIES`, by the paper's definition.
 
-    The paper's three kinds; what neither end solves but a route between them does counts as hard.
+    Easy: the smallest route is correct. Dependent: the largest is, the smallest is not. Hard: neither is,
+    even if a route between them is correct.
     """
     easy, solved = outputs.correct[:, 0], outputs.correct[:, -1]
     return torch.where(easy, 0, torch.where(solved, 1, 2))
 
 
-def gate_reports(outputs: RouteOutputs, costs: CostTable, weight: float = 0.0) -> list[GateReport]:
-    """Every gate's decisions on these images, at a weight of cost."""
-    columns = torch.from_numpy(walk(outputs, costs, weight))
+def gate_reports(outputs: RouteOutputs, costs: CostTable) -> list[GateReport]:
+    """Return a report on every gate's own decisions on these images."""
+    columns = torch.from_numpy(GatePolicy(costs=costs).replay(outputs))
     choices = torch.tensor([route.choices for route in outputs.routes])[columns]  # [N, gates]
-    hard = difficulties(outputs)
+    difficulty = difficulties(outputs)
     reports = []
     for gate, options in enumerate(outputs.options):
-        own = choices[:, gate]
-        taken = {choice: int((own == choice).sum()) for choice in options}
-        counts = torch.tensor(list(taken.values()), dtype=torch.float64)
+        chosen = choices[:, gate]
+        counts = {choice: int((chosen == choice).sum()) for choice in options}
         reports.append(
             GateReport(
                 gate=gate,
-                choice_counts=taken,
-                entropy=_entropy(counts),
-                information=mutual_information(own, hard),
+                choice_counts=counts,
+                entropy=_entropy(torch.tensor(list(counts.values()), dtype=torch.float64)),
+                information=mutual_information(chosen, difficulty),
             )
         )
     return reports
 
 
 def mutual_information(a: Tensor, b: Tensor) -> float:
-    """Bits that one label [N] tells about the other, from their counts."""
+    """Return the mutual information of two labels [N] in bits, from their counts."""
     _, a = torch.unique(a, return_inverse=True)
     _, b = torch.unique(b, return_inverse=True)
     joint = torch.zeros(int(a.max()) + 1, int(b.max()) + 1, dtype=torch.float64)

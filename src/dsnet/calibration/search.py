@@ -1,4 +1,4 @@
-"""Accuracy against cost from known outputs: the settings of a router, and what they are compared with."""
+"""Search for operating points on recorded outputs, and for trade-off curves to compare routers with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsnet.calibration.route_outputs import Array, RouteOutputs, Simulation, walk
 from dsnet.routes import evenly
-from dsnet.routing.budget import cheaper_moves
+from dsnet.routing.budget import cheaper_switches
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.policies import unsure
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import GatePolicy, OperatingPoint, policy_class, unsure
+from dsnet.routing.route_outputs import Array, RouteOutputs, Simulation, simulate
+from dsnet.routing.router import Router
 
 __all__ = [
+    "calibrate_candidates",
     "calibrate_cascade",
     "calibrate_gate",
     "calibrate_single",
@@ -26,13 +27,13 @@ __all__ = [
     "static_points",
 ]
 
-LEVELS = 513  # settings that a router keeps, evenly spaced in cost
-CANDIDATES = 16  # routes at most that cascades are made of
-GRID = 33  # thresholds of each step that cascades of three routes try
+LEVELS = 513  # maximum number of operating points of a router, evenly spaced in cost
+CANDIDATES = 16  # maximum number of routes that cascades are made of
+GRID = 33  # thresholds tried for each step of a cascade of three routes
 
 
 def static_points(outputs: RouteOutputs, costs: CostTable) -> list[OperatingPoint]:
-    """Every route by itself."""
+    """Return cost and accuracy of every route for all images, by cost."""
     right = outputs.correct.double().mean(0).tolist()
     points = [
         OperatingPoint(cost=costs.of(route.choices), accuracy=accuracy, routes=(route.number,))
@@ -44,10 +45,13 @@ def static_points(outputs: RouteOutputs, costs: CostTable) -> list[OperatingPoin
 def interpolate(
     points: list[OperatingPoint], cost: float, judged: Mapping[int, float] | None = None
 ) -> float:
-    """Accuracy of a mix of the two best single routes around a mean cost: the upper hull of the points.
+    """Return the accuracy of a random mix of two routes at a mean cost: the upper hull of the points.
 
-    Which routes are best is said by ``judged`` (accuracies by number, on other images), where it is given:
-    who picks routes by the images that they are judged on reports luck.
+    Args:
+        points: Single routes.
+        cost: Mean cost of the mix.
+        judged: Accuracies by route number on other images, by which the hull is chosen (default: those of
+            the points). A hull chosen by the same images overstates its accuracy.
     """
 
     def merit(point: OperatingPoint) -> float:
@@ -74,212 +78,220 @@ def interpolate(
 
 
 def oracle(outputs: RouteOutputs, costs: CostTable) -> Simulation:
-    """The cheapest route that is right; the cheapest of all where none is."""
+    """Simulate the cheapest route with a correct prediction; the cheapest of all where there is none."""
     table = torch.tensor([costs.of(route.choices) for route in outputs.routes], dtype=torch.float64)
     cheapest = int(table.argmin())
-    price = table.expand(len(outputs), -1).masked_fill(~outputs.correct, float("inf"))
-    columns = torch.where(outputs.correct.any(1), price.argmin(1), torch.tensor(cheapest))
-    right = outputs.correct.gather(1, columns[:, None])[:, 0]
-    return Simulation(columns=columns, costs=table[columns], correct=right)
+    correct_costs = table.expand(len(outputs), -1).masked_fill(~outputs.correct, float("inf"))
+    columns = torch.where(outputs.correct.any(1), correct_costs.argmin(1), torch.tensor(cheapest))
+    correct = outputs.correct.gather(1, columns[:, None])[:, 0]
+    return Simulation(columns=columns, costs=table[columns], correct=correct)
 
 
 def random_router(outputs: RouteOutputs, like: Simulation) -> float:
-    """Accuracy to expect of routes drawn with the same histogram, whatever the image."""
+    """Return the expected accuracy of routes drawn at random with the same histogram."""
     shares = torch.bincount(like.columns, minlength=len(outputs.routes)).double() / len(outputs)
     return float(outputs.correct.double().mean(0) @ shares)
 
 
 def calibrate_single(outputs: RouteOutputs, costs: CostTable) -> Router:
-    """One route for all images: every route is a setting."""
+    """Return the router of one route for all images: every route is an operating point."""
     return Router(kind="single", costs=costs, curve=tuple(static_points(outputs, costs)))
+
+
+def calibrate_candidates(name: str, outputs: RouteOutputs, costs: CostTable) -> Router:
+    """Return a router whose operating points are the candidates of its policy, as simulated."""
+    policy = policy_class(name)
+    points: dict[float, OperatingPoint] = {}
+    for parameters, routes in policy.candidates(outputs):
+        seen = simulate(policy.from_settings(costs, parameters, routes), outputs)
+        point = OperatingPoint(cost=seen.cost, accuracy=seen.accuracy, parameters=parameters, routes=routes)
+        if point.cost not in points or point.accuracy > points[point.cost].accuracy:
+            points[point.cost] = point
+    curve = [points[cost] for cost in sorted(points)]
+    return Router(kind=name, costs=costs, curve=tuple(curve[i] for i in evenly(len(curve), LEVELS)))
 
 
 # --- gates ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class _Settings:
-    """Settings in order of rising cost."""
+class _Curve:
+    """Operating points of policies with the same routes, in order of rising cost."""
 
     costs: Array
     accuracies: Array
-    parameters: Array  # [settings, numbers]
+    parameters: Array  # [points, parameters]
     routes: tuple[int, ...] = ()
 
-    def point(self, at: int) -> OperatingPoint:
+    def point(self, index: int) -> OperatingPoint:
         return OperatingPoint(
-            cost=float(self.costs[at]),
-            accuracy=float(self.accuracies[at]),
-            parameters=tuple(self.parameters[at].tolist()),
+            cost=float(self.costs[index]),
+            accuracy=float(self.accuracies[index]),
+            parameters=tuple(self.parameters[index].tolist()),
             routes=self.routes,
         )
 
 
 def calibrate_gate(outputs: RouteOutputs, costs: CostTable) -> Router:
-    """All weights of cost, from everyone at the cheapest choices to everyone at the dearest."""
-    found = _one_gate(outputs, costs) if len(outputs.options) == 1 else _several_gates(outputs, costs)
-    return Router(kind="gate", costs=costs, curve=tuple(_levels(found)))
+    """Return operating points for all weights of cost, from all cheapest to all most expensive choices."""
+    curve = _one_gate(outputs, costs) if len(outputs.options) == 1 else _several_gates(outputs, costs)
+    return Router(kind="gate", costs=costs, curve=tuple(_spaced_points(curve)))
 
 
-def _one_gate(outputs: RouteOutputs, costs: CostTable) -> _Settings:
-    """Exactly: as the weight rises every image moves to cheaper choices, at weights that can be computed."""
-    columns = [_column(outputs, (choice,)) for choice in outputs.options[0]]
-    price = np.array([costs.of((choice,)) for choice in outputs.options[0]])
-    right = outputs.correct.numpy()[:, columns].astype(np.float64)
-    start = torch.full((len(outputs),), int(price.argmax()))
-    unit = torch.from_numpy(price / costs.largest)
+def _one_gate(outputs: RouteOutputs, costs: CostTable) -> _Curve:
+    """Compute exactly at which weights images switch to cheaper choices."""
+    options = outputs.options[0]
+    columns = [next(i for i, r in enumerate(outputs.routes) if r.choices == (c,)) for c in options]
+    table = np.array([costs.of((choice,)) for choice in options])
+    correct = outputs.correct.numpy()[:, columns].astype(np.float64)
+    start = torch.full((len(outputs),), int(table.argmax()))
+    shares = torch.from_numpy(table / costs.largest)
     weights, image, before, after = (
-        part.numpy() for part in cheaper_moves(outputs.scores[0][0].double(), unit, start)
+        part.numpy() for part in cheaper_switches(outputs.scores[0][0].double(), shares, start)
     )
     order = np.argsort(-weights, kind="stable")
     weights = weights[order]
-    saved = (price[before] - price[after])[order]
-    gained = (right[image, after] - right[image, before])[order]
-    # From everyone at the cheapest choice on: below each weight one more image is at a dearer one.
-    cheapest, count = int(price.argmin()), len(outputs)
-    total = count * price[cheapest] + np.concatenate([[0.0], saved.cumsum()])
-    correct = right[:, cheapest].sum() - np.concatenate([[0.0], gained.cumsum()])
+    saved = (table[before] - table[after])[order]
+    gained = (correct[image, after] - correct[image, before])[order]
+    # Starting with all images at the cheapest choice: below each weight one more takes a larger one.
+    cheapest, count = int(table.argmin()), len(outputs)
+    total_cost = count * table[cheapest] + np.concatenate([[0.0], saved.cumsum()])
+    total_correct = correct[:, cheapest].sum() - np.concatenate([[0.0], gained.cumsum()])
     between = np.concatenate([weights[:1] + 1, (weights[1:] + weights[:-1]) / 2, weights[-1:] - 1])
     if not len(weights):  # one choice, or choices that all cost the same
         between = np.zeros(1)
-    # Images that move at the same weight, but for rounding, move together.
-    apart = weights[:-1] - weights[1:] > 1e-9 * (1 + np.abs(weights[1:]))
+    # Images that switch at the same weight, up to rounding, switch together.
+    distinct = weights[:-1] - weights[1:] > 1e-9 * (1 + np.abs(weights[1:]))
     kept = np.ones(len(between), dtype=bool)
-    kept[1:-1] = apart
-    return _Settings(total[kept] / count, correct[kept] / count, between[kept][:, None])
+    kept[1:-1] = distinct
+    return _Curve(total_cost[kept] / count, total_correct[kept] / count, between[kept][:, None])
 
 
-def _several_gates(outputs: RouteOutputs, costs: CostTable) -> _Settings:
-    """By trying: the weights at which any gate would change its mind, and what the whole comes to there."""
-    weights = []
+def _several_gates(outputs: RouteOutputs, costs: CostTable) -> _Curve:
+    """Simulate weights between those at which a gate decides differently for some image."""
+    switches = []
     for gate, (options, scores) in enumerate(zip(outputs.options, outputs.scores, strict=True)):
-        for history, seen in zip(outputs.histories(gate), scores.double().numpy(), strict=True):
+        for history, values in zip(outputs.histories(gate), scores.double().numpy(), strict=True):
             previous = history[-1] if history else None
-            unit = [costs.segment(gate, previous, choice) / costs.largest for choice in options]
+            share = [costs.segment(gate, previous, choice) / costs.largest for choice in options]
             for i, j in itertools.combinations(range(len(options)), 2):
-                if unit[i] != unit[j]:
-                    weights.append((seen[:, j] - seen[:, i]) / (unit[j] - unit[i]))
-    tried = np.unique(np.concatenate([*weights, [0.0]]))
-    tried = tried[evenly(len(tried), 2 * LEVELS)]
-    between = np.concatenate([tried[:1] - 1, (tried[1:] + tried[:-1]) / 2, tried[-1:] + 1])
+                if share[i] != share[j]:
+                    switches.append((values[:, j] - values[:, i]) / (share[j] - share[i]))
+    weights = np.unique(np.concatenate([*switches, [0.0]]))
+    weights = weights[evenly(len(weights), 2 * LEVELS)]
+    between = np.concatenate([weights[:1] - 1, (weights[1:] + weights[:-1]) / 2, weights[-1:] + 1])
     table = np.array([costs.of(route.choices) for route in outputs.routes])
-    right, every = outputs.correct.numpy(), np.arange(len(outputs))
-    kept: list[tuple[float, float, float]] = []
+    correct, every = outputs.correct.numpy(), np.arange(len(outputs))
+    points: list[tuple[float, float, float]] = []
     for weight in between.tolist():
-        columns = walk(outputs, costs, weight)
+        columns = GatePolicy(costs=costs, weight=weight).replay(outputs)
         cost = float(table[columns].mean())
-        if not kept or cost < kept[-1][0]:  # with several gates cost may rise with the weight: not so here
-            kept.append((cost, float(right[every, columns].mean()), weight))
-    found = np.array(kept[::-1])
-    return _Settings(found[:, 0], found[:, 1], found[:, 2:])
+        if not points or cost < points[-1][0]:  # with several gates cost can rise with the weight: left out
+            points.append((cost, float(correct[every, columns].mean()), weight))
+    curve = np.array(points[::-1])
+    return _Curve(curve[:, 0], curve[:, 1], curve[:, 2:])
 
 
 # --- cascades ------------------------------------------------------------------------------------------
 def calibrate_cascade(outputs: RouteOutputs, costs: CostTable) -> Router:
-    """At every level of cost the most accurate cascade of one, two or three routes."""
-    places = evenly(len(outputs.routes), CANDIDATES)
-    few = [places[i] for i in evenly(len(places), 4)]
-    margins, right = outputs.margins.double().numpy(), outputs.correct.numpy().astype(np.float64)
-    known = _Known(outputs, costs, margins, right)
-    families = [known.single(place) for place in places]
-    families += [known.pair(*pair) for pair in itertools.combinations(places, 2)]
-    families += [known.triple(*three) for three in itertools.combinations(few, 3)]
-    alone = [costs.of(route.choices) for route in outputs.routes]
-    curve = _best_levels(families, min(alone), max(alone))
-    return Router(kind="cascade", costs=costs, curve=tuple(curve))
+    """Return the most accurate cascade of one, two or three routes at every level of cost."""
+    columns = evenly(len(outputs.routes), CANDIDATES)
+    few = [columns[i] for i in evenly(len(columns), 4)]
+    search = _CascadeSearch(
+        outputs, costs, outputs.margins.double().numpy(), outputs.correct.numpy().astype(np.float64)
+    )
+    curves = [search.single(column) for column in columns]
+    curves += [search.pair(*pair) for pair in itertools.combinations(columns, 2)]
+    curves += [search.triple(*triple) for triple in itertools.combinations(few, 3)]
+    single = [costs.of(route.choices) for route in outputs.routes]
+    return Router(kind="cascade", costs=costs, curve=tuple(_best_points(curves, min(single), max(single))))
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """RouteOutputs as cascades need them."""
+class _CascadeSearch:
+    """Curves of cascades with given routes, over their thresholds. Routes are given by their columns."""
 
     outputs: RouteOutputs
     costs: CostTable
     margins: Array  # [N, R]
-    right: Array  # [N, R]
+    correct: Array  # [N, R]
 
-    def prices(self, *places: int) -> list[float]:
-        """What an image has cost when each of these routes has answered, one after the other."""
-        ways = [self.outputs.routes[place].choices for place in places]
-        return [self.costs.of_several(ways[: step + 1]) for step in range(len(ways))]
+    def cumulative_costs(self, *columns: int) -> list[float]:
+        """Return the cost of an image after each of the routes."""
+        choices = [self.outputs.routes[column].choices for column in columns]
+        return [self.costs.of_several(choices[: step + 1]) for step in range(len(choices))]
 
-    def numbers(self, *places: int) -> tuple[int, ...]:
-        return tuple(self.outputs.routes[place].number for place in places)
+    def numbers(self, *columns: int) -> tuple[int, ...]:
+        return tuple(self.outputs.routes[column].number for column in columns)
 
-    def single(self, place: int) -> _Settings:
-        accuracy = self.right[:, place].mean(keepdims=True)
-        return _Settings(np.array(self.prices(place)), accuracy, np.empty((1, 0)), self.numbers(place))
+    def single(self, column: int) -> _Curve:
+        accuracy = self.correct[:, column].mean(keepdims=True)
+        cost = np.array(self.cumulative_costs(column))
+        return _Curve(cost, accuracy, np.empty((1, 0)), self.numbers(column))
 
-    def pair(self, first: int, second: int) -> _Settings:
-        """Every threshold that tells two images apart."""
+    def pair(self, first: int, second: int) -> _Curve:
+        """Every threshold that separates two images."""
         order = np.argsort(self.margins[:, first], kind="stable")
-        sure, right = self.margins[order, first], self.right[order]
-        gained = np.concatenate([[0.0], (right[:, second] - right[:, first]).cumsum()])
+        margins, correct = self.margins[order, first], self.correct[order]
+        gained = np.concatenate([[0.0], (correct[:, second] - correct[:, first]).cumsum()])
         count = len(order)
-        on = np.arange(count + 1) / count  # share that goes on
-        alone, both = self.prices(first, second)
-        thresholds = np.concatenate([[0.0], (sure[1:] + sure[:-1]) / 2, [2.0]])
-        apart = np.concatenate([[sure[0] > 0], sure[1:] > sure[:-1], [True]])
-        return _Settings(
-            (alone + (both - alone) * on)[apart],
-            ((right[:, first].sum() + gained) / count)[apart],
-            thresholds[apart][:, None],
+        share = np.arange(count + 1) / count  # of images that go on
+        alone, both = self.cumulative_costs(first, second)
+        thresholds = np.concatenate([[0.0], (margins[1:] + margins[:-1]) / 2, [2.0]])
+        distinct = np.concatenate([[margins[0] > 0], margins[1:] > margins[:-1], [True]])
+        return _Curve(
+            (alone + (both - alone) * share)[distinct],
+            ((correct[:, first].sum() + gained) / count)[distinct],
+            thresholds[distinct][:, None],
             self.numbers(first, second),
         )
 
-    def triple(self, *places: int) -> _Settings:
+    def triple(self, *columns: int) -> _Curve:
         """A grid of thresholds for both steps."""
-        price = self.prices(*places)
+        costs = self.cumulative_costs(*columns)
         share = np.linspace(0, 1, GRID)
-        steps = [np.quantile(self.margins[:, place], share) for place in places[:2]]
+        thresholds = [np.quantile(self.margins[:, column], share) for column in columns[:2]]
         first, second = (
-            unsure(self.margins[:, place, None], step).astype(np.float64)  # [N, GRID]: goes on
-            for place, step in zip(places, steps, strict=False)
+            unsure(self.margins[:, column, None], threshold).astype(np.float64)  # [N, GRID]
+            for column, threshold in zip(columns, thresholds, strict=False)
         )
-        right, count = self.right[:, list(places)], len(self.right)
-        further = first.T @ second / count  # [first threshold, second threshold]
-        gain = first.T @ (right[:, 1] - right[:, 0]) / count
-        more = first.T @ (second * (right[:, 2] - right[:, 1])[:, None]) / count
-        on = first.mean(0)
-        cost = price[0] + on[:, None] * (price[1] - price[0]) + further * (price[2] - price[1])
-        accuracy = right[:, 0].mean() + gain[:, None] + more
-        numbers = np.stack(np.meshgrid(*steps, indexing="ij"), -1).reshape(-1, 2)
+        correct, count = self.correct[:, list(columns)], len(self.correct)
+        both = first.T @ second / count  # [first threshold, second threshold]: share that reaches the third
+        gain = first.T @ (correct[:, 1] - correct[:, 0]) / count
+        more = first.T @ (second * (correct[:, 2] - correct[:, 1])[:, None]) / count
+        cost = costs[0] + first.mean(0)[:, None] * (costs[1] - costs[0]) + both * (costs[2] - costs[1])
+        accuracy = correct[:, 0].mean() + gain[:, None] + more
+        grid = np.stack(np.meshgrid(*thresholds, indexing="ij"), -1).reshape(-1, 2)
         order = np.argsort(cost.ravel(), kind="stable")
-        return _Settings(cost.ravel()[order], accuracy.ravel()[order], numbers[order], self.numbers(*places))
+        return _Curve(cost.ravel()[order], accuracy.ravel()[order], grid[order], self.numbers(*columns))
 
 
-# --- what is kept --------------------------------------------------------------------------------------
-def _levels(found: _Settings) -> list[OperatingPoint]:
-    """Settings at evenly spaced costs, as many as a router keeps."""
-    if len(found.costs) <= LEVELS:
-        return [found.point(at) for at in range(len(found.costs))]
-    wanted = np.linspace(found.costs[0], found.costs[-1], LEVELS)
-    return [found.point(at) for at in dict.fromkeys(_nearest(found.costs, wanted).tolist())]
+# --- selection of operating points ---------------------------------------------------------------------
+def _spaced_points(curve: _Curve) -> list[OperatingPoint]:
+    """Return at most LEVELS operating points, evenly spaced in cost."""
+    if len(curve.costs) <= LEVELS:
+        return [curve.point(index) for index in range(len(curve.costs))]
+    levels = np.linspace(curve.costs[0], curve.costs[-1], LEVELS)
+    return [curve.point(index) for index in dict.fromkeys(_nearest(curve.costs, levels).tolist())]
 
 
-def _best_levels(families: list[_Settings], low: float, high: float) -> list[OperatingPoint]:
-    """At evenly spaced costs the most accurate of what the families have near it; fewer routes if equal."""
-    wanted = np.linspace(low, high, LEVELS)
+def _best_points(curves: list[_Curve], low: float, high: float) -> list[OperatingPoint]:
+    """Return the most accurate point near each of LEVELS costs; of equals the one of the first curve."""
+    levels = np.linspace(low, high, LEVELS)
     near = (high - low) / (LEVELS - 1) / 2
     best = np.full(LEVELS, -1.0)
-    chosen: list[tuple[_Settings, int] | None] = [None] * LEVELS
-    for family in families:
-        places = _nearest(family.costs, wanted)
-        reached = np.where(
-            np.abs(family.costs[places] - wanted) <= near * (1 + 1e-9), family.accuracies[places], -1.0
-        )
-        for level in np.flatnonzero(reached > best + 1e-12).tolist():
-            best[level], chosen[level] = reached[level], (family, int(places[level]))
-    points = [family.point(at) for family, at in filter(None, chosen)]
-    kept = {point.cost: point for point in points}
-    return [kept[cost] for cost in sorted(kept)]
+    chosen: list[tuple[_Curve, int] | None] = [None] * LEVELS
+    for curve in curves:
+        indices = _nearest(curve.costs, levels)
+        is_near = np.abs(curve.costs[indices] - levels) <= near * (1 + 1e-9)
+        accuracies = np.where(is_near, curve.accuracies[indices], -1.0)
+        for level in np.flatnonzero(accuracies > best + 1e-12).tolist():
+            best[level], chosen[level] = accuracies[level], (curve, int(indices[level]))
+    points = {point.cost: point for point in (curve.point(index) for curve, index in filter(None, chosen))}
+    return [points[cost] for cost in sorted(points)]
 
 
-def _nearest(sorted_values: Array, wanted: Array) -> Array:
-    """Places of the values that lie nearest to the wanted ones."""
-    after = np.searchsorted(sorted_values, wanted).clip(max=len(sorted_values) - 1)
+def _nearest(sorted_values: Array, targets: Array) -> Array:
+    """Return the indices of the values that are nearest to the targets."""
+    after = np.searchsorted(sorted_values, targets).clip(max=len(sorted_values) - 1)
     before = (after - 1).clip(min=0)
-    closer = np.abs(wanted - sorted_values[before]) <= np.abs(sorted_values[after] - wanted)
+    closer = np.abs(targets - sorted_values[before]) <= np.abs(sorted_values[after] - targets)
     return np.where(closer, before, after)
-
-
-def _column(outputs: RouteOutputs, choices: tuple[int, ...]) -> int:
-    return next(i for i, route in enumerate(outputs.routes) if route.choices == choices)

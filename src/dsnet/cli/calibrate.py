@@ -7,9 +7,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from dsnet.calibration.calibration import Calibration, RouterName, has_trained_gates
+from dsnet.calibration.calibration import Calibration, has_trained_gates
 from dsnet.calibration.compare import compare
-from dsnet.calibration.route_outputs import RouteOutputs, simulate
 from dsnet.calibration.search import interpolate, static_points
 from dsnet.cli.options import run_text
 from dsnet.cli.progress import progress
@@ -20,6 +19,8 @@ from dsnet.models.loading import build_network, load_classifier
 from dsnet.report.run_page import update_run_page
 from dsnet.report.text import table
 from dsnet.routing.cost_table import CostTable
+from dsnet.routing.policies import policy_class
+from dsnet.routing.route_outputs import RouteOutputs, simulate
 from dsnet.routing.router import format_cost, parse_budget
 from dsnet.training.stage2.api import calibrate_run
 
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         )
     saved = load_classifier(args.run, args.name)
     gated = has_trained_gates(saved)
+    if args.router != "auto":
+        policy_class(args.router)
     if args.router == "gate" and not gated:
         raise DsnetError(f"the gates of {run_text(args)} are not trained; run `dsnet gate {args.run}` first")
     target = args.target_madds if args.target_ms is None else args.target_ms
@@ -88,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _advise(made: Calibration, row: dict[str, Any], router: RouterName) -> None:
+def _advise(made: Calibration, row: dict[str, Any], router: str) -> None:
     """Which router it is and by how much; and what would be cheaper and no worse."""
     unit = made.costs.unit
     if row["gain"] is not None:
@@ -105,12 +108,12 @@ def _advise(made: Calibration, row: dict[str, Any], router: RouterName) -> None:
         print(f"\n{format_cost(least.cost, unit)} would do: {100 * least.accuracy:.2f} % on the same images.")
 
 
-def _budgets(made: Calibration, router: RouterName) -> list[float]:
+def _budgets(made: Calibration, router: str) -> list[float]:
     low, high = made.budget_range(router)
     return [low + share / 8 * (high - low) for share in range(9)]
 
 
-def _row(made: Calibration, outputs: RouteOutputs, budget: float, router: RouterName) -> dict[str, Any]:
+def _row(made: Calibration, outputs: RouteOutputs, budget: float, router: str) -> dict[str, Any]:
     """What a budget comes to on the calibration images."""
     pick = made.pick(budget)
     kind = pick.kind if router == "auto" else router

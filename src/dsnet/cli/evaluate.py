@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate and print."""
     if args.routed:
         return run_routed(args)
-    if args.budget or args.alone:
-        raise DsnetError("--budget and --alone are for --routed")
+    if args.budget or args.alone or args.router:
+        raise DsnetError("--budget, --router and --alone are for --routed")
     saved, model, images, data = open_run(args, "test")
     settle_for(args, model, images.size, batch=args.batch)
     known = saved.data.get("input")

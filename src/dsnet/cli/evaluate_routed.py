@@ -9,7 +9,6 @@ from typing import Any
 
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.compare import compare, needed_routes
-from dsnet.calibration.route_outputs import collect
 from dsnet.cli.options import run_text
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import settle_for
@@ -23,7 +22,9 @@ from dsnet.report.plot import accuracy_plot
 from dsnet.report.text import csv_text
 from dsnet.routes import evenly
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import OperatingPoint, parse_budget
+from dsnet.routing.policies import OperatingPoint
+from dsnet.routing.route_outputs import collect
+from dsnet.routing.router import parse_budget
 from dsnet.training.stage2.api import open_trained
 
 __all__ = ["run_routed"]
@@ -37,7 +38,7 @@ def run_routed(args: argparse.Namespace) -> int:
         raise DsnetError("--routed uses the run's own test split; --data and --root are not for it")
     opened = open_trained(args.run, args.name, device=args.device)
     settle_for(args, opened.model, opened.test.size, batch=args.batch)
-    calibration = Calibration.of(opened.saved, run_text(args))
+    calibration = Calibration.of(opened.saved, run_text(args)).only(args.router or "auto")
     costs = calibration.costs
     low, high = calibration.budget_range()
     budgets = [parse_budget(text, costs) for text in args.budget or ()]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.calibration.calibration import Calibration, RouterName, has_trained_gates
+from dsnet.calibration.calibration import Calibration, has_trained_gates
 from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.cpus import available_cpus
 from dsnet.core.device import pick_device
@@ -24,7 +24,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.loading import build_network, load_classifier
 from dsnet.routing.cost_table import CostTable, Unit
-from dsnet.routing.policies import CascadePolicy, GatePolicy
+from dsnet.routing.policies import CascadePolicy, GatePolicy, Policy
 from dsnet.routing.router import Routed, format_cost, parse_budget
 from dsnet.training.stage1.teacher import Channels
 
@@ -96,7 +96,7 @@ class Predictor:
     """A network, the policy that routes its images, and how they are prepared."""
 
     model: Supernet
-    policy: GatePolicy | CascadePolicy
+    policy: Policy
     classes: tuple[str, ...]
     channels: Channels
     size: int
@@ -148,7 +148,7 @@ class Predictor:
                 answers=tuple(Answer(n, self.classes[n], p) for n, p in zip(labels, shares, strict=True)),
                 route=route,
                 routes=self.policy.path(route),
-                cost=self.policy.cost(self.model, route),
+                cost=self.policy.cost(self.model.space, route),
                 unit=self.policy.costs.unit,
             )
         return found
@@ -183,7 +183,7 @@ def open_predictor(
     run: str | Path,
     *,
     budget: float | str | None = None,
-    router: RouterName = "auto",
+    router: str = "auto",
     route: int | None = None,
     name: str | None = None,
     device: str = "auto",
@@ -212,7 +212,7 @@ def open_predictor(
     calibration = None if saved.data.get("routing") is None else Calibration.of(saved, where)
     costs = CostTable.of_model(model, size) if calibration is None else calibration.costs
     gated = has_trained_gates(saved)
-    policy: GatePolicy | CascadePolicy
+    policy: Policy
     if route is not None:
         model.require_statistics(model.space.resolve(route))
         policy = CascadePolicy(costs=costs, routes=(route,), thresholds=())  # its first route is its last
@@ -245,8 +245,8 @@ def _side(saved: Checkpoint, model: Supernet) -> int:
 
 
 def _within(
-    budget: float | str | None, router: RouterName, calibration: Calibration, model: Supernet, where: str
-) -> GatePolicy | CascadePolicy:
+    budget: float | str | None, router: str, calibration: Calibration, model: Supernet, where: str
+) -> Policy:
     """The policy that keeps a budget; without one, an error that says which are possible."""
     costs = calibration.costs
     if budget is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsnet.calibration.compare import Comparison, Row
+from dsnet.calibration.compare import Comparison, ComparisonRow
 from dsnet.report.page import bar_chart, escape, html_table, page
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import counts_table, table
 from dsnet.routes import RouteSpace
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import RouterKind, format_cost
+from dsnet.routing.router import format_cost
 
 __all__ = [
     "comparison_page",
@@ -37,12 +37,12 @@ def router_curves(comparison: Comparison) -> dict[str, list[Point]]:
     return curves
 
 
-def gated_rows(comparison: Comparison) -> list[Row]:
+def gated_rows(comparison: Comparison) -> list[ComparisonRow]:
     """Return the rows of the routers that decide for each image: all but single routes."""
     return [row for row in comparison.rows if row.router != "single"]
 
 
-def row_at(comparison: Comparison, kind: RouterKind, budget: float) -> Row:
+def row_at(comparison: Comparison, kind: str, budget: float) -> ComparisonRow:
     """Return a router's row with the budget closest to ``budget``."""
     return min(comparison.curve(kind), key=lambda row: abs(row.budget - budget))
 
@@ -154,7 +154,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
-def _counts(row: Row, space: RouteSpace) -> Mapping[str, Mapping[int, int]]:
+def _counts(row: ComparisonRow, space: RouteSpace) -> Mapping[str, Mapping[int, int]]:
     """Images by route or, with several gates, by the choice of each."""
     if space.gates == 1:
         return {"route": row.route_counts}
@@ -166,7 +166,7 @@ def _counts(row: Row, space: RouteSpace) -> Mapping[str, Mapping[int, int]]:
     return counts
 
 
-def _middle(comparison: Comparison) -> list[Row]:
+def _middle(comparison: Comparison) -> list[ComparisonRow]:
     """Each router's row at the middle budget, or at the closest one that it keeps."""
     budgets = sorted({row.budget for row in comparison.rows})
     kinds = dict.fromkeys(row.router for row in gated_rows(comparison))

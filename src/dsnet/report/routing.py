@@ -13,7 +13,7 @@ from dsnet.report.comparison import gated_rows, router_curves, router_section, r
 from dsnet.report.page import bar_chart, escape, image_tag, page
 from dsnet.report.plot import accuracy_plot, line_plot
 from dsnet.routing.cost_table import CostTable
-from dsnet.routing.router import RouterKind, format_cost
+from dsnet.routing.router import format_cost
 
 __all__ = ["Example", "Story", "story_page"]
 
@@ -39,7 +39,7 @@ class Story:
     comparison: Comparison  # at some budgets
     curve: Comparison  # at many
     main: float  # the budget that is looked at closely
-    picked: RouterKind  # the one of gate and cascade that was better there on held-out images
+    picked: str  # the one of gate and cascade that was better there on held-out images
     examples: Sequence[Example]
     stage1: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
     stage2: Sequence[Mapping[str, Any]]
@@ -82,7 +82,7 @@ def story_page(story: Story) -> str:
     return page("Easy images cost little", *body)
 
 
-def _histogram(story: Story, kind: RouterKind) -> str:
+def _histogram(story: Story, kind: str) -> str:
     row = row_at(story.comparison, kind, story.main)
     total = sum(row.route_counts.values())
     groups = ", ".join(

@@ -1,4 +1,4 @@
-"""Routing: policies that choose a route for every image, routers that keep a budget."""
+"""Routing: policies that choose a route for every image, and routers that keep a budget."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dsnet.routing.cost_table import CostTable
     from dsnet.routing.latency import LatencyTable
-    from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput
-    from dsnet.routing.router import OperatingPoint, Routed, Router, parse_budget
+    from dsnet.routing.policies import (
+        CascadePolicy,
+        GatePolicy,
+        OperatingPoint,
+        Policy,
+        RoutedOutput,
+        list_routers,
+        register_router,
+        run_gated_routes,
+    )
+    from dsnet.routing.router import Routed, Router, parse_budget
 
 __all__ = [
     "CascadePolicy",
@@ -17,10 +26,14 @@ __all__ = [
     "GatePolicy",
     "LatencyTable",
     "OperatingPoint",
+    "Policy",
     "Routed",
     "RoutedOutput",
     "Router",
+    "list_routers",
     "parse_budget",
+    "register_router",
+    "run_gated_routes",
 ]
 
 # Imported on first use, so that command-line help needs no torch.
@@ -29,8 +42,12 @@ _LAZY = {
     "LatencyTable": "dsnet.routing.latency",
     "CascadePolicy": "dsnet.routing.policies",
     "GatePolicy": "dsnet.routing.policies",
+    "OperatingPoint": "dsnet.routing.policies",
+    "Policy": "dsnet.routing.policies",
     "RoutedOutput": "dsnet.routing.policies",
-    "OperatingPoint": "dsnet.routing.router",
+    "list_routers": "dsnet.routing.policies",
+    "register_router": "dsnet.routing.policies",
+    "run_gated_routes": "dsnet.routing.policies",
     "Routed": "dsnet.routing.router",
     "Router": "dsnet.routing.router",
     "parse_budget": "dsnet.routing.router",

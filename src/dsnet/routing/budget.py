@@ -1,4 +1,4 @@
-"""How decisions change with the price of cost: which image moves to which cheaper choice, and when."""
+"""Budget search: at which Lagrange multiplier which image switches to which cheaper choice."""
 
 from __future__ import annotations
 
@@ -7,50 +7,54 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Moves", "cheaper_moves", "within"]
+__all__ = ["Switches", "best_within", "cheaper_switches"]
 
 
-class Moves(NamedTuple):
-    """M moves; those of one image come in the order of their prices."""
+class Switches(NamedTuple):
+    """M switches of images to cheaper choices; those of one image are in the order of their weights."""
 
-    price: Tensor  # [M]: the weight of cost at which it happens
+    weight: Tensor  # [M]: the Lagrange multiplier at which it happens
     image: Tensor  # [M]
-    before: Tensor  # [M]: the choice that is left
-    after: Tensor  # [M]: the choice that is taken
+    before: Tensor  # [M]: the choice before
+    after: Tensor  # [M]: the cheaper choice
 
 
-def cheaper_moves(scores: Tensor, costs: Tensor, start: Tensor) -> Moves:
-    """All moves of argmax(score − price · cost) as the price rises, from the choices [N] of ``start`` on.
+def cheaper_switches(scores: Tensor, costs: Tensor, start: Tensor) -> Switches:
+    """Return all switches of argmax(scores − λ · costs) as λ rises from where the choices are ``start``.
 
-    ``scores`` [N, K] and ``costs`` [K] in float64. The argmax is the upper envelope of K lines in the price,
-    so an image moves at most K − 1 times, each time to a cheaper choice.
+    The argmax is the upper envelope of K lines in λ, so an image switches at most K − 1 times, each time to
+    a cheaper choice.
+
+    Args:
+        scores: [N, K], float64.
+        costs: [K], float64.
+        start: [N], positions among the K choices.
     """
-    now, found = start, []
+    now, rounds = start, []
     for _ in range(len(costs) - 1):
-        gap = costs[now][:, None] - costs
-        at = (scores.gather(1, now[:, None]) - scores) / gap
-        price, after = at.masked_fill(gap <= 0, torch.inf).min(1)
-        image = torch.isfinite(price).nonzero()[:, 0]
-        found.append(Moves(price[image], image, now[image], after[image]))
+        saving = costs[now][:, None] - costs
+        crossing = (scores.gather(1, now[:, None]) - scores) / saving
+        weight, after = crossing.masked_fill(saving <= 0, torch.inf).min(1)
+        image = torch.isfinite(weight).nonzero()[:, 0]
+        rounds.append(Switches(weight[image], image, now[image], after[image]))
         now = now.index_put((image,), after[image])
     empty = torch.empty(0, dtype=torch.long, device=scores.device)
-    none = Moves(torch.empty(0, dtype=scores.dtype, device=scores.device), empty, empty, empty)
-    return Moves(*(torch.cat(columns) for columns in zip(none, *found, strict=True)))
+    none = Switches(torch.empty(0, dtype=scores.dtype, device=scores.device), empty, empty, empty)
+    return Switches(*(torch.cat(columns) for columns in zip(none, *rounds, strict=True)))
 
 
-def within(scores: Tensor, costs: Tensor, allowance: float) -> Tensor:
-    """The best choices [N] that together cost no more than ``allowance``; the cheapest ones if none do."""
+def best_within(scores: Tensor, costs: Tensor, allowance: float) -> Tensor:
+    """Return the best choices [N] that together cost at most ``allowance``, or else the cheapest ones."""
     scores, costs = scores.double(), costs.to(scores.device, torch.float64)
-    taken = scores.argmax(1)
-    over = float(costs[taken].sum()) - allowance
-    if over <= 0:
-        return taken
-    moves = cheaper_moves(scores, costs, taken)
-    order = moves.price.argsort(stable=True)
-    saved = (costs[moves.before] - costs[moves.after])[order].cumsum(0)
-    enough = int((saved < over).sum()) + 1  # so many moves
-    made = order[:enough]
-    # An image's moves come in order of price, so its last one among those made says where it ends.
-    for image, after in zip(moves.image[made].tolist(), moves.after[made].tolist(), strict=True):
-        taken[image] = after
-    return taken
+    choices = scores.argmax(1)
+    excess = float(costs[choices].sum()) - allowance
+    if excess <= 0:
+        return choices
+    switches = cheaper_switches(scores, costs, choices)
+    order = switches.weight.argsort(stable=True)
+    saved = (costs[switches.before] - costs[switches.after])[order].cumsum(0)
+    first = order[: int((saved < excess).sum()) + 1]
+    # An image's switches are in the order of their weights, so the last of these is its final choice.
+    for image, after in zip(switches.image[first].tolist(), switches.after[first].tolist(), strict=True):
+        choices[image] = after
+    return choices

@@ -1,4 +1,4 @@
-"""A router with a knob: which policy meets a budget, as calibration found it; and a network routed by it."""
+"""Routers: a policy with calibrated operating points, which keeps any budget; and a network routed by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from torch import Tensor
 
@@ -14,62 +14,57 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError, shorten
 from dsnet.models.group_by_route import Routable
 from dsnet.routing.cost_table import CostTable, Unit
-from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput
+from dsnet.routing.policies import OperatingPoint, Policy, RoutedOutput, policy_class
 
-__all__ = ["OperatingPoint", "Routed", "Router", "RouterKind", "parse_budget", "format_cost"]
+__all__ = ["Routed", "Router", "format_cost", "parse_budget"]
 
-RouterKind = Literal["gate", "cascade", "single"]
-NEAR = 0.02  # of the budget: so much less a setting may cost to be more accurate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatingPoint:
-    """A setting of a router, and what it came to on the calibration images."""
-
-    cost: float  # mean of an image
-    accuracy: float
-    parameters: tuple[float, ...] = ()  # a gate's weight of cost; a cascade's thresholds
-    routes: tuple[int, ...] = ()  # of a cascade; the one route of a single one
-    route_counts: tuple[tuple[int, int], ...] = ()  # (route, images that it answered)
+NEAR = 0.02  # share of the budget that a more accurate operating point may stay below it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """A way of deciding, with the settings that calibration found, from the cheapest to the dearest.
+    """A registered policy and its operating points, in order of cost.
 
-    ``gate`` and ``cascade`` decide for every image; ``single`` runs all images at one route, the most
-    accurate one within the budget. Its settings are the routes.
+    ``gate`` and ``cascade`` decide for every image. ``single`` runs all images at one route, the most
+    accurate one within the budget; its operating points are the routes.
     """
 
-    kind: RouterKind
+    kind: str  # the name of the policy, see `register_router`
     costs: CostTable
     curve: tuple[OperatingPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_kind(self.kind)
+        policy_class(self.kind)
         costs = [point.cost for point in self.curve]
         if not all(isinstance(cost, int | float) and math.isfinite(cost) for cost in costs):
-            raise DsnetError("the settings of a router must have finite costs")
+            raise DsnetError(f"operating points of a router need finite costs, got {shorten(costs)}")
         if costs != sorted(costs):
-            raise DsnetError("the settings of a router must be in order of their cost")
+            raise DsnetError(f"operating points of a router must be in order of cost, got {shorten(costs)}")
         for point in self.curve:
             if not isinstance(point.accuracy, int | float) or not math.isfinite(point.accuracy):
-                raise DsnetError(f"a setting of a router has an accuracy, not {shorten(point.accuracy)}")
+                raise DsnetError(
+                    f"an operating point of a router needs a finite accuracy, got {shorten(point.accuracy)}"
+                )
             if not all(isinstance(n, int | float) and not math.isnan(n) for n in point.parameters):
-                raise DsnetError(f"a setting of a router has numbers, not {point.parameters}")
+                raise DsnetError(
+                    f"parameters of a router's operating point must be numbers, got {point.parameters}"
+                )
 
     def keeps(self, budget: float) -> bool:
-        """Whether a mean cost is within reach."""
+        """Whether a mean cost lies within the range of the operating points."""
         if not self.curve:
             return False
-        # An end that was written with three digits is still reached.
+        # With a tolerance: an end of the range that was printed with three digits is still within it.
         return 0.995 * self.curve[0].cost <= budget <= 1.005 * self.curve[-1].cost
 
     def point(self, budget: float) -> OperatingPoint:
-        """The most accurate setting whose mean cost was at most the budget, and at most 2 % below it.
+        """Return the most accurate operating point that costs at most the budget and at most 2 % less.
 
-        Where there is none so near, the dearest one below the budget. Of single routes, the most accurate of
-        all within the budget.
+        Where none is that near, return the most expensive one within the budget. Of single routes, return the
+        most accurate of all within the budget.
+
+        Raises:
+            DsnetError: If the router is not calibrated or the budget is out of its range.
         """
         if not self.curve:
             raise DsnetError(
@@ -81,53 +76,45 @@ class Router:
                 f"a mean cost of {format_cost(budget, unit)} is out of reach: this {self.kind} goes from "
                 f"{format_cost(low, unit)} to {format_cost(high, unit)}"
             )
-        below = [point for point in self.curve if point.cost <= budget * (1 + 1e-9)] or [self.curve[0]]
-        near = [point for point in below if point.cost >= (1 - NEAR) * budget] or below[-1:]
-        return max(below if self.kind == "single" else near, key=lambda point: (point.accuracy, -point.cost))
+        within = [point for point in self.curve if point.cost <= budget * (1 + 1e-9)] or [self.curve[0]]
+        if policy_class(self.kind).uses_whole_budget:
+            within = [point for point in within if point.cost >= (1 - NEAR) * budget] or within[-1:]
+        return max(within, key=lambda point: (point.accuracy, -point.cost))
 
-    def policy(self, budget: float | None = None) -> GatePolicy | CascadePolicy:
-        """The policy for a budget, in the unit of the costs; without one, the gates' own decision."""
+    def policy(self, budget: float | None = None) -> Policy:
+        """Return the policy for a budget in the unit of the costs; without one, the gates' own decision."""
         if budget is None:
-            if self.kind != "gate":
-                raise DsnetError(f"a {self.kind} router has no setting of its own: give it a budget")
-            return GatePolicy(costs=self.costs)
+            return policy_class(self.kind).without_budget(self.costs)
         return self.policy_at(self.point(budget))
 
-    def policy_at(self, point: OperatingPoint) -> GatePolicy | CascadePolicy:
-        """The policy of a setting."""
-        if self.kind == "gate":
-            return GatePolicy(costs=self.costs, weight=point.parameters[0])
-        return CascadePolicy(costs=self.costs, routes=point.routes, thresholds=point.parameters)
+    def policy_at(self, point: OperatingPoint) -> Policy:
+        """Return the policy of an operating point."""
+        return policy_class(self.kind).from_settings(self.costs, point.parameters, point.routes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types); of a class of your own it names the class, which alone can read it."""
-        own = {} if type(self) is Router else {"class": _class_name(type(self))}
+        """Return plain data (JSON types)."""
         return {
             "kind": self.kind,
-            **own,
             "costs": asdict(self.costs),
             "curve": [
-                [
-                    p.cost,
-                    p.accuracy,
-                    list(p.parameters),
-                    list(p.routes),
-                    [list(pair) for pair in p.route_counts],
-                ]
+                [p.cost, p.accuracy, list(p.parameters), list(p.routes), list(map(list, p.route_counts))]
                 for p in self.curve
             ],
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Router:
-        """The router that `to_dict` wrote."""
+        """Return the router that `to_dict` wrote.
+
+        Raises:
+            DsnetError: If no router is registered under its kind, or the data is damaged.
+        """
         try:
-            _check_kind(data["kind"])
-            written_by = data.get("class", _class_name(Router))
-            if written_by != _class_name(cls):
+            policy_class(data["kind"])
+            if "class" in data:  # a subclass of an earlier version, with a meaning of its own
                 raise DsnetError(
-                    f"unknown router of the class {shorten(written_by)}; {cls.__name__} reads the kinds "
-                    f"{', '.join(get_args(RouterKind))}. Read it by from_dict of the class that wrote it"
+                    f"this {shorten(data['kind'])} was written by the class {shorten(data['class'])}, which "
+                    "an earlier version allowed; register its policy by register_router and calibrate again"
                 )
             costs = data["costs"]
             table = CostTable(
@@ -140,11 +127,11 @@ class Router:
                 OperatingPoint(
                     cost=cost,
                     accuracy=accuracy,
-                    parameters=tuple(numbers),
+                    parameters=tuple(parameters),
                     routes=tuple(routes),
-                    route_counts=tuple((int(route), int(count)) for route, count in taken),
+                    route_counts=tuple((int(route), int(count)) for route, count in counts),
                 )
-                for cost, accuracy, numbers, routes, taken in data["curve"]
+                for cost, accuracy, parameters, routes, counts in data["curve"]
             )
             return cls(kind=data["kind"], costs=table, curve=curve)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -153,64 +140,69 @@ class Router:
             raise DsnetError(f"the router is damaged ({error!r})") from error
 
 
-def _check_kind(kind: object) -> None:
-    if kind not in get_args(RouterKind):
-        raise DsnetError(f"unknown router {shorten(kind)}; known kinds: {', '.join(get_args(RouterKind))}")
-
-
-def _class_name(kind: type[Router]) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Routed:
-    """A network whose images find their own routes within a budget; called like the network.
+    """A network whose images are routed within a budget; called like the network.
 
     Nothing is stored on the network, so two of these with different budgets can share it between threads.
-    ``budget`` is a mean cost in the unit of the router, or text: ``"300M"``, ``"45%"`` of the largest route.
+
+    Args:
+        model: A supernet in eval mode, or the executor of a plan.
+        router: A router for this network.
+        budget: Mean cost of an image in the unit of the router, or text: ``"300M"``, ``"45%"`` of the largest
+            route.
+
+    Example:
+        >>> routed = Routed(model, router, "45%")  # doctest: +SKIP
+        >>> logits = routed(images)  # doctest: +SKIP
     """
 
     model: Routable[Any]
     router: Router
     budget: float | str | None = None
-    policy: GatePolicy | CascadePolicy = field(init=False)
+    policy: Policy = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.router.costs.fits(self.model):
-            whose = self.router.costs.network or "another network"
-            raise DsnetError(f"this router is one of {whose}, not of {self.model.name}")
+            network = self.router.costs.network or "another network"
+            raise DsnetError(f"this router is one of {network}, not of {self.model.name}")
         budget = None if self.budget is None else parse_budget(self.budget, self.router.costs)
         object.__setattr__(self, "budget", budget)
         object.__setattr__(self, "policy", self.router.policy(budget))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] → logits [B, classes]."""
+        """Return logits [B, classes] of images [B, C, H, W]."""
         return self.policy(self.model, x).logits
 
     def run(self, x: Tensor) -> RoutedOutput:
-        """Logits, and the number of the route that gave each."""
+        """Return logits, and the number of the route that gave each."""
         return self.policy(self.model, x)
 
     def path(self, route: int) -> tuple[int, ...]:
-        """The routes that ran for an image that ``route`` answered."""
+        """Return the routes that ran for an image that ``route`` answered, in order."""
         return self.policy.path(route)
 
     def cost(self, route: int) -> float:
-        """What an image cost that ``route`` answered, in the unit of the router."""
-        return self.policy.cost(self.model, route)
+        """Return the cost of an image that ``route`` answered, in the unit of the router."""
+        return self.policy.cost(self.model.space, route)
 
     def __repr__(self) -> str:
         return f"Routed({self.model.name}, {self.router.kind}, budget={self.budget})"
 
     def at(self, budget: float | str | None) -> Routed:
-        """The same network and router at another budget."""
+        """Return the same network and router at another budget."""
         return Routed(self.model, self.router, budget)
 
 
 def parse_budget(text: str | float, costs: CostTable) -> float:
-    """``300M``, ``1.2B``, ``45%`` (of the largest route), ``5ms`` → a mean cost in the table's unit.
+    """Parse a budget into a mean cost in the table's unit.
 
-    A number is one already.
+    Args:
+        text: ``300M``, ``1.2B``, ``45%`` (of the largest route), ``5ms``, or a number in the unit.
+        costs: The table that the budget counts.
+
+    Raises:
+        DsnetError: If the text cannot be read, or is in another unit than the table.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if not 0 < text < math.inf:
@@ -219,25 +211,25 @@ def parse_budget(text: str | float, costs: CostTable) -> float:
         return float(text)
     if not isinstance(text, str):
         raise DsnetError(f"a budget is a number, or written as 300M, 1.2B, 5ms or 45%, not {shorten(text)}")
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(%|ms|[kKMBG]?)\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(%|ms|[kKMBG]?)\s*", text)
+    if match is None:
         raise DsnetError(f"a budget is written as 300M, 1.2B, 5ms or 45%, not {shorten(text)}")
-    number, suffix = float(found[1]), found[2]
+    number, suffix = float(match[1]), match[2]
     if not 0 < number < math.inf:
         raise DsnetError(f"a budget must be above 0 and finite, not {shorten(text)}")
     if suffix == "%":
         return number / 100 * costs.largest
     unit: Unit = "ms" if suffix == "ms" else "madds"
     if unit != costs.unit and not (suffix == "" and costs.unit == "ms"):
-        has = "milliseconds (5ms, 45%)" if costs.unit == "ms" else "multiply-adds (300M, 45%)"
-        raise DsnetError(f"this router counts {has}; {shorten(text)} is in another unit")
+        expected = "milliseconds (5ms, 45%)" if costs.unit == "ms" else "multiply-adds (300M, 45%)"
+        raise DsnetError(f"this router counts {expected}; {shorten(text)} is in another unit")
     if suffix == "":
         _check_percent(number, costs)
     return number * {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9}.get(suffix, 1.0)
 
 
 def _check_percent(number: float, costs: CostTable) -> None:
-    """Raises where a number can only have been meant as a percentage."""
+    """Raise an error if a number can only have been meant as a percentage."""
     if costs.unit == "madds" and number <= 100 and number < costs.prefix:
         share = number if number > 1 else 100 * number
         raise DsnetError(
@@ -247,5 +239,5 @@ def _check_percent(number: float, costs: CostTable) -> None:
 
 
 def format_cost(cost: float, unit: Unit) -> str:
-    """A cost as people write it."""
+    """Format a cost with its unit."""
     return f"{cost:.3g} ms" if unit == "ms" else f"{human(cost)} MAdds"

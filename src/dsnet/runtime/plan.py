@@ -14,7 +14,7 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.routing.cost_table import CostPenalties
-from dsnet.routing.policies import CascadePolicy, GatePolicy, RoutedOutput
+from dsnet.routing.policies import CascadePolicy, GatePolicy, Policy, RoutedOutput
 from dsnet.routing.router import Routed, Router, parse_budget
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.break_even import BreakEven, measure
@@ -50,7 +50,7 @@ class Plan(InProcess):
             object.__setattr__(self, "penalties", self.policy.costs.penalties(self.policy.weight, choices))
 
     @property
-    def policy(self) -> GatePolicy | CascadePolicy | None:
+    def policy(self) -> Policy | None:
         """How images are routed at this budget; None is the gates' own decision."""
         return None if self.routed is None else self.routed.policy
 
@@ -74,7 +74,9 @@ class Plan(InProcess):
         executor, policy = self.network.executor, self.policy
         if isinstance(policy, CascadePolicy):
             return executor.run_cascade(x, policy.routes, policy.thresholds)
-        return executor.run_gate(x, self.penalties)
+        if policy is None or isinstance(policy, GatePolicy):
+            return executor.run_gate(x, self.penalties)
+        return policy(self.network, x)
 
     def route(self, x: Tensor) -> Tensor:
         """The number [B] of the route that answers each image."""

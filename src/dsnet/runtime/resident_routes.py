@@ -44,9 +44,9 @@ def needed_for(network: Supernet, router: Router | None, budget: float | None, *
     if router is None:
         return Needed(gates, gates)
     points = router.curve if every or budget is None else (router.point(budget),)
-    if router.kind == "cascade":
-        routes = {number for point in points for number in point.routes}
-        options = _choices(network, routes) if routes else gates
+    routes = {number for point in points for number in router.policy_at(point).needed_routes()}
+    if routes:
+        options = _choices(network, routes)
         return Needed(options, options)
     if every or budget is None or len(gates) > 1:
         return Needed(gates, gates)

@@ -21,8 +21,8 @@ from dsnet.models.group_by_route import run_gated
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CostTable
-from dsnet.routing.policies import run_gated_routes
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint, run_gated_routes
+from dsnet.routing.router import Router
 from dsnet.runtime import api as making
 from dsnet.runtime.backends import get_backend
 from dsnet.runtime.executors.batching import Division

@@ -14,7 +14,8 @@ import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CostTable
-from dsnet.routing.router import OperatingPoint, Router
+from dsnet.routing.policies import OperatingPoint
+from dsnet.routing.router import Router
 from dsnet.runtime import api as making
 from dsnet.runtime.partition.batch_invariance import _OneKernel, _RowLinear, make_invariant
 from dsnet.runtime.partition.segments import Segment, SegmentKey

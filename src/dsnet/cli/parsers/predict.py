@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsnet.cli.parsers.common import ROUTERS, Commands, add_parser, positive
+from dsnet.cli.parsers.common import Commands, add_parser, positive
 
 __all__ = ["add_predict"]
 
@@ -38,7 +38,7 @@ def add_predict(commands: Commands) -> None:
     parser.add_argument("--budget", help="mean cost of an image: 300M, 45%% (of the largest route), 5ms")
     parser.add_argument(
         "--router",
-        choices=ROUTERS,
+        metavar="NAME",
         help="who keeps the budget; single: one route for all images (default: auto, the most accurate one)",
     )
     parser.add_argument("--route", type=int, metavar="N", help="every image at this route")

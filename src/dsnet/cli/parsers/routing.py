@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsnet.cli.parsers.common import ROUTERS, Commands, add_parser, positive
+from dsnet.cli.parsers.common import Commands, add_parser, positive
 
 __all__ = ["add_calibrate", "add_evaluate"]
 
@@ -39,7 +39,7 @@ def add_calibrate(commands: Commands) -> None:
     parser.add_argument("--latency-table", type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--router",
-        choices=ROUTERS,
+        metavar="NAME",
         default="auto",
         help="single: one route for all images; auto: the most accurate one at the budget (default: auto)",
     )
@@ -76,5 +76,7 @@ def add_evaluate(commands: Commands) -> None:
     parser.add_flag("--routed", "evaluate the routers of a calibrated run")
     text = "with --routed: mean cost, 300M, 45%%, 5ms; may be repeated"
     parser.add_argument("--budget", action="append", help=text)
+    text = "with --routed: only this router (default: all that are calibrated)"
+    parser.add_argument("--router", metavar="NAME", help=text)
     text = "with --routed: a run of one route trained alone; may be repeated"
     parser.add_argument("--alone", action="append", type=Path, metavar="RUN", help=text)

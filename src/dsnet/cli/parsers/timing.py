@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsnet.cli.parsers.common import BACKENDS, ROUTERS, Commands, add_parser, positive, seconds
+from dsnet.cli.parsers.common import BACKENDS, Commands, add_parser, positive, seconds
 
 __all__ = ["add_bench", "add_profile"]
 
@@ -78,7 +78,7 @@ def add_bench(commands: Commands) -> None:
     parser.add_argument("--budget", metavar="COST", help="for --mix measured: 300M, 45%%, 5ms")
     parser.add_argument(
         "--router",
-        choices=ROUTERS,
+        metavar="NAME",
         default="auto",
         help="for --mix measured; auto: the more accurate one at the budget (default: auto)",
     )

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsnet.calibration.calibration import Calibration, RouterName, calibrate, has_trained_gates
+from dsnet.calibration.calibration import Calibration, calibrate, has_trained_gates
 from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import GateReport, gate_reports
-from dsnet.calibration.route_outputs import RouteOutputs, collect
 from dsnet.core.checkpoint import Checkpoint, default_name, has_last, load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.ranks import ALONE, Ranks, joined
@@ -32,6 +31,7 @@ from dsnet.models.loading import build_network, load_classifier, save_checkpoint
 from dsnet.routes import evenly
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.latency import LatencyTable
+from dsnet.routing.route_outputs import RouteOutputs, collect
 from dsnet.routing.router import parse_budget
 from dsnet.training.agreement import settings_facts, state_facts
 from dsnet.training.api import load_data, split_data
@@ -235,7 +235,7 @@ def calibrate_run(
     name: str | None = None,
     latency: str | Path | None = None,
     budget: float | str | None = None,
-    router: RouterName = "auto",
+    router: str = "auto",
     device: str = "auto",
     progress: Callable[[Iterator[Any], int, str], Iterator[Any]] = lambda batches, total, label: batches,
 ) -> CalibratedRun:
