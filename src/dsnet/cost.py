@@ -1,4 +1,4 @@
-"""Multiply-adds and parameters of a network, by arithmetic alone."""
+"""Count the multiply-adds and parameters of a network by arithmetic; nothing runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ __all__ = ["cost", "madds", "params"]
 def cost(
     model: nn.Module, route: Route | int | None = None, image_size: int | tuple[int, int] | None = None
 ) -> Cost:
-    """Everything that is counted, for one image at a route of a supernet, or for a static twin."""
+    """Count a supernet at a route, or a reference network, for one image.
+
+    Args:
+        model: A model of `create_model`.
+        route: The route of a supernet; None for a reference network.
+        image_size: Side of the image, or (height, width) (default: that of the model).
+
+    Returns:
+        Parameters and multiply-adds by kind.
+    """
     from dsnet.models.counting import route_cost
     from dsnet.models.static_network import ReferenceNetwork
     from dsnet.models.supernet import Supernet
@@ -42,13 +51,22 @@ def madds(
     image_size: int | tuple[int, int] | None = None,
     convention: Convention = "paper",
 ) -> int:
-    """Multiply-adds for one image (see `dsnet.counts` for the two conventions).
+    """Count the multiply-adds for one image, by a convention of `dsnet.counts`.
 
-    ``image_size`` is the model's own by default; a pair is (height, width).
+    Args:
+        model: A model of `create_model`.
+        route: The route of a supernet; None for a reference network.
+        image_size: Side of the image, or (height, width) (default: that of the model).
+        convention: ``paper``, or ``all``, which also counts routing heads and attention products.
+
+    Example:
+        >>> import dsnet
+        >>> dsnet.madds(dsnet.create_model("ds_mbnet", device="meta"), 0)
+        132867296
     """
     return cost(model, route, image_size).madds(convention)
 
 
 def params(model: nn.Module, route: Route | int | None = None) -> int:
-    """Parameters of a route's stand-alone network: attention included, routing heads not."""
+    """Count the parameters of a route's stand-alone network, with attention and without routing heads."""
     return cost(model, route).params

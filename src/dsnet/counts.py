@@ -1,14 +1,14 @@
-"""What a layer costs, as plain integers that add up.
+"""Costs of layers, as integers that add up.
 
 Two conventions turn a `Cost` into one number of multiply-adds:
 
 ``paper``
-    convolutions and linear layers, the gates' first layers and attention heads included, plus one
-    for every element that an average pool reads. This is how the paper's tables count.
+    convolutions and linear layers, including the gates' first layers and attention heads, plus one
+    for each element that an average pool reads. The paper's tables count like this.
 ``all``
     ``paper`` plus the routing heads and the attention products QKᵀ and AV.
 
-Norms, activations, biases and max-pools are counted by neither.
+Neither counts norms, activations, biases and max-pools.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONVENTIONS: tuple[Convention, ...] = ("paper", "all")
 
 
 class Shape(NamedTuple):
-    """Shape of one image's features. A sequence of tokens has height = tokens and width = 1."""
+    """Shape of the features of one image. A sequence of tokens has height = tokens and width = 1."""
 
     channels: int
     height: int
@@ -39,9 +39,9 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Parameters used and multiply-adds for one image, by kind."""
+    """Parameters, and multiply-adds for one image by kind."""
 
-    params: int = 0  # weights, biases, γ and β of the slice; routing heads and statistics are not in it
+    params: int = 0  # weights, biases, γ and β of the slice, without routing heads and statistics
     layers: int = 0  # convolutions and linear layers
     pools: int = 0  # elements read by average pools
     routing: int = 0  # routing heads
@@ -57,7 +57,7 @@ class Cost:
         )
 
     def madds(self, convention: Convention = "paper") -> int:
-        """Multiply-adds under a convention (see the module's docstring)."""
+        """Return the multiply-adds by a convention."""
         if convention == "paper":
             return self.layers + self.pools
         if convention == "all":
@@ -66,7 +66,11 @@ class Cost:
 
 
 def human(count: float) -> str:
-    """A count with three or four digits and a letter: 132.9M, 5.77B."""
+    """Format a count with three or four digits and a unit.
+
+    >>> human(132_867_296), human(5.77e9)
+    ('132.9M', '5.77B')
+    """
     for limit, letter in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= limit:
             value = count / limit

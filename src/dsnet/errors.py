@@ -1,4 +1,4 @@
-"""The exception and the warning that callers of this package need to know, and text that is safe to print."""
+"""The exception and the warning of this package, and helpers for messages that are safe to print."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ LIMIT = 4000  # characters of a message
 
 
 class DsnetError(ValueError):
-    """Something was asked for that cannot be done; the message says what was given and what is possible.
+    """An invalid argument, file or request. The message says what was given and what is possible.
 
-    A message is bounded and safe to print, whatever it quotes: files may hold names of any length.
+    Messages are truncated and free of control characters, since they may quote the contents of files.
     """
 
-    exit_status = 2  # of a command that it ends
+    exit_status = 2  # of a command that fails with it
 
     def __init__(self, *args: object) -> None:
-        # Twice, because escapes are longer than what they stand for.
+        # Twice, because escapes are longer than the characters they replace.
         bounded = (printable(printable(a, LIMIT), LIMIT) if isinstance(a, str) else a for a in args)
         super().__init__(*bounded)
 
 
 class DsnetWarning(UserWarning):
-    """Something went otherwise than one may expect; the message says all of it."""
+    """An unexpected condition that does not stop the work."""
 
 
 def install_hint(extra: str) -> str:
@@ -41,7 +41,7 @@ def install_hint(extra: str) -> str:
 def printable(text: str, limit: int | None = None) -> str:
     r"""Return text that a terminal can show: control characters and lone surrogates become escapes.
 
-    Line breaks and tabs stay. With a ``limit``, longer text loses its middle.
+    Line breaks and tabs are kept. With a ``limit``, the middle of longer text is cut out.
 
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
@@ -54,12 +54,11 @@ def printable(text: str, limit: int | None = None) -> str:
 
 class _Bounded(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
-        """Name the size of a number that Python refuses to write out."""
         return f"a number of {x.bit_length()} bits" if x.bit_length() > 10_000 else super().repr_int(x, level)
 
 
 def shorten(value: object, limit: int = 120) -> str:
-    """Return the ``repr`` of a value that was given, cut to at most ``limit`` characters for a message.
+    """Return the ``repr`` of a value for a message, cut to at most ``limit`` characters.
 
     Large containers and strings are cut before they are formatted, so that a message costs little.
 

@@ -1,4 +1,4 @@
-"""From a supernet and a route to the stand-alone network that computes the same."""
+"""Extract a route of a supernet as a stand-alone network."""
 
 from __future__ import annotations
 
@@ -26,15 +26,25 @@ def extract(
     fold_bn: bool = True,
     image_size: int | tuple[int, int] | None = None,
 ) -> nn.Sequential:
-    """The network of one route, of torch's own layers with contiguous copies of the weights, in eval mode.
+    """Build the network of one route from torch's own layers, with copies of the weights, in eval mode.
 
-    ``fold_bn`` merges batch norms into the convolutions before them; without it the result can be trained
-    further. ``image_size`` matters to the transformer, whose positions are resized for it.
+    Args:
+        model: The supernet.
+        route: The route, or its number.
+        fold_bn: Fold batch norms into the convolutions before them. Without it the result can be trained.
+        image_size: Side of the images (default: that of the model). A transformer's positions are resized.
 
-    >>> from dsnet import create_model
-    >>> model = create_model("ds_mbnet_tiny")
-    >>> sum(p.numel() for p in extract(model, model.space.smallest, fold_bn=False).parameters())
-    2606
+    Returns:
+        A network that computes the same logits [B, classes] from images [B, C, H, W] as the route.
+
+    Raises:
+        DsnetError: The route is not one of the model, or it lacks norm statistics.
+
+    Example:
+        >>> from dsnet import create_model
+        >>> model = create_model("ds_mbnet_tiny")
+        >>> sum(p.numel() for p in extract(model, model.space.smallest, fold_bn=False).parameters())
+        2606
     """
     from torch import nn
 
@@ -47,11 +57,11 @@ def extract(
     names = {module: name.replace(".", "_") for name, module in model.named_modules()}
 
     def chain(steps: Iterable[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:
-        made: OrderedDict[str, nn.Module] = OrderedDict()
+        blocks: OrderedDict[str, nn.Module] = OrderedDict()
         for block, size, key in steps:
-            made[names[block]] = block.extract(shape, size, key, fold_bn=fold_bn)
+            blocks[names[block]] = block.extract(shape, size, key, fold_bn=fold_bn)
             _, shape = block.cost(shape, size)
-        return nn.Sequential(made), shape
+        return nn.Sequential(blocks), shape
 
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["prefix"], shape = chain(model.chain(()), model.input_spec.shape(image_size))

@@ -1,4 +1,4 @@
-"""The supernets of the paper, their static twins, and the registry that knows them by name."""
+"""The supernets of the paper, their reference networks, and the registry of models by name."""
 
 from dsnet.models.blocks import Block, Factory, Step
 from dsnet.models.group_by_route import Decide, GatedOutput, greedy, run_gated

@@ -1,7 +1,7 @@
-"""Blocks: what a supernet is a chain of.
+"""The blocks that supernets are built of.
 
-A block runs with the sizes of a `Slice` and the norm key that its input belongs to, counts itself and
-gives its stand-alone twin. Three methods, side by side, so that the three cannot drift apart unseen.
+A block runs with the sizes of a `Slice` and the norm key that its input belongs to. The methods `forward`,
+`cost` and `extract` stand side by side, so that they stay consistent.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ __all__ = [
 
 
 class Factory(TypedDict, total=False):
-    """Where and in which precision parameters are made."""
+    """Keyword arguments of layers: device and precision of their parameters."""
 
     device: torch.device | str | None
     dtype: torch.dtype | None
 
 
 class Block(nn.Module, ABC):
-    """A link of the chain. Holds weights only; sizes are arguments."""
+    """Base class of blocks. A block holds weights only; sizes are arguments."""
 
-    stride = 1  # what the resolution is divided by
+    stride = 1  # factor by which the resolution shrinks
     makes_tokens = False  # whether it turns maps [B, C, H, W] into tokens [B, N, E]
 
     @abstractmethod
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Runs at this size."""
+        """Run at this size."""
 
     @abstractmethod
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost at this size on an input of this shape, and the shape of the output."""
+        """Compute the cost at this size on an input of this shape, and the shape of the output."""
 
     @abstractmethod
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """The stand-alone block of this size for inputs of this shape, of torch's own layers."""
+        """Extract the stand-alone block of this size, made of torch's own layers, for this input shape."""
 
 
 class Step(NamedTuple):
-    """A block, with what it needs to run on one route."""
+    """A block with the arguments that it needs to run on one route."""
 
     block: Block
     size: Slice
@@ -77,14 +77,14 @@ class Step(NamedTuple):
 
 
 def run_steps(steps: Iterable[Step], x: Tensor, mode: Mode | None = None) -> Tensor:
-    """Runs the chain."""
+    """Run blocks one after the other."""
     for block, size, key in steps:
         x = block(x, size, key, mode)
     return x
 
 
 def count_steps(steps: Iterable[Step], shape: Shape) -> tuple[Cost, Shape]:
-    """Cost of the chain on an input of this shape, and the shape of its output."""
+    """Count blocks that run one after the other; return the cost and the shape of the output."""
     total = Cost()
     for block, size, _ in steps:
         cost, shape = block.cost(shape, size)
@@ -92,33 +92,35 @@ def count_steps(steps: Iterable[Step], shape: Shape) -> tuple[Cost, Shape]:
     return total, shape
 
 
-# --- what a pass in training may leave out --------------------------------------------------------------
+# --- regularisation -------------------------------------------------------------------------------------
 def drop_branch(branch: Tensor, mode: Mode | None, share: float) -> Tensor:
-    """Stochastic depth: a residual branch [B, …], left out for some images and scaled up for the others.
+    """Apply stochastic depth: drop a residual branch [B, …] for some images, and scale it for the others.
 
-    ``share`` of the mode's rate applies: 0 for the first block of a network, 1 for its last.
+    The rate is that of the mode times ``share``, which grows from 0 in the first block to 1 in the last.
     """
     if mode is None or mode.drop_path * share == 0:
         return branch
-    return branch * _kept((len(branch), *(1,) * (branch.ndim - 1)), branch, mode, mode.drop_path * share)
+    return branch * _dropout_mask(
+        (len(branch), *(1,) * (branch.ndim - 1)), branch, mode, mode.drop_path * share
+    )
 
 
 def drop_features(x: Tensor, mode: Mode | None) -> Tensor:
-    """Dropout of what a classifier reads, [B, C]."""
-    return x if mode is None or mode.dropout == 0 else x * _kept(x.shape, x, mode, mode.dropout)
+    """Apply dropout to the input [B, C] of a classifier."""
+    return x if mode is None or mode.dropout == 0 else x * _dropout_mask(x.shape, x, mode, mode.dropout)
 
 
-def _kept(shape: tuple[int, ...], like: Tensor, mode: Mode, rate: float) -> Tensor:
+def _dropout_mask(shape: tuple[int, ...], like: Tensor, mode: Mode, rate: float) -> Tensor:
     draws = torch.rand(shape, device=like.device, generator=mode.generator)
     return (draws >= rate).to(like.dtype) / (1 - rate)
 
 
-# --- pieces that families choose from ----------------------------------------------------------------
+# --- norms and activations -------------------------------------------------------------------------------
 ACTIVATIONS = {"silu": nn.SiLU, "relu": nn.ReLU, "hard_swish": nn.Hardswish}
 
 
 def make_activation(name: str) -> nn.Module:
-    """Activation by name; in place, since it gets a norm's or a sum's output that nobody else needs."""
+    """Make an activation by name, in place: it follows a norm or a sum, whose output has no other use."""
     if name not in ACTIVATIONS:
         raise DsnetError(f"unknown activation {shorten(name)}; possible: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name](inplace=True)
@@ -126,7 +128,7 @@ def make_activation(name: str) -> nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormSpec:
-    """Which norm a convolutional family uses."""
+    """The norm of a convolutional family."""
 
     kind: Literal["batch", "group"] = "batch"
     channels_per_group: int = 16  # for "group"
@@ -138,7 +140,7 @@ class NormSpec:
     def make(
         self, channels: int, keys: int, factory: Factory, *, init_weight: float = 1.0
     ) -> SplitBatchNorm2d | SlicedGroupNorm:
-        """The norm for so many channels; ``keys`` matter to batch norm only."""
+        """Make a norm of this many channels; only batch norm has ``keys``."""
         if self.kind == "batch":
             return SplitBatchNorm2d(channels, keys=keys, init_weight=init_weight, **factory)
         group = self.channels_per_group
@@ -147,11 +149,11 @@ class NormSpec:
 
 # --- blocks -----------------------------------------------------------------------------------------
 class ConvNormAct(Block):
-    """Convolution, norm and (where there is one) activation.
+    """Convolution, norm and an optional activation.
 
-    ``filters`` says which of a slice's sizes is the number of filters: its ``width``, its ``hidden``, or
-    the ``input``'s own number of channels, as in a depthwise convolution. A kernel wider than 1 is sliced
-    to the slice's; its padding holds where the convolution is strided, elsewhere the resolution is kept.
+    ``filters`` says what the number of filters is: the ``width`` of a slice, its ``hidden`` size, or the
+    number of ``input`` channels, as in a depthwise convolution. A kernel larger than 1 is sliced to that of
+    the slice. The padding of the slice applies to a strided convolution; others keep the resolution.
     """
 
     def __init__(
@@ -173,19 +175,19 @@ class ConvNormAct(Block):
         return out, size.kernel, size.padding if self.strided else None
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Runs at this size."""
+        """Run at this size."""
         out, kernel, padding = self._conv_sizes(size)
         x = self.norm(self.conv(x, out, kernel=kernel, padding=padding), key, mode)
         return x if self.act is None else cast(Tensor, self.act(x))
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost and output shape."""
+        """Compute the cost and the output shape."""
         out, kernel, padding = self._conv_sizes(size)
         cost, after = self.conv.cost(shape, out, kernel=kernel, padding=padding)
         return cost + self.norm.cost(after.channels), after
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Sequential:
-        """Stand-alone layers, the norm folded into the convolution where asked for."""
+        """Extract the layers, with ``fold_bn`` the batch norm folded into the convolution."""
         out, kernel, padding = self._conv_sizes(size)
         conv = self.conv.extract(shape.channels, out, kernel=kernel, padding=padding)
         norm = self.norm.extract(conv.out_channels, key)
@@ -198,30 +200,30 @@ class ConvNormAct(Block):
 
     @torch.no_grad()
     def rescale(self, size: Slice) -> None:
-        """Scales weights just drawn for full width to what He's rule (fan-out) draws for this size."""
+        """Scale weights drawn for the full width to the standard deviation of He's rule for this size."""
         out = self._conv_sizes(size)[0]
         if out is not None:
             self.conv.weight.mul_((self.conv.out_channels / out) ** 0.5)
 
 
 class ChannelAttention(Block):
-    """A gate that only scales channels."""
+    """A gate without a routing head, which scales channels."""
 
     def __init__(self, channels: int, factory: Factory) -> None:
         super().__init__()
         self.gate = Gate(channels, **factory)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Scales the channels that there are."""
+        """Scale the channels of the input."""
         scaled, _ = self.gate(x, batch_invariant=mode is not None and mode.batch_invariant)
         return cast(Tensor, scaled)
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost; the shape stays."""
+        """Compute the cost; the shape does not change."""
         return self.gate.cost(shape), shape
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Stand-alone attention."""
+        """Extract the attention."""
         return self.gate.extract(shape.channels)
 
 
@@ -235,51 +237,51 @@ class MaxPool(Block):
         self.pool = nn.MaxPool2d(3, 2, 1)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Halves the resolution."""
+        """Halve the resolution."""
         return cast(Tensor, self.pool(x))
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Free in both conventions."""
+        """Return a cost of zero and the output shape."""
         height, width = (SF.conv_output_size(s, 3, 2, 1) for s in (shape.height, shape.width))
         return Cost(), Shape(shape.channels, height, width)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """The pool itself has no weights."""
+        """Return the pool."""
         return nn.MaxPool2d(3, 2, 1)
 
 
 class Head(Block):
-    """The last link: features → logits, by way of one vector an image."""
+    """Base class of heads: features → one vector an image → logits."""
 
     classifier: SlicedLinear
 
     @abstractmethod
     def pool(self, x: Tensor) -> Tensor:
-        """What a stage says of an image: its features [B, …] → [B, C]."""
+        """Pool features [B, …] to [B, C]."""
 
 
 class PoolHead(Head):
-    """Global average pool and classifier, which reads the channels that there are."""
+    """Global average pool and a classifier on the channels of its input."""
 
     def __init__(self, channels: int, num_classes: int, factory: Factory) -> None:
         super().__init__()
         self.classifier = SlicedLinear(channels, num_classes, init_std=0.01, **factory)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Features [B, C, H, W] → logits [B, classes]."""
+        """Compute logits [B, classes] of features [B, C, H, W]."""
         return cast(Tensor, self.classifier(drop_features(self.pool(x), mode)))
 
     def pool(self, x: Tensor) -> Tensor:
-        """Mean over all positions."""
+        """Average over all positions."""
         return x.mean((2, 3))
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost and the shape of the logits."""
+        """Compute the cost and the shape of the logits."""
         classes = self.classifier.out_features
         linear = self.classifier.cost(shape.channels, classes)
         return linear + Cost(pools=shape.channels * shape.area), Shape(classes, 1, 1)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Stand-alone pool and classifier."""
+        """Extract pool and classifier."""
         classifier = self.classifier.extract(shape.channels, self.classifier.out_features)
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), classifier)

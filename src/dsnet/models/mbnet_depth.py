@@ -1,7 +1,7 @@
 """The paper's case study of dynamic depth (Guideline I): MobileNetV1 whose third stage runs 1 or 6 layers.
 
-With ``join="residual"`` the further five layers add to what the first one gives; with ``"naive"`` they follow
-it, so that the two routes share weights without an additive relation.
+With ``join="residual"`` the other five layers are a residual branch on the output of the first. With
+``"naive"`` they simply follow it, so that the two routes share weights without an additive relation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["DepthNet", "DepthOptions", "DepthTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthOptions(ConvOptions):
-    """Options of the case study."""
+    """Options of the case study: how the further layers of the third stage are joined to the first."""
 
     join: Literal["residual", "naive"] = "residual"
 
@@ -53,18 +53,18 @@ class DepthOptions(ConvOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthTable:
-    """A network of the case study as data."""
+    """The architecture of a network of the case study."""
 
     input_spec: InputSpec
     num_classes: int
     stem: StageRow
     early: tuple[StageRow, ...]
-    deep: StageRow  # the stage that runs its first layer, or all
+    deep: StageRow  # the stage that runs its first layer only, or all
     late: StageRow
 
 
-class AddOn(Block):
-    """What a chain of blocks adds to its input."""
+class ResidualBlocks(Block):
+    """A sequence of blocks with a shortcut around it."""
 
     def __init__(self, blocks: Sequence[SeparableBlock]) -> None:
         super().__init__()
@@ -74,20 +74,20 @@ class AddOn(Block):
         return [step for block in self.blocks for step in cast(SeparableBlock, block).steps(size, key)]
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Runs at this size."""
+        """Run at this size."""
         return x + run_steps(self._steps(size, key), x, mode)
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost; the shape stays."""
+        """Compute the cost; the shape does not change."""
         return count_steps(self._steps(size, 0), shape)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """The stand-alone chain with its shortcut."""
+        """Extract the blocks with their shortcut."""
         parts = [step.block.extract(shape, size, key, fold_bn=fold_bn) for step in self._steps(size, key)]
-        return traced(_AddOn(nn.Sequential(*parts)))
+        return traced(_Shortcut(nn.Sequential(*parts)))
 
 
-class _AddOn(nn.Module):
+class _Shortcut(nn.Module):
     def __init__(self, chain: nn.Module) -> None:
         super().__init__()
         self.chain = chain
@@ -100,7 +100,6 @@ class DepthNet(Supernet):
     """A MobileNetV1 with one stage of two depths."""
 
     def __init__(self, name: str, table: DepthTable, options: DepthOptions, factory: Factory) -> None:
-
         routes = tuple(
             (
                 Slice(width=table.deep.width, depth=depth, kernel=3, padding=1),
@@ -114,14 +113,7 @@ class DepthNet(Supernet):
             name,
             slices=(routes,),
             input_spec=replace(table.input_spec, channels=options.in_channels),
-            gates=[
-                Gate(
-                    table.early[-1].width,
-                    choices=space.choices[0],
-                    form=options.head_form,
-                    **factory,
-                )
-            ],
+            gates=[Gate(table.early[-1].width, choices=space.choices[0], form=options.head_form, **factory)],
             head=PoolHead(table.late.width, classes, factory),
             bn_key=options.bn_key,
         )
@@ -155,14 +147,14 @@ class DepthNet(Supernet):
             width = row.width
         first, *others = stage(width, table.deep, 2)
         self.first = first
-        self.others: nn.ModuleList | AddOn = (
-            AddOn(others) if options.join == "residual" else nn.ModuleList(others)
+        self.others: nn.ModuleList | ResidualBlocks = (
+            ResidualBlocks(others) if options.join == "residual" else nn.ModuleList(others)
         )
         self.late = nn.ModuleList(stage(table.deep.width, table.late, 2))
         self.seal(space)
 
     def prefix_steps(self) -> list[Step]:
-        """Stem and early stages."""
+        """Return stem and early stages."""
         size = Slice(width=self.table.stem.width, kernel=3, padding=1)
         steps = [Step(self.stem, size)]
         rows = (row for row in self.table.early for _ in range(row.layers))
@@ -171,12 +163,12 @@ class DepthNet(Supernet):
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
-        """The stage of two depths, and the last one."""
+        """Return the stage of two depths and the last stage."""
         deep, late = self.slices(choices)
         key = self.key(choices)
         steps = self.first.steps(deep, key)
         if deep.depth > 1:
-            if isinstance(self.others, AddOn):
+            if isinstance(self.others, ResidualBlocks):
                 steps.append(Step(self.others, deep, key))
             else:
                 for block in self.others:

@@ -1,7 +1,7 @@
-"""DS-MBNet and DS-MBNet++: MobileNetV1 behind whose fifth block every width (kernel, padding) is sliced.
+"""DS-MBNet and DS-MBNet++: MobileNetV1 with sliced widths (kernels, paddings) after its fifth block.
 
-The tables are the paper's (Table 4, "Routing space of DS-MBNet and DS-MBNet++"), with the padding that
-lets its cheapest routes exist: p belongs to the strided depthwise convolution of each dynamic stage.
+The tables are those of the paper (Table 4, "Routing space of DS-MBNet and DS-MBNet++"). The padding p applies
+to the strided depthwise convolution of each dynamic stage, since otherwise the cheapest routes cannot run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MBNet", "MBNetTable", "StageRow"]
 
 
 class StageRow(NamedTuple):
-    """A row of the table: so many blocks of this width, the first of them strided."""
+    """A stage: ``layers`` blocks of this width, the first of them strided."""
 
     width: int
     layers: int
@@ -37,7 +37,7 @@ class StageRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MBNetTable:
-    """A DS-MBNet as data."""
+    """The architecture of a DS-MBNet."""
 
     input_spec: InputSpec
     num_classes: int
@@ -46,14 +46,14 @@ class MBNetTable:
     early_kernel: int
     dynamic: tuple[StageRow, ...]  # at full width
     routes: tuple[tuple[Slice, ...], ...]  # cheapest first, one slice per dynamic stage
-    gate: Literal["inside", "entrance"]  # inside: behind the depthwise half of the first dynamic block
+    gate: Literal["inside", "entrance"]  # inside: after the depthwise half of the first dynamic block
     channels_per_group: int = 16
-    attention: bool = True  # behind every depthwise half
-    activation: str = "silu"  # where the options name none
+    attention: bool = True  # after each depthwise half
+    activation: str = "silu"  # default of the option
 
 
 class MBNet(Supernet):
-    """A DS-MBNet from its table."""
+    """A DS-MBNet built from its table."""
 
     def __init__(self, name: str, table: MBNetTable, options: ConvOptions, factory: Factory) -> None:
         space = RouteSpace.of_table(name, table.routes, thirds(len(table.routes)))
@@ -89,7 +89,7 @@ class MBNet(Supernet):
             dynamic = stage >= len(table.early)
             kernel = max(r[0].kernel or 3 for r in table.routes) if dynamic else table.early_kernel
             for layer in range(row.layers):
-                # The routing gate inside a block is that block's attention too.
+                # A gate inside a block is also the attention of that block.
                 gated = table.gate == "inside" and stage == len(table.early) and layer == 0
                 block = SeparableBlock(
                     width,
@@ -107,7 +107,7 @@ class MBNet(Supernet):
         self.seal(space)
 
     def prefix_steps(self) -> list[Step]:
-        """Stem and early blocks, and the depthwise half of the block with the gate inside."""
+        """Return stem and early blocks, with a gate inside also the depthwise half of its block."""
         table = self.table
         steps = [Step(self.stem, Slice(width=table.stem.width, kernel=3, padding=1))]
         blocks = self._blocks()
@@ -122,7 +122,7 @@ class MBNet(Supernet):
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
-        """The dynamic blocks at the route's sizes."""
+        """Return the dynamic blocks at the sizes of the route."""
         steps: list[Step] = []
         key = self.key(choices)
         early = sum(row.layers for row in self.table.early)
@@ -143,7 +143,7 @@ class MBNet(Supernet):
 def _routes(
     stages: tuple[tuple[int, ...], ...], layers: tuple[int, ...], kernels: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[Slice, ...], ...]:
-    """Rows of the space from the stages' widths and the routes' (kernel, padding)."""
+    """Build the routes from the widths and layers of each stage, and (kernel, padding) of each route."""
     return tuple(
         tuple(
             Slice(width=width, depth=depth, kernel=kernel, padding=padding)

@@ -1,4 +1,4 @@
-"""Options that `create_model` takes, as frozen values that check themselves."""
+"""Options of `create_model`, as frozen dataclasses that check themselves."""
 
 from __future__ import annotations
 
@@ -18,18 +18,25 @@ def _check(name: str, value: str, possible: tuple[str, ...]) -> None:
 
 
 def check_count(name: str, value: int) -> None:
-    """Raises where an option that counts something is no positive integer, or absurdly large."""
+    """Raise unless an option is a positive integer of a reasonable size."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
         raise DsnetError(f"{name} must be a positive integer, not {shorten(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """The gate's ablations of the paper; the defaults are its final design."""
+    """Options of every supernet. The gate's defaults are the paper's final design, the others its ablations.
 
-    gate_head: Literal["onehot", "scalar"] = "onehot"  # scalar: one number in [0, 1] instead of scores
-    gate_first_layer: Literal["shared", "separate"] = "shared"  # separate: routing has a layer of its own
-    num_classes: int | None = None  # None: the model's default
+    Attributes:
+        gate_head: ``onehot`` predicts a score for each choice, ``scalar`` one number in [0, 1].
+        gate_first_layer: ``shared`` with the attention, or ``separate`` for the routing head.
+        num_classes: Number of classes (default: that of the model).
+        in_channels: Number of channels of the images.
+    """
+
+    gate_head: Literal["onehot", "scalar"] = "onehot"
+    gate_first_layer: Literal["shared", "separate"] = "shared"
+    num_classes: int | None = None
     in_channels: int = 3
 
     def __post_init__(self) -> None:
@@ -41,7 +48,7 @@ class GateOptions:
 
     @property
     def head_form(self) -> HeadForm:
-        """How routing heads are made."""
+        """The form of the routing heads."""
         return HeadForm(kind=self.gate_head, separate=self.gate_first_layer == "separate")
 
 
@@ -52,11 +59,18 @@ class ViTOptions(GateOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvOptions(GateOptions):
-    """Options of the convolutional families."""
+    """Options of the convolutional families.
+
+    Attributes:
+        norm: Split batch norm or group norm.
+        activation: Name of the activation (default: that of the family).
+        bn_key: With several gates, keep norm statistics for each history of choices (``prefix``), or for
+            each choice of the stage's own gate (``stage``).
+    """
 
     norm: Literal["batch", "group"] = "batch"
-    activation: Literal["silu", "relu", "hard_swish"] | None = None  # None: the family's own
-    bn_key: Literal["stage", "prefix"] = "prefix"  # of several gates: every history apart, or the last choice
+    activation: Literal["silu", "relu", "hard_swish"] | None = None
+    bn_key: Literal["stage", "prefix"] = "prefix"
 
     def __post_init__(self) -> None:
         GateOptions.__post_init__(self)

@@ -1,4 +1,4 @@
-"""MobileNetV1 and ResNet-50 at a width, and a DeiT-style transformer: what the paper compares with."""
+"""Reference networks: MobileNetV1 and ResNet-50 at a width, and a DeiT-style transformer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dsnet.models.static_network import ReferenceNetwork, plain_cost
 __all__ = ["DeiT", "DeiTOptions", "MobileNetV1", "ResNet50", "WidthOptions"]
 
 
-def _check_factor(name: str, value: float, most: float = 4) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        raise DsnetError(f"{name} must be above 0 and at most {most}, not {shorten(value)}")
+def _check_factor(name: str, value: float, limit: float = 4) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= limit:
+        raise DsnetError(f"{name} must be above 0 and at most {limit}, not {shorten(value)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidthOptions:
-    """Options of the convolutional twins."""
+    """Options of the convolutional reference networks."""
 
     width: float = 1.0  # multiplies every number of channels
     num_classes: int = 1000
@@ -37,7 +37,7 @@ class WidthOptions:
         check_count("num_classes", self.num_classes)
 
     def scale(self, channels: int) -> int:
-        """A number of channels at this width."""
+        """Scale a number of channels to this width."""
         return max(4, round(channels * self.width))
 
 
@@ -77,11 +77,11 @@ class MobileNetV1(ReferenceNetwork):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, 3, H, W] → logits [B, classes]."""
+        """Compute logits [B, classes] of images [B, 3, H, W]."""
         return cast(Tensor, self.head(self.blocks(self.stem(x))))
 
     def cost(self, image: Shape) -> Cost:
-        """Cost on an image of this shape."""
+        """Compute the cost on an image of this shape."""
         return plain_cost(nn.Sequential(self.stem, self.blocks, self.head), image)[0]
 
 
@@ -136,20 +136,20 @@ class ResNet50(ReferenceNetwork):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """As the supernet's: the last norm of every block starts at zero."""
+        """Initialise as the supernet does: the last norm of each block starts at zero."""
         super().reset_parameters(generator)
         for block in self.blocks:
             nn.init.zeros_(cast(nn.BatchNorm2d, cast(_Bottleneck, block).branch[-1]).weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, 3, H, W] → logits [B, classes]."""
+        """Compute logits [B, classes] of images [B, 3, H, W]."""
         x = self.stem(x)
         for block in self.blocks:
             x = block(x)
         return cast(Tensor, self.head(x))
 
     def cost(self, image: Shape) -> Cost:
-        """Cost on an image of this shape."""
+        """Compute the cost on an image of this shape."""
         total, shape = plain_cost(self.stem, image)
         for block in self.blocks:
             cost, shape = cast(_Bottleneck, block).cost(shape)
@@ -170,7 +170,7 @@ class DeiTOptions:
     def __post_init__(self) -> None:
         for name in ("embedding", "heads", "depth", "num_classes"):
             check_count(name, getattr(self, name))
-        _check_factor("mlp_ratio", self.mlp_ratio, most=16)
+        _check_factor("mlp_ratio", self.mlp_ratio, limit=16)
         if self.embedding % self.heads:
             raise DsnetError(f"embedding {self.embedding} cannot be shared by {self.heads} heads")
 
@@ -203,7 +203,7 @@ class _Transformer(nn.Module):
         return cast(Tensor, x + self.mlp(self.norm2(x)))
 
 
-@fx.wrap  # a traced network checks its images, too
+@fx.wrap  # so that a traced network checks its images too
 def _check_size(height: int, width: int, size: int) -> None:
     if (height, width) != (size, size):
         raise DsnetError(f"this transformer takes images of {size} × {size}, not {height} × {width}")
@@ -228,21 +228,21 @@ class DeiT(ReferenceNetwork):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Truncated normal of 0.02; classifier 0.01."""
+        """Initialise by a truncated normal of 0.02, and the classifier by one of 0.01."""
         super().reset_parameters(generator)
         linears = [m.weight for m in self.blocks.modules() if isinstance(m, nn.Linear)]
         for weight in (self.embed.weight, self.class_token, self.positions, *linears):
             nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, 3, 224, 224] → logits [B, classes]."""
+        """Compute logits [B, classes] of images [B, 3, 224, 224]."""
         _check_size(x.shape[2], x.shape[3], self.input_spec.image_size)
         patches = self.embed(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), patches], 1) + self.positions
         return cast(Tensor, self.head(self.norm(self.blocks(x)[:, 0])))
 
     def cost(self, image: Shape) -> Cost:
-        """Cost on an image of this shape."""
+        """Compute the cost on an image of this shape."""
         _check_size(image.height, image.width, self.input_spec.image_size)
         total, shape = plain_cost(self.embed, image)
         tokens = Shape(shape.channels, 1 + shape.area, 1)
@@ -256,19 +256,19 @@ class DeiT(ReferenceNetwork):
         return total + plain_cost(nn.Sequential(self.norm, self.head), Shape(tokens.channels, 1, 1))[0]
 
 
-@register_reference("MobileNetV1 at a width: DS-MBNet's static twin", WidthOptions)
+@register_reference("MobileNetV1 at a width: the reference of DS-MBNet", WidthOptions)
 def mobilenet_v1(options: WidthOptions, factory: Factory) -> MobileNetV1:
     """MobileNetV1 at 224 × 224."""
     return MobileNetV1(options, factory)
 
 
-@register_reference("ResNet-50 at a width: DS-ResNet's static twin", WidthOptions)
+@register_reference("ResNet-50 at a width: the reference of DS-ResNet", WidthOptions)
 def resnet50(options: WidthOptions, factory: Factory) -> ResNet50:
     """ResNet-50 at 224 × 224."""
     return ResNet50(options, factory)
 
 
-@register_reference("DeiT-style transformer: DS-ViT++'s static twin", DeiTOptions)
+@register_reference("DeiT-style transformer: the reference of DS-ViT++", DeiTOptions)
 def deit(options: DeiTOptions, factory: Factory) -> DeiT:
     """DeiT at 224 × 224; DeiT-S by default."""
     return DeiT(options, factory)

@@ -1,4 +1,4 @@
-"""Models by name: `create_model`, `list_models`, and the decorators that a family file uses.
+"""Models by name: `create_model`, `list_models`, and the decorators that register models.
 
 >>> model = create_model("ds_mbnet_tiny", num_classes=10)
 >>> model.space
@@ -45,7 +45,7 @@ class ModelEntry:
     build: Callable[[Any, Factory], nn.Module]
 
     def option_names(self) -> tuple[str, ...]:
-        """What `create_model` takes for it, beside device, dtype and generator."""
+        """Return the options that `create_model` takes besides device, dtype and generator."""
         return tuple(sorted(f.name for f in fields(self.options)))
 
 
@@ -72,19 +72,24 @@ def _register(
 def register_supernet(
     summary: str, options: type[O]
 ) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
-    """Registers a function that builds a `Supernet`, under the function's name."""
+    """Register a function (options, factory) → `Supernet` under the function's name.
+
+    Args:
+        summary: One line for `dsnet models`.
+        options: Dataclass of the model's options.
+    """
     return _register("supernet", summary, options)
 
 
 def register_reference(
     summary: str, options: type[O]
 ) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
-    """Registers a function that builds a plain static network, under the function's name."""
+    """Register a function (options, factory) → `ReferenceNetwork` under the function's name."""
     return _register("twin", summary, options)
 
 
 def list_models(kind: Kind | None = None) -> list[str]:
-    """Names of all models, or of the supernets, or of the static twins."""
+    """Return the names of all models, or of one kind: ``supernet``, or ``twin`` (reference networks)."""
     if kind not in (None, "supernet", "twin"):
         raise DsnetError(f"unknown kind of model {shorten(kind)}; possible: supernet, twin")
     entries = sorted(_REGISTRY.values(), key=lambda entry: entry.kind)  # stable: supernets, then twins
@@ -92,12 +97,12 @@ def list_models(kind: Kind | None = None) -> list[str]:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """The registered model of that name."""
+    """Return the entry of a registered model, or raise an error that lists the models."""
     if isinstance(name, str) and name in _REGISTRY:
         return _REGISTRY[name]
     close = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(list_models())}"
-    raise DsnetError(f"there is no model {shorten(name)}; {hint}")
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise DsnetError(f"there is no model {shorten(name)}; {hint}possible: {', '.join(list_models())}")
 
 
 def create_model(
@@ -107,11 +112,22 @@ def create_model(
     dtype: torch.dtype | None = None,
     generator: torch.Generator | None = None,
     **options: Any,  # noqa: ANN401  (checked against the model's own options)
-) -> Any:  # noqa: ANN401  (a Supernet or, for a twin, an nn.Module)
-    """Builds a model by name, in eval mode, with weights drawn from ``generator`` (else torch's own).
+) -> Any:  # noqa: ANN401  (a Supernet or a ReferenceNetwork)
+    """Build a model by name, in eval mode and untrained.
 
-    Every model takes ``num_classes``; an unknown option is answered with the ones that a model has, and
-    ``dsnet models --json`` lists them all. A supernet comes with gates, untrained.
+    Args:
+        name: A name of `list_models`.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
+        generator: Source of the initial weights (default: torch's global one).
+        **options: Options of the model, which ``dsnet models --json`` lists. All models take ``num_classes``.
+
+    Raises:
+        DsnetError: There is no such model or option.
+
+    Example:
+        >>> create_model("mobilenet_v1", num_classes=10, device="meta").head[-1].out_features
+        10
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise DsnetError(f"dtype must be a floating torch.dtype, for example torch.float32, not {dtype!r}")
@@ -134,11 +150,11 @@ def create_model(
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Draws all weights anew, and makes all norm statistics fresh."""
+    """Draw all weights anew, and reset all norm statistics."""
     if isinstance(model, ReferenceNetwork):
         model.reset_parameters(generator)
         return
-    # A module may finish what its children begin, so children come first.
+    # Children first: a module may adjust what its children drew.
     for module in reversed(list(model.modules())):
         reset = getattr(module, "reset_parameters", None)
         if reset is not None:

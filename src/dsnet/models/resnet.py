@@ -1,7 +1,7 @@
 """DS-ResNet and DS-ResNet++: ResNet-50, sliced in width by four gates, or in width and depth by one.
 
-The tables are the paper's (Table 5, "Routing space of DS-ResNet and DS-ResNet++"); DS-ResNet++'s first
-stage takes nine widths, one for each of its nine routes.
+The tables are those of the paper (Table 5, "Routing space of DS-ResNet and DS-ResNet++"). The first stage of
+DS-ResNet++ has nine widths, one for each of its nine routes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ __all__ = ["Bottleneck", "ResNet", "ResNetTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResNetTable:
-    """A DS-ResNet as data."""
+    """The architecture of a DS-ResNet."""
 
     input_spec: InputSpec
     num_classes: int
@@ -54,9 +53,9 @@ class ResNetTable:
     stem_stride: int
     max_pool: bool
     strides: tuple[int, ...]  # of the stages
-    slices: SliceTable  # [gate][choice] → sizes; one gate decides all stages, several one stage each
+    slices: SliceTable  # [gate][choice] → sizes; a single gate decides all stages, several one stage each
     channels_per_group: int
-    gate_weights: tuple[tuple[str, tuple[float, float, float]], ...] = ()  # of Stage II, by space: all routes
+    gate_weights: tuple[tuple[str, tuple[float, float, float]], ...] = ()  # of Stage II by space
 
     @property
     def full(self) -> tuple[Slice, ...]:
@@ -65,7 +64,7 @@ class ResNetTable:
 
 
 class Bottleneck(Block):
-    """1 × 1, 3 × 3 with the stride, attention, 1 × 1, and the shortcut; the last norm starts at zero."""
+    """Convolutions 1 × 1, 3 × 3 (strided), attention, 1 × 1, and a shortcut. The last norm starts at zero."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Bottleneck(Block):
         *,
         stride: int,
         project: bool,
-        share: float,  # of the rate of stochastic depth
+        share: float,  # of the stochastic depth rate
         keys: int,
         norm: NormSpec,
         activation: str,
@@ -84,10 +83,12 @@ class Bottleneck(Block):
         self.share, self.stride = share, stride
         width, hidden = size.width, cast(int, size.hidden)
 
-        def layer(conv: SlicedConv2d, *, filters: str, act: bool, init_weight: float = 1.0) -> ConvNormAct:
-            made = norm.make(conv.out_channels, keys, factory, init_weight=init_weight)
+        def layer(
+            conv: SlicedConv2d, *, filters: Literal["hidden", "width"], act: bool, init_weight: float = 1.0
+        ) -> ConvNormAct:
+            layer_norm = norm.make(conv.out_channels, keys, factory, init_weight=init_weight)
             activate = make_activation(activation) if act else None
-            return ConvNormAct(conv, made, activate, filters="hidden" if filters == "hidden" else "width")
+            return ConvNormAct(conv, layer_norm, activate, filters=filters)
 
         self.reduce = layer(SlicedConv2d(width_in, hidden, kernel=1, **factory), filters="hidden", act=True)
         self.spatial = layer(
@@ -110,7 +111,7 @@ class Bottleneck(Block):
         return (self.reduce, self.spatial, self.attention, self.expand)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Runs at this size."""
+        """Run at this size."""
         y = x
         for block in self._branch():
             y = block(y, size, key, mode)
@@ -118,12 +119,12 @@ class Bottleneck(Block):
         return cast(Tensor, self.act(drop_branch(y, mode, self.share) + shortcut))
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Both branches."""
+        """Compute the cost of branch and shortcut, and the output shape."""
         cost, after = count_steps((Step(block, size) for block in self._branch()), shape)
         return cost if self.shortcut is None else cost + self.shortcut.cost(shape, size)[0], after
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Stand-alone block."""
+        """Extract the block."""
         parts, inner = [], shape
         for block in self._branch():
             parts.append(block.extract(inner, size, key, fold_bn=fold_bn))
@@ -146,7 +147,7 @@ class _Residual(nn.Module):
 
 
 class ResNet(Supernet):
-    """A DS-ResNet from its table."""
+    """A DS-ResNet built from its table."""
 
     def __init__(
         self,
@@ -165,12 +166,7 @@ class ResNet(Supernet):
             slices=table.slices,
             input_spec=replace(table.input_spec, channels=options.in_channels),
             gates=[
-                Gate(
-                    width,
-                    choices=tuple(range(len(choices))),
-                    form=options.head_form,
-                    **factory,
-                )
+                Gate(width, choices=tuple(range(len(choices))), form=options.head_form, **factory)
                 for width, choices in zip(widths_in, table.slices, strict=False)
             ],
             head=PoolHead(full[-1].width, classes, factory),
@@ -209,7 +205,7 @@ class ResNet(Supernet):
             self.seal(_product_space(name, table, _order(name, table) if order is None else order))
 
     def prefix_steps(self) -> list[Step]:
-        """Stem and max-pool."""
+        """Return stem and max-pool."""
         size = Slice(width=self.table.stem_width, kernel=3, padding=1)
         steps = [Step(self.stem, size)]
         if self.max_pool is not None:
@@ -217,7 +213,7 @@ class ResNet(Supernet):
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
-        """The first blocks of the stages that the last choice decides."""
+        """Return the blocks that run of the stages that the last choice decides."""
         key, sizes = self.key(choices), self.slices(choices)
         first = 0 if len(self.gates) == 1 else len(choices) - 1
         return [
@@ -228,7 +224,7 @@ class ResNet(Supernet):
 
 
 def _product_space(name: str, table: ResNetTable, order: tuple[tuple[int, ...], ...]) -> RouteSpace:
-    """Every combination of the gates' choices, in this order; named spaces keep all of them."""
+    """Build the space of all combinations of choices in this order; named spaces have all of them."""
     routes = tuple(
         Route(
             space=name,
@@ -245,18 +241,18 @@ def _product_space(name: str, table: ResNetTable, order: tuple[tuple[int, ...], 
 
 @functools.cache
 def _order(name: str, table: ResNetTable) -> tuple[tuple[int, ...], ...]:
-    """Combinations by their cost at the family's own image size, classes and options: never changes."""
+    """Sort the combinations by cost at the default image size, classes and options."""
     combinations = tuple(itertools.product(*(range(len(choices)) for choices in table.slices)))
     model = ResNet(name, table, ConvOptions(), {"device": torch.device("meta")}, order=combinations)
     image = table.input_spec.shape()
-    # Combinations that begin alike share what is counted.
-    begun: dict[tuple[int, ...], tuple[Cost, Shape]] = {(): prefix_cost(model, image)}
+    # Combinations with a common beginning share its cost.
+    costs: dict[tuple[int, ...], tuple[Cost, Shape]] = {(): prefix_cost(model, image)}
     for stage in range(1, len(table.slices) + 1):
         for choices in dict.fromkeys(c[:stage] for c in combinations):
-            cost, shape = begun[choices[:-1]]
+            cost, shape = costs[choices[:-1]]
             added, shape = segment_cost(model, choices, shape)
-            begun[choices] = cost + added, shape
-    return tuple(sorted(combinations, key=lambda c: (begun[c][0].madds(), c)))
+            costs[choices] = cost + added, shape
+    return tuple(sorted(combinations, key=lambda c: (costs[c][0].madds(), c)))
 
 
 # --- the families -------------------------------------------------------------------------------------
@@ -265,7 +261,7 @@ def _size(width: int, depth: int) -> Slice:
 
 
 def _by_ratio(widths: tuple[int, ...], layers: tuple[int, ...]) -> SliceTable:
-    """One gate a stage, four equispaced ratios each."""
+    """Build the slices of one gate a stage with four equispaced ratios each."""
     return tuple(
         tuple((_size(width * quarter // 4, depth),) for quarter in (1, 2, 3, 4))
         for width, depth in zip(widths, layers, strict=True)
@@ -275,17 +271,17 @@ def _by_ratio(widths: tuple[int, ...], layers: tuple[int, ...]) -> SliceTable:
 def _compound(
     widths: tuple[int, ...], multiples: tuple[int, ...], layers: tuple[tuple[int, ...], ...]
 ) -> SliceTable:
-    """One gate for width and depth of all stages."""
+    """Build the slices of one gate for width and depth of all stages."""
+    return (
+        tuple(
+            tuple(_size(width * m, depth) for m, depth in zip(multiples, depths, strict=True))
+            for width, depths in zip(widths, layers, strict=True)
+        ),
+    )
 
-    def rows() -> Iterator[tuple[Slice, ...]]:
-        for width, depths in zip(widths, layers, strict=True):
-            yield tuple(_size(width * m, depth) for m, depth in zip(multiples, depths, strict=True))
 
-    return (tuple(rows()),)
-
-
-# S, M and L of DS-ResNet decide between all routes. They differ in the weights of CLS, CP and SGS that their
-# gates are trained with (the paper's ablation of losses for gate training).
+# S, M and L of DS-ResNet have all routes. They differ in the weights of the losses CLS, CP and SGS of their
+# gates (the paper's ablation of losses for gate training).
 _BY_LOSSES = (("S", (0.0, 0.5, 1.0)), ("M", (1.0, 0.5, 1.0)), ("L", (0.0, 0.0, 1.0)))
 
 DS_RESNET = ResNetTable(

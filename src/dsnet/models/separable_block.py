@@ -12,7 +12,7 @@ __all__ = ["SeparableBlock"]
 
 
 class SeparableBlock(nn.Module):
-    """Depthwise convolution, attention, pointwise convolution; its parts are links of the chain."""
+    """Depthwise convolution, attention and pointwise convolution, as three blocks."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class SeparableBlock(nn.Module):
         *,
         kernel: int,
         stride: int,
-        keys: tuple[int, int],  # of the depthwise and of the pointwise half
+        keys: tuple[int, int],  # number of norm keys of the depthwise and of the pointwise convolution
         attention: bool,
         norm: NormSpec,
         activation: str,
@@ -39,16 +39,16 @@ class SeparableBlock(nn.Module):
         )
 
     def spatial_steps(self, size: Slice, key: int) -> list[Step]:
-        """The depthwise half."""
+        """Return the steps of the depthwise convolution and the attention."""
         steps = [Step(self.depthwise, size, key)]
         if self.attention is not None:
             steps.append(Step(self.attention, size, key))
         return steps
 
     def pointwise_step(self, size: Slice, key: int) -> Step:
-        """The pointwise half."""
+        """Return the step of the pointwise convolution."""
         return Step(self.pointwise, size, key)
 
     def steps(self, size: Slice, key: int) -> list[Step]:
-        """Both halves."""
-        return [*self.spatial_steps(size, key), Step(self.pointwise, size, key)]
+        """Return all steps."""
+        return [*self.spatial_steps(size, key), self.pointwise_step(size, key)]

@@ -1,4 +1,4 @@
-"""Plain static networks that a family is compared with: ordinary torch layers that can count themselves."""
+"""The base class of reference networks: plain static networks of torch's own layers, with their costs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["ReferenceNetwork", "plain_cost"]
 
 
 class ReferenceNetwork(nn.Module, ABC):
-    """A static network. It has one size, so it takes no route."""
+    """A static network that a family is compared with. It has one size and takes no route."""
 
     input_spec: InputSpec
 
     @abstractmethod
     def cost(self, image: Shape) -> Cost:
-        """Cost on an image of this shape."""
+        """Compute the cost on an image of this shape."""
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """The supernets' initialisation: He by fan-out, classifier 0.01."""
+        """Initialise as the supernets: He by fan-out, classifier with a standard deviation of 0.01."""
         if next(self.parameters()).is_meta:  # nothing to draw, and torch would import its compiler for it
             return
         for module in self.modules():
@@ -42,7 +42,7 @@ class ReferenceNetwork(nn.Module, ABC):
 
 
 def plain_cost(module: nn.Module, shape: Shape) -> tuple[Cost, Shape]:
-    """Cost and output shape of an ordinary layer or a sequence of them."""
+    """Compute the cost and output shape of a layer of torch, or a sequence of them."""
     params = sum(p.numel() for p in module.parameters())
     if isinstance(module, nn.Sequential):
         total = Cost()

@@ -1,8 +1,8 @@
 """DS-ViT++: a vision transformer sliced in embedding, heads, MLP and depth by one gate.
 
-The routes walk through the paper's Table 6 ("Routing space of DS-ViT++") from its smallest to its largest
-corner. The gate sits behind a light convolutional stem, before the patch projection, so that it can
-decide on the embedding itself.
+The routes go through the paper's Table 6 ("Routing space of DS-ViT++") from its smallest to its largest
+entry. The gate sits between a light convolutional stem and the patch projection, so that it can decide on the
+embedding.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ __all__ = ["TransformerBlock", "ViT", "ViTTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViTTable:
-    """A DS-ViT++ as data."""
+    """The architecture of a DS-ViT++."""
 
     input_spec: InputSpec
     num_classes: int
     stem_width: int
     stem_kernel: int
     stem_stride: int
-    patch: int  # of the stem's features
+    patch: int  # size of a patch of the stem's features
     routes: tuple[tuple[Slice, ...], ...]  # cheapest first, one slice each
     narrowings: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
@@ -71,15 +71,15 @@ class Embedding(Block):
         self.tokens = SlicedPatchEmbed(channels, width, patch=patch, grid=grid, **factory)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Features [B, C, H, W] → tokens [B, N, E]."""
+        """Embed features [B, C, H, W] as tokens [B, N, E]."""
         return cast(Tensor, self.tokens(x, size.width))
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost and the shape of the tokens."""
+        """Compute the cost and the shape of the tokens."""
         return self.tokens.cost(shape, size.width)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Stand-alone embedding, its positions resized for this shape."""
+        """Extract the embedding, with positions resized for this shape."""
         return self.tokens.extract(shape, size.width)
 
 
@@ -88,29 +88,29 @@ class TransformerBlock(Block):
 
     def __init__(self, size: Slice, factory: Factory, *, share: float) -> None:
         super().__init__()
-        self.share = share  # of the rate of stochastic depth
-        heads, head_dim, hidden = _inner(size)
+        self.share = share  # of the stochastic depth rate
+        heads, head_dim, hidden = _inner_sizes(size)
         self.norm1 = SlicedLayerNorm(size.width, **factory)
         self.attention = SlicedAttention(size.width, heads, head_dim, **factory)
         self.norm2 = SlicedLayerNorm(size.width, **factory)
         self.mlp = SlicedMLP(size.width, hidden, **factory)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Runs at this size."""
-        heads, head_dim, hidden = _inner(size)
+        """Run at this size."""
+        heads, head_dim, hidden = _inner_sizes(size)
         x = x + drop_branch(self.attention(self.norm1(x), heads, head_dim), mode, self.share)
         return x + drop_branch(self.mlp(self.norm2(x), hidden), mode, self.share)
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost; the shape stays."""
-        heads, head_dim, hidden = _inner(size)
+        """Compute the cost; the shape does not change."""
+        heads, head_dim, hidden = _inner_sizes(size)
         cost = self.attention.cost(size.width, heads, head_dim, shape.area)
         cost += self.mlp.cost(size.width, hidden, shape.area)
         return cost + self.norm1.cost(size.width) + self.norm2.cost(size.width), shape
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Stand-alone block."""
-        heads, head_dim, hidden = _inner(size)
+        """Extract the block."""
+        heads, head_dim, hidden = _inner_sizes(size)
         attention = self.attention.extract(size.width, heads, head_dim)
         return traced(
             _PreNorm(
@@ -139,21 +139,21 @@ class TokenHead(Head):
         self.classifier = SlicedLinear(width, num_classes, init_std=0.01, **factory)
 
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Tokens [B, N, E] → logits [B, classes]."""
+        """Compute logits [B, classes] of tokens [B, N, E]."""
         return cast(Tensor, self.classifier(drop_features(self.norm(self.pool(x)), mode)))
 
     def pool(self, x: Tensor) -> Tensor:
-        """The class token, before the norm."""
+        """Return the class token before the norm."""
         return x[:, 0]
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Cost and the shape of the logits."""
+        """Compute the cost and the shape of the logits."""
         classes = self.classifier.out_features
         cost = self.classifier.cost(shape.channels, classes) + self.norm.cost(shape.channels)
         return cost, Shape(classes, 1, 1)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Stand-alone norm and classifier."""
+        """Extract norm and classifier."""
         classifier = self.classifier.extract(shape.channels, self.classifier.out_features)
         return traced(_TokenHead(self.norm.extract(shape.channels), classifier))
 
@@ -167,7 +167,7 @@ class _TokenHead(nn.Module):
         return cast(Tensor, self.classifier(self.norm(x[:, 0])))
 
 
-def _inner(size: Slice) -> tuple[int, int, int]:
+def _inner_sizes(size: Slice) -> tuple[int, int, int]:
     assert size.heads is not None
     assert size.head_dim is not None
     assert size.hidden is not None
@@ -175,32 +175,22 @@ def _inner(size: Slice) -> tuple[int, int, int]:
 
 
 class ViT(Supernet):
-    """A DS-ViT++ from its table."""
+    """A DS-ViT++ built from its table."""
 
     drops_everywhere = True
 
     def __init__(self, name: str, table: ViTTable, options: ViTOptions, factory: Factory) -> None:
         space = RouteSpace.of_table(name, table.routes, dict(table.narrowings))
         full = table.routes[-1][0]
-        gate = Gate(
-            table.stem_width,
-            choices=space.choices[0],
-            form=options.head_form,
-            **factory,
-        )
+        gate = Gate(table.stem_width, choices=space.choices[0], form=options.head_form, **factory)
         classes = table.num_classes if options.num_classes is None else options.num_classes
         head = TokenHead(full.width, classes, factory)
         input_spec = replace(table.input_spec, channels=options.in_channels)
         super().__init__(name, slices=(table.routes,), input_spec=input_spec, gates=[gate], head=head)
         self.table = table
         norm = NormSpec()
-        stem = SlicedConv2d(
-            options.in_channels,
-            table.stem_width,
-            kernel=table.stem_kernel,
-            stride=table.stem_stride,
-            **factory,
-        )
+        kernel, stride = table.stem_kernel, table.stem_stride
+        stem = SlicedConv2d(options.in_channels, table.stem_width, kernel=kernel, stride=stride, **factory)
         self.stem = ConvNormAct(stem, norm.make(table.stem_width, 1, factory), make_activation("silu"))
         self.stem_blocks = nn.ModuleList(
             SeparableBlock(
@@ -225,7 +215,7 @@ class ViT(Supernet):
         self.seal(space)
 
     def prefix_steps(self) -> list[Step]:
-        """The convolutional stem."""
+        """Return the convolutional stem."""
         kernel = self.table.stem_kernel
         size = Slice(width=self.table.stem_width, kernel=kernel, padding=kernel // 2)
         steps = [Step(self.stem, size)]
@@ -235,7 +225,7 @@ class ViT(Supernet):
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
-        """Embedding and the first blocks."""
+        """Return the embedding and the blocks that run."""
         (size,) = self.slices(choices)
         blocks = itertools.islice(self.blocks, size.depth)
         return [Step(self.embedding, size), *(Step(cast(Block, block), size) for block in blocks)]
@@ -243,7 +233,7 @@ class ViT(Supernet):
 
 # --- the family ---------------------------------------------------------------------------------------
 def _routes(head_dim: int, *rows: tuple[int, int, float, int]) -> tuple[tuple[Slice, ...], ...]:
-    """Rows of the space: embedding, heads, MLP ratio, depth."""
+    """Build the routes from rows of embedding, heads, MLP ratio and depth."""
     return tuple(
         (Slice(width=e, depth=depth, heads=heads, head_dim=head_dim, hidden=int(e * ratio)),)
         for e, heads, ratio, depth in rows
