@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.slicing import METHODS
 from dsnet.counts import human
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 
 ROOT = Path(__file__).parent.parent
 PAGES = (
@@ -357,7 +357,7 @@ def detection_table(name: str, data: Data, routes: str | None = None) -> str:
         same = [run for run in data["runs"] if run["recipe"] == recipe]
         found = same[0]["results"]
         single = sum(result["route"] is not None for result in found)
-        wanted = evenly(single, int(routes or single))
+        wanted = evenly_spaced(single, int(routes or single))
         for at, result in enumerate(found):
             if at < single and at not in wanted:
                 continue

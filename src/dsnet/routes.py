@@ -1,8 +1,8 @@
-"""Routes and route spaces: frozen values that say how much of a supernet runs.
+"""Routes and route spaces: frozen values that say which slice of a supernet runs.
 
-A `Route` is one sub-network: every sliced size of every dynamic stage. A `RouteSpace` is the ordered
-set of a supernet's routes, cheapest first. A narrowed space keeps each route's number of the full
-space, so a number means the same thing in norm keys, decisions, histograms and files.
+A `Route` is one sub-network, with the sliced sizes of each dynamic stage. A `RouteSpace` is the ordered set
+of a supernet's routes, cheapest first. Routes of a narrowed space keep their numbers of the full space, so
+that a number means the same in norm keys, decisions, histograms and files.
 
 >>> space = RouteSpace.of_table("toy", [(Slice(width=8),), (Slice(width=16),), (Slice(width=32),)])
 >>> space.smallest.number, space.largest.number, space.narrow([1, 2]).smallest.number
@@ -23,17 +23,17 @@ import torch
 
 from dsnet.errors import DsnetError, printable, shorten
 
-__all__ = ["Route", "RouteSpace", "Slice", "evenly", "thirds"]
+__all__ = ["Route", "RouteSpace", "Slice", "evenly_spaced", "small_medium_large"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The sizes of one stage. A size that the stage does not have is None."""
+    """The sizes of one stage; a size that does not apply to the stage is None."""
 
     width: int  # output channels, or embedding features
-    depth: int = 1  # how many of the stage's blocks run
+    depth: int = 1  # number of blocks of the stage that run
     kernel: int | None = None
-    padding: int | None = None  # of the stage's strided convolution; the others keep their resolution
+    padding: int | None = None  # of the stage's strided convolution; others keep the resolution
     hidden: int | None = None  # channels inside a bottleneck, features inside an MLP
     heads: int | None = None
     head_dim: int | None = None
@@ -58,7 +58,7 @@ class Route:
 
     space: str  # name of the space it belongs to
     number: int  # position in the full space, cheapest first
-    choices: tuple[int, ...]  # what each gate decides to arrive here
+    choices: tuple[int, ...]  # of each gate
     stages: tuple[Slice, ...]  # the dynamic stages
 
     def __post_init__(self) -> None:
@@ -69,13 +69,13 @@ class Route:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types); sizes that a stage does not have are left out."""
+        """Convert to JSON types, without the sizes that do not apply to a stage."""
         stages = [{k: v for k, v in asdict(s).items() if v is not None} for s in self.stages]
         return {"space": self.space, "number": self.number, "choices": list(self.choices), "stages": stages}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Route:
-        """The route that `to_dict` wrote."""
+        """Restore a route from the result of `to_dict`."""
         _require_keys("a route", data, {f.name for f in fields(cls)})
         for stage in data["stages"]:
             _reject_unknown("a stage of a route", stage, {f.name for f in fields(Slice)})
@@ -94,7 +94,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSpace(Sequence[Route]):
-    """The routes of a supernet, cheapest first; behaves as a sequence of `Route`."""
+    """The routes of a supernet, cheapest first; a sequence of `Route`."""
 
     name: str
     routes: tuple[Route, ...]
@@ -106,15 +106,14 @@ class RouteSpace(Sequence[Route]):
         numbers = [route.number for route in self.routes]
         if numbers != sorted(set(numbers)):
             raise DsnetError(f"routes of {self.name!r} must be in order and distinct, not numbered {numbers}")
-        strangers = sorted({r.space for r in self.routes} - {self.name})
-        if strangers:
-            raise DsnetError(f"route space {self.name!r} cannot hold routes of {', '.join(strangers)}")
+        foreign = sorted({r.space for r in self.routes} - {self.name})
+        if foreign:
+            raise DsnetError(f"route space {self.name!r} cannot hold routes of {', '.join(foreign)}")
         if {len(route.choices) for route in self.routes} != {self.gates}:
             raise DsnetError(f"all routes of {self.name!r} must have one choice per gate")
-        # Gates decide one by one, so every combination of their choices can come up.
-        combinations = math.prod(
-            map(len, self.choices)
-        )  # counted first: a damaged file may ask for very many
+        # Gates decide one by one, so each combination of their choices can occur. They are counted before they
+        # are enumerated, since a damaged file may have very many.
+        combinations = math.prod(map(len, self.choices))
         if combinations != len(self.routes) or sorted(route.choices for route in self.routes) != list(
             itertools.product(*self.choices)
         ):
@@ -130,7 +129,7 @@ class RouteSpace(Sequence[Route]):
         table: Iterable[tuple[Slice, ...]],
         narrowings: Mapping[str, tuple[int, ...]] | None = None,
     ) -> RouteSpace:
-        """Space of one gate from its rows of stage sizes, cheapest first."""
+        """Build the space of one gate from rows of stage sizes, cheapest first."""
         routes = tuple(Route(space=name, number=i, choices=(i,), stages=row) for i, row in enumerate(table))
         return cls(name=name, routes=routes, narrowings=tuple((narrowings or {}).items()))
 
@@ -147,7 +146,7 @@ class RouteSpace(Sequence[Route]):
     def __repr__(self) -> str:
         return f"RouteSpace({self.name!r}, {len(self)} routes, {self.gates} gate{'s' * (self.gates != 1)})"
 
-    # --- what there is -----------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------------
     @property
     def smallest(self) -> Route:
         """The cheapest route of this space."""
@@ -155,17 +154,17 @@ class RouteSpace(Sequence[Route]):
 
     @property
     def largest(self) -> Route:
-        """The dearest route of this space."""
+        """The most expensive route of this space."""
         return self.routes[-1]
 
     @property
     def gates(self) -> int:
-        """How many decisions make a route."""
+        """Number of gates, and of choices of a route."""
         return len(self.routes[0].choices)
 
     @cached_property
     def choices(self) -> tuple[tuple[int, ...], ...]:
-        """For every gate, what it can decide here, in order."""
+        """Possible choices of each gate in this space, in order."""
         return tuple(tuple(sorted(set(column))) for column in zip(*(r.choices for r in self), strict=True))
 
     @cached_property
@@ -176,9 +175,9 @@ class RouteSpace(Sequence[Route]):
     def _by_choices(self) -> dict[tuple[int, ...], Route]:
         return {route.choices: route for route in self.routes}
 
-    # --- looking up --------------------------------------------------------------------------------
+    # --- lookup ------------------------------------------------------------------------------------
     def resolve(self, route: Route | int) -> Route:
-        """The route itself, checked, or the route of that number."""
+        """Return the route with this number, or check that a route belongs to this space."""
         if isinstance(route, Route):
             if route.space != self.name:
                 raise DsnetError(f"{route} is not a route of {self.name}; take one from its `space`")
@@ -198,13 +197,13 @@ class RouteSpace(Sequence[Route]):
         return self._by_number[number]
 
     def of_choices(self, choices: Sequence[int]) -> Route:
-        """The route that these decisions, one per gate, lead to."""
+        """Return the route of these choices, one per gate."""
         key = tuple(map(_integer, choices)) if isinstance(choices, Iterable) else None
-        found = self._by_choices.get(key)  # type: ignore[arg-type]  # what is no integer is not found
-        if found is None:
+        route = self._by_choices.get(key)  # type: ignore[arg-type]  # None where a choice is no integer
+        if route is None:
             possible = " × ".join(str(list(c)) for c in self.choices)
             raise DsnetError(f"{self.name} has no route for the choices {choices!r}; possible: {possible}")
-        return found
+        return route
 
     def _numbers_text(self) -> str:
         numbers = [route.number for route in self.routes]
@@ -212,12 +211,21 @@ class RouteSpace(Sequence[Route]):
             return f"{numbers[0]} to {numbers[-1]}"
         return ", ".join(map(str, numbers))
 
-    # --- making others -----------------------------------------------------------------------------
+    # --- subsets -----------------------------------------------------------------------------------
     def narrow(self, to: str | Iterable[Route | int]) -> RouteSpace:
-        """A smaller space, by the paper's name for it ("S", "M", "L", …) or by its routes.
+        """Return the space of some of the routes, which keep their numbers.
 
-        Every route keeps its number. Where several gates decide, the routes must be every combination
-        of what is left to each of them.
+        Args:
+            to: Name of a narrowed space of the paper ("S", "M", "L", …), or routes or their numbers. With
+                several gates, these must be all combinations of the remaining choices.
+
+        Raises:
+            DsnetError: There is no such space or route, or combinations are missing.
+
+        Example:
+            >>> rows = [(Slice(width=8),), (Slice(width=16),), (Slice(width=32),)]
+            >>> [route.number for route in RouteSpace.of_table("toy", rows).narrow([0, 2])]
+            [0, 2]
         """
         if isinstance(to, str):
             named = dict(self.narrowings)
@@ -239,9 +247,13 @@ class RouteSpace(Sequence[Route]):
     def sample(
         self, count: int, *, generator: torch.Generator | None = None, interior: bool = False
     ) -> tuple[Route, ...]:
-        """Draws routes uniformly with replacement; with ``interior``, never the smallest or the largest.
+        """Draw routes uniformly with replacement.
 
-        A space without an interior gives none then, as the sandwich rule wants it.
+        Args:
+            count: Number of routes.
+            generator: Source of randomness (default: torch's global one).
+            interior: Exclude the smallest and the largest route. If no other exists, the result is empty, as
+                the sandwich rule needs it.
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise DsnetError(f"how many routes to draw must be a number of at least 0, not {count!r}")
@@ -253,7 +265,7 @@ class RouteSpace(Sequence[Route]):
 
     # --- plain data --------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types)."""
+        """Convert to JSON types."""
         return {
             "name": self.name,
             "routes": [route.to_dict() for route in self.routes],
@@ -262,7 +274,7 @@ class RouteSpace(Sequence[Route]):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RouteSpace:
-        """The space that `to_dict` wrote."""
+        """Restore a space from the result of `to_dict`."""
         _require_keys("a route space", data, {"name", "routes", "narrowings"})
         return cls(
             name=data["name"],
@@ -272,22 +284,22 @@ class RouteSpace(Sequence[Route]):
 
 
 def _integer(value: object) -> int | None:
-    """The integer that ``value`` is, numpy's and torch's included; None where it is none."""
+    """Convert an integer, also of NumPy or torch, to int; return None for anything else."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError, ValueError):
         return None
 
 
-def evenly(count: int, most: int) -> list[int]:
-    """At most ``most`` of ``count`` positions, evenly spaced, first and last among them."""
-    if count <= most:
+def evenly_spaced(count: int, limit: int) -> list[int]:
+    """Return at most ``limit`` of ``count`` positions, evenly spaced, including the first and the last."""
+    if count <= limit:
         return list(range(count))
-    return sorted({round(i * (count - 1) / max(most - 1, 1)) for i in range(most)})
+    return sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)})
 
 
-def thirds(routes: int) -> dict[str, tuple[int, ...]]:
-    """The paper's S, M and L of a space with one gate: four routes at the start, middle and end."""
+def small_medium_large(routes: int) -> dict[str, tuple[int, ...]]:
+    """Return the paper's S, M and L of a space with one gate: four routes at the start, middle and end."""
     if routes < 8:
         return {}
     starts = {"S": 0, "M": (routes - 4) // 2, "L": routes - 4}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 from dsnet.routing.budget import cheaper_switches
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.policies import GatePolicy, OperatingPoint, policy_class, unsure
@@ -108,7 +108,7 @@ def calibrate_candidates(name: str, outputs: RouteOutputs, costs: CostTable) -> 
         if point.cost not in points or point.accuracy > points[point.cost].accuracy:
             points[point.cost] = point
     curve = [points[cost] for cost in sorted(points)]
-    return Router(kind=name, costs=costs, curve=tuple(curve[i] for i in evenly(len(curve), LEVELS)))
+    return Router(kind=name, costs=costs, curve=tuple(curve[i] for i in evenly_spaced(len(curve), LEVELS)))
 
 
 # --- gates ---------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def _several_gates(outputs: RouteOutputs, costs: CostTable) -> _Curve:
                 if share[i] != share[j]:
                     switches.append((values[:, j] - values[:, i]) / (share[j] - share[i]))
     weights = np.unique(np.concatenate([*switches, [0.0]]))
-    weights = weights[evenly(len(weights), 2 * LEVELS)]
+    weights = weights[evenly_spaced(len(weights), 2 * LEVELS)]
     between = np.concatenate([weights[:1] - 1, (weights[1:] + weights[:-1]) / 2, weights[-1:] + 1])
     table = np.array([costs.of(route.choices) for route in outputs.routes])
     correct, every = outputs.correct.numpy(), np.arange(len(outputs))
@@ -193,8 +193,8 @@ def _several_gates(outputs: RouteOutputs, costs: CostTable) -> _Curve:
 # --- cascades ------------------------------------------------------------------------------------------
 def calibrate_cascade(outputs: RouteOutputs, costs: CostTable) -> Router:
     """Return the most accurate cascade of one, two or three routes at every level of cost."""
-    columns = evenly(len(outputs.routes), CANDIDATES)
-    few = [columns[i] for i in evenly(len(columns), 4)]
+    columns = evenly_spaced(len(outputs.routes), CANDIDATES)
+    few = [columns[i] for i in evenly_spaced(len(columns), 4)]
     search = _CascadeSearch(
         outputs, costs, outputs.margins.double().numpy(), outputs.correct.numpy().astype(np.float64)
     )

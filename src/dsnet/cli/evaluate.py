@@ -17,7 +17,7 @@ from dsnet.errors import DsnetError, printable
 from dsnet.report.page import page
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import bar, csv_text, human, table
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 from dsnet.training.evaluate import evaluate
 
 __all__ = ["run"]
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run} does not say how its images were normalised; `dsnet recalibrate` notes it, or "
             'save it with save_checkpoint(..., data={"input": {"mean": [...], "std": [...]}})'
         )
-    routes = [model.space[i] for i in evenly(len(model.space), args.routes)]
+    routes = [model.space[i] for i in evenly_spaced(len(model.space), args.routes)]
     if saved.data.get("route") is not None:  # trained alone
         routes = [model.space.resolve(saved.data["route"])]
     mean, std = tuple(known["mean"]), tuple(known["std"])

@@ -20,7 +20,7 @@ from dsnet.errors import DsnetError, printable
 from dsnet.report.comparison import comparison_page, comparison_text, router_curves
 from dsnet.report.plot import accuracy_plot
 from dsnet.report.text import csv_text
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.route_outputs import collect
@@ -47,7 +47,7 @@ def run_routed(args: argparse.Namespace) -> int:
         calibration.pick(budget)  # an error that says what can be reached
     alone = [_stand_alone(path, costs, opened.model.spec.name) for path in args.alone or ()]
     many = [] if args.plot is None else [low + i / 24 * (high - low) for i in range(25)]
-    routes = [opened.model.space[i].number for i in evenly(len(opened.model.space), args.routes)]
+    routes = [opened.model.space[i].number for i in evenly_spaced(len(opened.model.space), args.routes)]
     routes += needed_routes(calibration, [*budgets, *many])
     total = -(-len(opened.test) // args.batch)
     batches = progress(opened.seen(opened.test, args.batch), total, "batch")

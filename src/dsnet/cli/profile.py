@@ -14,7 +14,7 @@ from dsnet.core.device import pick_device
 from dsnet.cost import madds
 from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 from dsnet.routing import LatencyTable
 from dsnet.runtime import profile_plan
 from dsnet.runtime.profile_network import profile
@@ -61,7 +61,7 @@ def _measure(model: Supernet, args: argparse.Namespace, size: int | tuple[int, i
 
 def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:
     height, width = measured.image_size
-    routes = [model.space[i] for i in evenly(len(model.space), MAX_ROWS)]
+    routes = [model.space[i] for i in evenly_spaced(len(model.space), MAX_ROWS)]
     several = model.space.gates > 1
     print(f"{model.spec.name} at {height} × {width}: {measured.ran}; {repeats} repeats")
     header = ["route", *(["choices"] if several else []), "MAdds", "ms an image", "p95", "of the slowest"]

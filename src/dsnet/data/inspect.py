@@ -13,7 +13,7 @@ from dsnet.data.lazy import LazyDataset
 from dsnet.data.loading import has_no_splits, load_dataset
 from dsnet.data.registry import Split, list_datasets
 from dsnet.errors import DsnetError, printable
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 
 __all__ = ["DatasetSummary", "inspect_dataset"]
 
@@ -76,7 +76,7 @@ def inspect_dataset(name: str, root: str | Path | None = None) -> DatasetSummary
 
 def _median_side(items: ImageList, name: str) -> int:
     sides = []
-    for index in evenly(len(items), SIZE_SAMPLE):
+    for index in evenly_spaced(len(items), SIZE_SAMPLE):
         try:
             with open_header(items.source(index)) as image:
                 sides.append(int(min(image.size)))
@@ -89,7 +89,7 @@ def _median_side(items: ImageList, name: str) -> int:
 
 def _decode_seconds(items: ImageList) -> Iterator[float]:
     end = time.perf_counter() + MAX_SECONDS
-    for index in evenly(len(items), TIMING_SAMPLE):
+    for index in evenly_spaced(len(items), TIMING_SAMPLE):
         start = time.perf_counter()
         if start > end:
             return

@@ -21,7 +21,7 @@ from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable_block import SeparableBlock
 from dsnet.models.supernet import Supernet
-from dsnet.routes import RouteSpace, Slice, thirds
+from dsnet.routes import RouteSpace, Slice, small_medium_large
 from dsnet.slicing import SlicedConv2d
 
 __all__ = ["MBNet", "MBNetTable", "StageRow"]
@@ -56,7 +56,7 @@ class MBNet(Supernet):
     """A DS-MBNet built from its table."""
 
     def __init__(self, name: str, table: MBNetTable, options: ConvOptions, factory: Factory) -> None:
-        space = RouteSpace.of_table(name, table.routes, thirds(len(table.routes)))
+        space = RouteSpace.of_table(name, table.routes, small_medium_large(len(table.routes)))
         channels = table.early[-1].width
         gate = (
             SingleRouteGate()

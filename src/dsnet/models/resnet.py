@@ -36,7 +36,7 @@ from dsnet.models.layout import SliceTable, norm_keys
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.supernet import Supernet
-from dsnet.routes import Route, RouteSpace, Slice, thirds
+from dsnet.routes import Route, RouteSpace, Slice, small_medium_large
 from dsnet.slicing import Mode, SlicedConv2d
 from dsnet.slicing.static import traced
 
@@ -200,7 +200,7 @@ class ResNet(Supernet):
             for stage, (width_in, size, stride) in enumerate(zip(widths_in, full, table.strides, strict=True))
         )
         if gates == 1:
-            self.seal(RouteSpace.of_table(name, table.slices[0], thirds(len(table.slices[0]))))
+            self.seal(RouteSpace.of_table(name, table.slices[0], small_medium_large(len(table.slices[0]))))
         else:
             self.seal(_product_space(name, table, _order(name, table) if order is None else order))
 

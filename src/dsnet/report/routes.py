@@ -9,7 +9,7 @@ from dsnet.cost import cost
 from dsnet.counts import Convention
 from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
-from dsnet.routes import Route, Slice, evenly
+from dsnet.routes import Route, Slice, evenly_spaced
 
 __all__ = ["route_rows", "route_table"]
 
@@ -33,7 +33,7 @@ def route_table(model: Supernet, rows: list[dict[str, Any]], *, most: int) -> st
     columns = {name: [_sizes(route, name) for route in routes] for name in SIZES}
     varying = [name for name in SIZES if len(set(columns[name])) > 1]
     constant = [f"{name} {columns[name][0]}" for name in SIZES if name not in varying and columns[name][0]]
-    shown = evenly(len(rows), most)
+    shown = evenly_spaced(len(rows), most)
     largest = rows[-1]["madds"]
     several = model.space.gates > 1
     header = ["route", *(["choices"] if several else []), *varying, "MAdds", "params", "of the largest"]

@@ -1,4 +1,4 @@
-"""Layers that run with a slice of their weights: pure functions first, thin modules on top."""
+"""Layers that run with a slice of their weights: pure functions, and thin modules on top of them."""
 
 from dsnet.slicing.attention import SlicedAttention
 from dsnet.slicing.conv import SlicedConv2d

@@ -17,9 +17,9 @@ __all__ = ["SlicedAttention"]
 
 
 class SlicedAttention(nn.Module):
-    """The first ``heads`` heads, of each the first ``head_dim`` features (Eq. 16 to 18).
+    """Attention of the first ``heads`` heads, with the first ``head_dim`` features of each (Eq. 16 to 18).
 
-    Q, K and V are three layers, each sliced for itself. The scale is 1/√(features per head).
+    Q, K and V are separate layers, sliced separately. The scale is 1/√(features per head).
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class SlicedAttention(nn.Module):
         self.proj = SlicedLinear(heads * head_dim, width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, heads: int, head_dim: int | None = None) -> Tensor:
-        """Runs on ``x`` [B, N, E]; all features of each head by default."""
+        """Attend over tokens ``x`` [B, N, E] (default: with all features of each head)."""
         head_dim = self.head_dim if head_dim is None else head_dim
         self._check(x.shape[-1], heads, head_dim)
         layers = (self.q, self.k, self.v)
-        if head_dim == self.head_dim:  # the slices are leading rows: no gathering
+        if head_dim == self.head_dim:  # the slices are leading rows: no gather
             q, k, v = (layer(x, heads * head_dim) for layer in layers)
             return cast(Tensor, self.proj(SF.attention(q, k, v, heads), x.shape[-1]))
         q, k, v = (F.linear(x, *self._rows(layer, x.shape[-1], heads, head_dim)) for layer in layers)
@@ -66,7 +66,7 @@ class SlicedAttention(nn.Module):
         return columns.t()[:width], self.proj.bias[:width]
 
     def cost(self, width: int, heads: int, head_dim: int, tokens: int) -> Cost:
-        """Cost at these sizes on so many tokens."""
+        """Compute the cost at these sizes."""
         self._check(width, heads, head_dim)
         inner = heads * head_dim
         project = self.q.cost(width, inner, tokens)
@@ -74,7 +74,7 @@ class SlicedAttention(nn.Module):
         return project + project + project + products + self.proj.cost(inner, width, tokens)
 
     def extract(self, width: int, heads: int, head_dim: int) -> nn.Module:
-        """The stand-alone layer of these sizes, with Q, K and V as one matrix."""
+        """Extract the stand-alone layer of these sizes, with Q, K and V as one matrix."""
         self._check(width, heads, head_dim)
         parts = [self._rows(layer, width, heads, head_dim) for layer in (self.q, self.k, self.v)]
         qkv = plain_linear(torch.cat([w for w, _ in parts]), torch.cat([b for _, b in parts]))

@@ -14,10 +14,10 @@ __all__ = ["SlicedConv2d"]
 
 
 class SlicedConv2d(nn.Module):
-    """Square convolution of which a slice runs.
+    """Square convolution that runs with a slice of its weight.
 
-    With several groups it is sliced by group number, so the output width follows from the input; with
-    ``per_group`` it is sliced by the filters in every group. A depthwise convolution has
+    With several groups it is sliced by the number of groups, so that the output width follows from the input;
+    with ``per_group`` it is sliced by the filters of each group. A depthwise convolution has
     ``groups == in_channels``.
 
     >>> layer = SlicedConv2d(8, 16, kernel=5)
@@ -49,8 +49,8 @@ class SlicedConv2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """He initialisation by fan-out (of one group, where there are several), bias zero."""
-        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler for it
+        """Initialise by He's rule with the fan-out of a group; the bias is zero."""
+        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler
             return
         fan_out = self.kernel**2 * self.out_channels / self.groups
         nn.init.normal_(self.weight, std=(2 / fan_out) ** 0.5, generator=generator)
@@ -66,7 +66,10 @@ class SlicedConv2d(nn.Module):
         padding: int | None = None,
         dilation: int = 1,
     ) -> Tensor:
-        """Runs with ``out`` filters and the centred ``kernel``; padding is half the kernel by default."""
+        """Convolve ``x`` [B, C, H, W] with ``out`` filters; see `dsnet.slicing.functional.conv2d`.
+
+        The padding is half the kernel by default.
+        """
         return SF.conv2d(
             x,
             self.weight,
@@ -81,7 +84,7 @@ class SlicedConv2d(nn.Module):
         )
 
     def padding(self, kernel: int | None, padding: int | None) -> int:
-        """The padding that runs: the one given, else half the kernel, which keeps the size of odd kernels."""
+        """Return ``padding``, or by default half the kernel, with which odd kernels keep the resolution."""
         return (self.kernel if kernel is None else kernel) // 2 if padding is None else padding
 
     def cost(
@@ -93,7 +96,7 @@ class SlicedConv2d(nn.Module):
         padding: int | None = None,
         dilation: int = 1,
     ) -> tuple[Cost, Shape]:
-        """Cost on an input of this shape, and the shape of the output."""
+        """Compute the cost on an input of this shape, and the shape of the output."""
         filters, group_in = self.weight.shape[:2]
         size = SF.filter_sizes(
             filters, group_in, shape.channels, out, groups=self.groups, per_group=self.per_group
@@ -117,7 +120,7 @@ class SlicedConv2d(nn.Module):
         padding: int | None = None,
         dilation: int = 1,
     ) -> nn.Conv2d:
-        """The stand-alone layer of this size."""
+        """Extract the stand-alone layer of this size."""
         weight, bias, groups = SF.slice_filters(
             self.weight, self.bias, in_channels, out, groups=self.groups, per_group=self.per_group
         )
@@ -131,6 +134,6 @@ class SlicedConv2d(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """For printing."""
+        """Return the sizes for printing."""
         text = f"{self.in_channels}, {self.out_channels}, kernel={self.kernel}, stride={self.stride}"
         return text + (f", groups={self.groups}" if self.groups > 1 else "")

@@ -1,9 +1,8 @@
 """Pure functions that run a layer with a slice of its weights.
 
-Every slice starts at index 0 and is contiguous (Eq. 8 of the paper), so a smaller layer is nested in
-every larger one. How much of the input side is used follows from the input itself; how much of the
-output side, the kernel and the padding are arguments. Nothing is clipped: a size that the weights do
-not have is an error.
+Each slice starts at index 0 and is contiguous (Eq. 8 of the paper), so that a smaller layer is nested in
+each larger one. The slice of the input side follows from the input. The slice of the output side, the kernel
+and the padding are arguments. Sizes are not clipped: a size that the weights do not have is an error.
 
 Letters: B batch, C channels, H and W height and width, N tokens, E embedding, O and I a weight's output
 and input side, K its kernel.
@@ -39,14 +38,14 @@ __all__ = [
 
 
 def check_size(what: str, size: int, full: int) -> None:
-    """Raises where a layer of ``full`` has no slice of ``size``."""
+    """Raise unless a layer of size ``full`` has a slice of ``size``."""
     if not 1 <= size <= full:
         raise DsnetError(f"{what} {size} is not in this layer; possible: 1 to {full}")
 
 
 # --- linear ----------------------------------------------------------------------------------------
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Tensor:
-    """``W[:out, :in] x + b[:out]``; ``in`` is the last size of ``x``."""
+    """Compute ``W[:out, :in] x + b[:out]``, where ``in`` is the last dimension of ``x``."""
     features = x.shape[-1]
     full_out, full_in = weight.shape
     check_size("input width", features, full_in)
@@ -56,16 +55,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Tensor:
     return F.linear(x, weight[:, :features] if features < full_in else weight, bias)
 
 
-PRODUCTS = 2**18  # at a time, so that they fit a cache
+MAX_PRODUCTS = 2**18  # at a time, so that they fit in a cache
 
 
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``W x + b`` for ``x`` [B, in], each row bit for bit the same whichever others there are.
+    """Compute ``W x + b`` for ``x`` [B, in] batch-invariantly: each row has the same bits in any batch.
 
-    Matrix products sum in an order that depends on the number of rows. Here every output is a sum over
-    the last dimension of its own products, whose order depends on ``in`` alone.
+    A matrix product sums in an order that depends on the number of rows. Here each output is the sum of its
+    own products over the last dimension, in an order that depends on ``in`` only.
     """
-    rows = max(1, PRODUCTS // weight.numel())
+    rows = max(1, MAX_PRODUCTS // weight.numel())
     if len(x) > rows:
         return torch.cat([row_linear(part, weight, bias) for part in torch.split(x, rows)])
     y = (x[:, None] * weight).sum(-1)
@@ -74,7 +73,7 @@ def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 # --- convolution -----------------------------------------------------------------------------------
 class FilterSizes(NamedTuple):
-    """Sizes of a slice of a convolution's filters: ``[out, group_in, K, K]`` in so many groups."""
+    """Sizes of a slice of convolution filters: ``[out, group_in, K, K]`` in ``groups`` groups."""
 
     out: int
     group_in: int
@@ -84,7 +83,7 @@ class FilterSizes(NamedTuple):
 def filter_sizes(
     filters: int, group_in: int, channels: int, out: int | None, *, groups: int = 1, per_group: bool = False
 ) -> FilterSizes:
-    """What `slice_filters` will take from a weight ``[filters, group_in, K, K]``, checked."""
+    """Check and return the sizes that `slice_filters` takes from a weight ``[filters, group_in, K, K]``."""
     group_out = filters // groups
     check_size("number of input channels", channels, groups * group_in)
     if groups > 1 and not per_group:
@@ -106,7 +105,7 @@ def filter_sizes(
 
 
 class Filters(NamedTuple):
-    """A slice of a convolution's filters, ready to run."""
+    """A slice of the filters of a convolution."""
 
     weight: Tensor
     bias: Tensor | None
@@ -122,29 +121,29 @@ def slice_filters(
     groups: int = 1,
     per_group: bool = False,
 ) -> Filters:
-    """The filters that take ``channels`` input channels and give ``out`` (Eq. 9 and 10).
+    """Slice the filters that map ``channels`` input channels to ``out`` (Eq. 9 and 10).
 
-    One group: ``W[:out, :channels]``. Several groups, seen as ``[N, G_out, G_in, K, K]``: by default the
-    first n groups, where n follows from the input; with ``per_group`` the first filters of every group.
-    A depthwise convolution is the first kind with groups of one channel.
+    With one group the slice is ``W[:out, :channels]``. Several groups, viewed as ``[N, G_out, G_in, K, K]``,
+    are sliced to the first n groups, where n follows from the input, or with ``per_group`` to the first
+    filters of each group. A depthwise convolution is the former, with groups of one channel.
     """
     filters, group_in = weight.shape[:2]
     size = filter_sizes(filters, group_in, channels, out, groups=groups, per_group=per_group)
     if groups == 1 or not per_group:
-        # A view costs a few microseconds, so a side that is full is left alone.
+        # A view costs a few microseconds: make none of a full side.
         if size.out < filters:
             weight, bias = weight[: size.out], None if bias is None else bias[: size.out]
         if size.group_in < group_in:
             weight = weight[:, : size.group_in]
         return Filters(weight, bias, size.groups)
-    by_group, kept = (groups, filters // groups), size.out // groups
-    sliced = torch.unflatten(weight, 0, by_group)[:, :kept, : size.group_in].flatten(0, 1)
-    sliced_bias = None if bias is None else torch.unflatten(bias, 0, by_group)[:, :kept].flatten()
+    by_group, group_out = (groups, filters // groups), size.out // groups
+    sliced = torch.unflatten(weight, 0, by_group)[:, :group_out, : size.group_in].flatten(0, 1)
+    sliced_bias = None if bias is None else torch.unflatten(bias, 0, by_group)[:, :group_out].flatten()
     return Filters(sliced, sliced_bias, size.groups)
 
 
 def window_taps(full: int, kernel: int | None = None, dilation: int = 1) -> slice:
-    """Which taps of a kernel of ``full`` the centred window of ``kernel`` keeps, every ``dilation``-th."""
+    """Return the taps of a centred window in a kernel of size ``full``, every ``dilation``-th of them."""
     kernel = full if kernel is None else kernel
     check_size("kernel", kernel, full)
     if (full - kernel) % 2:
@@ -162,7 +161,7 @@ def window_taps(full: int, kernel: int | None = None, dilation: int = 1) -> slic
 
 
 def slice_window(weight: Tensor, kernel: int | None = None, dilation: int = 1) -> Tensor:
-    """The centred window of ``kernel`` taps, of which every ``dilation``-th is kept (Eq. 11 and 12)."""
+    """Slice the centred window of ``kernel`` taps, every ``dilation``-th of them (Eq. 11 and 12)."""
     if dilation == 1 and (kernel is None or kernel == weight.shape[-1]):
         return weight
     taps = window_taps(weight.shape[-1], kernel, dilation)
@@ -182,11 +181,23 @@ def conv2d(
     groups: int = 1,
     per_group: bool = False,
 ) -> Tensor:
-    """Convolution with a slice of ``weight`` [O, I / groups, K, K] on ``x`` [B, C, H, W], C ≤ I.
+    """Convolve ``x`` [B, C, H, W] with a slice of ``weight`` [O, I / groups, K, K], where C ≤ I.
 
-    ``dilation`` keeps every so-manieth tap where it was, so the window's extent stays ``kernel``.
-    ``padding`` is the route's own; the paper's form (pad by the largest, slice the padded input, Eq. 13)
-    gives the same and reads more.
+    Args:
+        x: Input; its channels are the slice of the input side.
+        weight: Full weight.
+        bias: Full bias [O].
+        out: Number of filters (default: all, or with groups as many as follow from the input).
+        kernel: Size of the centred window (default: the full kernel).
+        stride: Stride.
+        padding: Padding of the route. Padding by the largest and slicing the padded input (Eq. 13 of the
+            paper) gives the same result and reads more.
+        dilation: Keep every ``dilation``-th tap in its place; the window still spans ``kernel`` positions.
+        groups: Number of groups of ``weight``.
+        per_group: Slice the filters of each group rather than the number of groups.
+
+    Raises:
+        DsnetError: ``weight`` has no such slice.
     """
     filters = slice_filters(weight, bias, x.shape[1], out, groups=groups, per_group=per_group)
     window = slice_window(filters.weight, kernel, dilation)
@@ -196,10 +207,10 @@ def conv2d(
 
 
 def _prefers_product(x: Tensor) -> bool:
-    """Whether a 1 × 1 convolution of ``x`` is quicker as a matrix product.
+    """Tell whether a 1 × 1 convolution of ``x`` is faster as a matrix product.
 
-    Convolution kernels copy a weight that is not contiguous at every call, matrix products take it as it
-    is. Measured: worth it on a CPU for one image, and on a GPU in half precision, channels-last.
+    Convolution kernels copy a weight that is not contiguous in each call, matrix products do not. By
+    measurement this pays on a CPU for one image, and on a GPU in half precision with channels-last inputs.
     """
     if x.device.type == "cpu":
         return x.shape[0] == 1
@@ -207,7 +218,7 @@ def _prefers_product(x: Tensor) -> bool:
 
 
 def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """1 × 1 convolution with ``weight`` [O, C, 1, 1] as a matrix product; keeps the memory layout."""
+    """Run a 1 × 1 convolution with ``weight`` [O, C, 1, 1] as a matrix product; keep the memory layout."""
     matrix = weight[:, :, 0, 0]
     if x.is_contiguous(memory_format=torch.channels_last):
         return F.linear(x.permute(0, 2, 3, 1), matrix, bias).permute(0, 3, 1, 2)
@@ -216,7 +227,7 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def conv_output_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    """Height or width behind a convolution whose window spans ``kernel`` positions."""
+    """Return the height or width of the output of a convolution whose window spans ``kernel`` positions."""
     if padding < 0:
         raise DsnetError(f"padding must be at least 0, not {padding}")
     out = (size + 2 * padding - kernel) // stride + 1
@@ -227,21 +238,21 @@ def conv_output_size(size: int, kernel: int, stride: int, padding: int) -> int:
 
 # --- norms -----------------------------------------------------------------------------------------
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Layer norm over the features that ``x`` has, with γ and β sliced to them."""
+    """Normalise the features of ``x`` (last dimension), with γ and β sliced to them."""
     features = x.shape[-1]
     check_size("width", features, weight.shape[0])
     return F.layer_norm(x, (features,), weight[:features], bias[:features], eps)
 
 
 def check_group_width(channels: int, full: int, channels_per_group: int) -> None:
-    """Raises where a group norm cannot run at this width."""
+    """Raise unless a group norm can run at this width."""
     check_size("width", channels, full)
     if channels % channels_per_group:
         raise DsnetError(f"width {channels} is off the grid: not a multiple of {channels_per_group} channels")
 
 
 def group_norm(x: Tensor, weight: Tensor, bias: Tensor, channels_per_group: int, eps: float) -> Tensor:
-    """Group norm over the channels that ``x`` has; a group is always ``channels_per_group`` wide."""
+    """Normalise the channels of ``x`` [B, C, H, W] in groups of ``channels_per_group``."""
     channels = x.shape[1]
     check_group_width(channels, weight.shape[0], channels_per_group)
     return F.group_norm(x, channels // channels_per_group, weight[:channels], bias[:channels], eps)
@@ -249,7 +260,7 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, channels_per_group: int,
 
 # --- attention -------------------------------------------------------------------------------------
 def slice_head_features(weight: Tensor, heads: int, head_dim: int, full_head_dim: int) -> Tensor:
-    """The first ``head_dim`` of each of the first ``heads`` heads' rows; a row is a feature."""
+    """Slice the first ``head_dim`` rows (features) of each of the first ``heads`` heads."""
     full_heads = weight.shape[0] // full_head_dim
     check_size("number of heads", heads, full_heads)
     check_size("features per head", head_dim, full_head_dim)
@@ -259,12 +270,12 @@ def slice_head_features(weight: Tensor, heads: int, head_dim: int, full_head_dim
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Softmax(QKᵀ / √(features per head)) V for ``[B, N, heads × features]``, heads side by side."""
+    """Compute softmax(QKᵀ / √(features per head)) V for inputs ``[B, N, heads × features]``."""
     q, k, v = (torch.unflatten(t, -1, (heads, -1)).transpose(1, 2) for t in (q, k, v))
     y: Tensor = F.scaled_dot_product_attention(q, k, v)
     return y.transpose(1, 2).flatten(2)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """float32 for the half precisions, the same dtype otherwise."""
+    """Return float32 for half precisions, and other dtypes unchanged."""
     return torch.promote_types(dtype, torch.float32)

@@ -13,7 +13,7 @@ __all__ = ["SlicedLinear"]
 
 
 class SlicedLinear(nn.Module):
-    """``y = W[:out, :in] x + b[:out]``, with ``in`` taken from the input.
+    """Linear layer ``y = W[:out, :in] x + b[:out]``, where ``in`` follows from the input.
 
     >>> layer = SlicedLinear(8, 16)
     >>> layer(torch.zeros(2, 4), out=6).shape
@@ -37,8 +37,8 @@ class SlicedLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Truncated normal of ``init_std`` (zero where that is 0), bias zero."""
-        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler for it
+        """Initialise by a truncated normal of ``init_std``, or zero if that is 0; the bias is zero."""
+        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler
             return
         if self.init_std:
             nn.init.trunc_normal_(
@@ -50,17 +50,17 @@ class SlicedLinear(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, out: int | None = None) -> Tensor:
-        """Runs with ``out`` output features; all of them by default."""
+        """Map ``x`` [..., in] to [..., out] (default: all output features)."""
         return SF.linear(x, self.weight, self.bias, self.out_features if out is None else out)
 
     def cost(self, in_features: int, out: int, positions: int = 1) -> Cost:
-        """Cost of running at this size on so many positions."""
+        """Compute the cost at this size, on ``positions`` positions."""
         self._check(in_features, out)
         madds = in_features * out
         return Cost(params=madds + out * (self.bias is not None), layers=madds * positions)
 
     def extract(self, in_features: int, out: int) -> nn.Linear:
-        """The stand-alone layer of this size."""
+        """Extract the stand-alone layer of this size."""
         self._check(in_features, out)
         return plain_linear(self.weight[:out, :in_features], None if self.bias is None else self.bias[:out])
 
@@ -69,5 +69,5 @@ class SlicedLinear(nn.Module):
         SF.check_size("output width", out, self.out_features)
 
     def extra_repr(self) -> str:
-        """For printing."""
+        """Return the sizes for printing."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

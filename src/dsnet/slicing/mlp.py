@@ -15,7 +15,7 @@ __all__ = ["SlicedMLP"]
 
 
 class SlicedMLP(nn.Module):
-    """``W2[:e, :hidden] gelu(W1[:hidden, :e] x)`` (Eq. 19), with biases."""
+    """MLP ``W2[:e, :hidden] gelu(W1[:hidden, :e] x)`` with biases (Eq. 19)."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class SlicedMLP(nn.Module):
         self.fc2 = SlicedLinear(hidden, width, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, hidden: int) -> Tensor:
-        """Runs on the features that ``x`` has, with ``hidden`` features inside."""
+        """Map ``x`` [..., E] to the same shape, with ``hidden`` hidden features."""
         return cast(Tensor, self.fc2(F.gelu(self.fc1(x, hidden)), x.shape[-1]))
 
     def cost(self, width: int, hidden: int, tokens: int) -> Cost:
-        """Cost at these sizes on so many tokens."""
+        """Compute the cost at these sizes."""
         return self.fc1.cost(width, hidden, tokens) + self.fc2.cost(hidden, width, tokens)
 
     def extract(self, width: int, hidden: int) -> nn.Sequential:
-        """The stand-alone MLP of these sizes."""
+        """Extract the stand-alone MLP of these sizes."""
         return nn.Sequential(self.fc1.extract(width, hidden), nn.GELU(), self.fc2.extract(hidden, width))

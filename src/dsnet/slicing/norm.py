@@ -1,13 +1,13 @@
-"""Norms whose channels can be sliced; batch norm keeps statistics of its own for every key.
+"""Norms whose channels can be sliced; batch norm keeps separate statistics for each key.
 
-Batch statistics depend on the route that the input came from, so `SplitBatchNorm2d` holds one (mean,
-variance, count) per *key* and shares γ and β, sliced, between them. A key is
+Batch statistics depend on the route that the input took. `SplitBatchNorm2d` therefore holds one (mean,
+variance, count) per *key*; all keys share γ and β, sliced. The state of a key is
 
-- **fresh**: as built, mean 0 and variance 1;
+- **fresh**: as built, with mean 0 and variance 1;
 - **running**: updated in training by a moving average;
 - **calibrated**: set to exact statistics by `SplitBatchNorm2d.set_statistics`.
 
-Where mean and variance come from in a pass is decided by that pass's `Mode`, never by the module.
+The `Mode` of a pass, not the module, says where its mean and variance come from.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class KeyState(IntEnum):
-    """Where a key's statistics come from."""
+    """The source of the statistics of a key."""
 
     FRESH = 0
     RUNNING = 1
@@ -46,28 +46,28 @@ class KeyState(IntEnum):
 
 
 Statistics = Callable[["SplitBatchNorm2d", Tensor, int], tuple[Tensor, Tensor]]
-"""(norm, input, key) → (mean, biased variance) to normalise by; gradients flow through both."""
+"""(norm, input, key) → (mean, biased variance) to normalise with; gradients flow through both."""
 
 
 def batch_statistics(norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the batch at hand; updates nothing."""
+    """Compute mean and variance of the batch; update nothing."""
     var, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
     return mean, var
 
 
 class ImageStatistics:
-    """Stored statistics for images of several keys in one batch, folded with γ and β once a norm."""
+    """Stored statistics for a batch whose images have different keys, folded with γ and β once per norm."""
 
     def __init__(self, keys: Tensor, tables: dict[SplitBatchNorm2d, Tensor] | None = None) -> None:
         self.keys = keys  # [B]
-        self.tables = {} if tables is None else tables  # norm → [keys, 2, C], good while weights stay
+        self.tables = {} if tables is None else tables  # norm → [keys, 2, C], valid until weights change
 
     def of(self, keys: Tensor) -> ImageStatistics:
-        """The same tables for other images."""
+        """Return the same tables for images with other keys."""
         return ImageStatistics(keys, self.tables)
 
     def scale_and_shift(self, norm: SplitBatchNorm2d, channels: int) -> tuple[Tensor, Tensor]:
-        """[B, C, 1, 1] each."""
+        """Return the scale and shift of each image, [B, C, 1, 1] each."""
         table = self.tables.get(norm)
         if table is None:
             scale = norm.weight * torch.rsqrt(norm.var + norm.eps)
@@ -78,14 +78,24 @@ class ImageStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """How a pass runs, beside which route it takes. The default is what ``train()`` and ``eval()`` say."""
+    """How a pass runs, besides its route. By default this follows from ``train()`` and ``eval()``.
 
-    statistics: Statistics | None = None  # None: stored ones in eval; the batch's, with update, in training
-    images: ImageStatistics | None = None  # stored ones, each image by its own key; goes before the above
-    drop_path: float = 0.0  # stochastic depth: probability that the last residual branch is left out
-    dropout: float = 0.0  # of what the classifier reads
-    batch_invariant: bool = False  # on a CPU: whether gates sum each image by itself, at some cost
-    generator: torch.Generator | None = None  # what the two above draw from, on the images' device
+    Attributes:
+        statistics: Source of norm statistics (default: the stored ones in eval mode; those of the batch in
+            training, which update the stored ones).
+        images: Stored statistics for a batch of images with different keys; overrides ``statistics``.
+        drop_path: Stochastic depth: probability that the last residual branch is dropped for an image.
+        dropout: Dropout of the classifier's input.
+        batch_invariant: On a CPU, run the gates so that the result of an image does not depend on its batch.
+        generator: Source of randomness of dropout and stochastic depth, on the images' device.
+    """
+
+    statistics: Statistics | None = None
+    images: ImageStatistics | None = None
+    drop_path: float = 0.0
+    dropout: float = 0.0
+    batch_invariant: bool = False
+    generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         for name in ("drop_path", "dropout"):
@@ -100,13 +110,13 @@ def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 class SplitBatchNorm2d(nn.Module):
-    """Batch norm with statistics for every key and one γ and β for all (Re-SBN, Eq. 14)."""
+    """Batch norm with statistics for each key, and γ and β shared by all keys (Re-SBN, Eq. 14)."""
 
     weight: nn.Parameter
     bias: nn.Parameter
     mean: Tensor  # [keys, C]
     var: Tensor  # [keys, C]
-    count: Tensor  # [keys]: values per channel that the statistics were made from
+    count: Tensor  # [keys]: number of values per channel behind the statistics
 
     def __init__(
         self,
@@ -130,17 +140,17 @@ class SplitBatchNorm2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """γ to ``init_weight``, β to 0, every key fresh; draws nothing."""
+        """Set γ to ``init_weight``, β to 0 and all keys to fresh; nothing is drawn."""
         nn.init.constant_(self.weight, self.init_weight)
         nn.init.zeros_(self.bias)
         self.mean.zero_()
         self.var.fill_(1)
         self.count.zero_()
-        # On the host, so that a check costs no synchronisation; travels in the state dict all the same.
+        # On the host, so that a check needs no synchronisation; stored in the state dict as extra state.
         self.states = [KeyState.FRESH] * self.keys
 
     def forward(self, x: Tensor, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Normalises ``x`` [B, C, H, W] as an input that belongs to ``key``."""
+        """Normalise ``x`` [B, C, H, W] with the statistics of ``key``."""
         channels = x.shape[1]
         if not (0 < channels <= self.channels and 0 <= key < self.keys):
             self._check(channels, key)
@@ -151,7 +161,7 @@ class SplitBatchNorm2d(nn.Module):
         if channels < self.channels:
             weight, bias = weight[:channels], bias[:channels]
         if mode is not None and mode.statistics is not None:
-            if mode.statistics is batch_statistics and x.numel() > channels:  # the same by one fused kernel
+            if mode.statistics is batch_statistics and x.numel() > channels:  # one fused kernel
                 return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
             mean, var = mode.statistics(self, x, key)
             scale = weight * torch.rsqrt(var + self.eps)
@@ -171,7 +181,7 @@ class SplitBatchNorm2d(nn.Module):
 
     @torch.no_grad()
     def update_running(self, key: int, mean: Tensor, var: Tensor, count: int) -> None:
-        """Takes the mean and (biased) variance of a batch of ``count`` values a channel into the average."""
+        """Update the moving average by the mean and biased variance of ``count`` values a channel."""
         channels = len(mean)
         unbiased = var * (count / max(count - 1, 1))
         self.mean[key, :channels].lerp_(mean.to(self.mean), self.momentum)
@@ -181,7 +191,7 @@ class SplitBatchNorm2d(nn.Module):
 
     @torch.no_grad()
     def set_statistics(self, key: int, mean: Tensor, var: Tensor, count: int) -> None:
-        """Sets exact statistics; the key is calibrated from now on."""
+        """Set exact statistics of a key, which is calibrated afterwards."""
         channels = len(mean) if mean.ndim == 1 else 0
         self._check(channels, key)
         if var.shape != mean.shape or not mean.isfinite().all() or not (var.isfinite() & (var >= 0)).all():
@@ -194,22 +204,22 @@ class SplitBatchNorm2d(nn.Module):
         self.states[key] = KeyState.CALIBRATED
 
     def get_extra_state(self) -> Tensor:
-        """The keys' states, for the state dict."""
+        """Store the states of the keys in the state dict."""
         return torch.tensor([int(s) for s in self.states], dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Takes the keys' states from a state dict."""
+        """Load the states of the keys from a state dict."""
         if not isinstance(state, Tensor) or not set(state.tolist()) <= set(KeyState):
             raise DsnetError(f"norm keys are fresh, running or calibrated (0, 1, 2), not {state!r}")
-        if len(state) == self.keys:  # else the statistics do not fit either, which torch reports
+        if len(state) == self.keys:  # otherwise torch reports that the statistics do not fit
             self.states = [KeyState(s) for s in state.tolist()]
 
     def cost(self, channels: int) -> Cost:
-        """γ and β; a norm has no multiply-adds in either convention."""
+        """Count γ and β; norms have no multiply-adds in either convention."""
         return Cost(params=2 * channels)
 
     def extract(self, channels: int, key: int) -> nn.BatchNorm2d:
-        """The stand-alone norm of this width, with the key's statistics."""
+        """Extract the stand-alone norm of this width, with the statistics of a key."""
         self._check(channels, key)
         return plain_batch_norm(
             self.weight[:channels],
@@ -221,7 +231,7 @@ class SplitBatchNorm2d(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """For printing."""
+        """Return the sizes for printing."""
         return f"{self.channels}, keys={self.keys}"
 
 
@@ -242,18 +252,18 @@ class _AffineNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """γ to ``init_weight``, β to 0; draws nothing."""
+        """Set γ to ``init_weight`` and β to 0; nothing is drawn."""
         nn.init.constant_(self.weight, self.init_weight)
         nn.init.zeros_(self.bias)
 
     def cost(self, width: int) -> Cost:
-        """γ and β; a norm has no multiply-adds in either convention."""
+        """Count γ and β; norms have no multiply-adds in either convention."""
         SF.check_size("width", width, self.width)
         return Cost(params=2 * width)
 
 
 class SlicedLayerNorm(_AffineNorm):
-    """Layer norm over the features that the input has."""
+    """Layer norm over the features of its input."""
 
     def __init__(
         self,
@@ -266,11 +276,11 @@ class SlicedLayerNorm(_AffineNorm):
         super().__init__(width, eps=eps, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises the last dimension."""
+        """Normalise the last dimension."""
         return SF.layer_norm(x, self.weight, self.bias, self.eps)
 
     def extract(self, width: int) -> nn.LayerNorm:
-        """The stand-alone norm of this width."""
+        """Extract the stand-alone norm of this width."""
         SF.check_size("width", width, self.width)
         norm = nn.LayerNorm(width, eps=self.eps, device="meta")
         norm.weight, norm.bias = copy_parameter(self.weight[:width]), copy_parameter(self.bias[:width])
@@ -278,7 +288,7 @@ class SlicedLayerNorm(_AffineNorm):
 
 
 class SlicedGroupNorm(_AffineNorm):
-    """Group norm with a fixed number of channels per group; has no statistics, so keys do not matter."""
+    """Group norm with a fixed number of channels per group. It has no statistics and ignores keys."""
 
     def __init__(
         self,
@@ -296,11 +306,11 @@ class SlicedGroupNorm(_AffineNorm):
         self.channels_per_group = channels_per_group
 
     def forward(self, x: Tensor, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Normalises ``x`` [B, C, H, W]."""
+        """Normalise ``x`` [B, C, H, W]."""
         return SF.group_norm(x, self.weight, self.bias, self.channels_per_group, self.eps)
 
     def extract(self, channels: int, key: int) -> nn.GroupNorm:
-        """The stand-alone norm of this width."""
+        """Extract the stand-alone norm of this width."""
         SF.check_group_width(channels, self.width, self.channels_per_group)
         norm = nn.GroupNorm(channels // self.channels_per_group, channels, eps=self.eps, device="meta")
         norm.weight, norm.bias = copy_parameter(self.weight[:channels]), copy_parameter(self.bias[:channels])

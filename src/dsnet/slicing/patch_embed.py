@@ -16,9 +16,9 @@ __all__ = ["SlicedPatchEmbed"]
 
 
 class SlicedPatchEmbed(nn.Module):
-    """Features [B, C, H, W] → tokens [B, 1 + patches, :width] (Eq. 15).
+    """Embed features [B, C, H, W] as tokens [B, 1 + patches, width] (Eq. 15).
 
-    The positions belong to a square grid; another grid gets them resized (bicubic).
+    The positions belong to a square grid; for another grid they are resized (bicubic).
     """
 
     def __init__(
@@ -41,42 +41,42 @@ class SlicedPatchEmbed(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Truncated normal of 0.02 for the projection, the class token and the positions."""
-        if self.positions.is_meta:  # nothing to draw, and torch would import its compiler for it
+        """Initialise projection, class token and positions by a truncated normal of 0.02."""
+        if self.positions.is_meta:  # nothing to draw, and torch would import its compiler
             return
         for weight in (self.proj.weight, self.class_token, self.positions):
             nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
 
     def forward(self, x: Tensor, width: int) -> Tensor:
-        """Embeds into the first ``width`` features."""
+        """Embed into the first ``width`` features."""
         if x.shape[2] % self.patch or x.shape[3] % self.patch:
             raise DsnetError(
                 f"a map of {x.shape[2]} × {x.shape[3]} is no whole number of {self.patch}-patches"
             )
         patches = self.proj(x, width, padding=0)
         offsets = self._offsets(width, *patches.shape[2:])
-        # An empty token in front becomes the class token by addition: no copy per image.
+        # The class token is added to a zero token, so that it is not copied for each image.
         return F.pad(patches.flatten(2).transpose(1, 2), (0, 0, 1, 0)) + offsets
 
-    def _offsets(self, width: int, height: int, breadth: int) -> Tensor:
-        """What is added to the tokens: positions, and in front of them the class token at its own."""
+    def _offsets(self, width: int, grid_height: int, grid_width: int) -> Tensor:
+        """Return the summands of the tokens: positions, and in front the class token with its own."""
         first, rest = self.positions[:1, :width], self.positions[1:, :width]
-        if (height, breadth) != (self.grid, self.grid):
+        if (grid_height, grid_width) != (self.grid, self.grid):
             image = rest.t().reshape(1, width, self.grid, self.grid)
             image = image.to(SF.at_least_float32(image.dtype))
-            resized = F.interpolate(image, (height, breadth), mode="bicubic", antialias=False)
+            resized = F.interpolate(image, (grid_height, grid_width), mode="bicubic", antialias=False)
             rest = resized.flatten(2)[0].t().to(rest.dtype)
         return torch.cat([first + self.class_token[:width], rest])
 
     def cost(self, shape: Shape, width: int) -> tuple[Cost, Shape]:
-        """Cost on an input of this shape, and the shape of the tokens."""
+        """Compute the cost on an input of this shape, and the shape of the tokens."""
         project, grid = self.proj.cost(shape, width, padding=0)
         tokens = Shape(width, 1 + grid.area, 1)
-        # Positions of the native grid, whatever grid runs; the class token and its own position are one sum.
+        # Parameters are those of the native grid; the class token and its position count as one.
         return project + Cost(params=width * (1 + self.grid**2)), tokens
 
     def extract(self, shape: Shape, width: int) -> nn.Module:
-        """The stand-alone embedding of this width, for inputs of this shape."""
+        """Extract the stand-alone embedding of this width, for inputs of this shape."""
         _, grid = self.proj.cost(shape, width, padding=0)
         offsets = self._offsets(width, grid.height, grid.width)
         return traced(_PatchEmbed(self.proj.extract(shape.channels, width, padding=0), offsets))

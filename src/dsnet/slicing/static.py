@@ -1,4 +1,4 @@
-"""Ordinary torch layers from weights that are there already; copies, never views."""
+"""Build layers of torch from copies of existing weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["copy_parameter", "fuse", "plain_batch_norm", "plain_conv2d", "plain_
 
 
 def copy_parameter(values: Tensor) -> nn.Parameter:
-    """A parameter with a contiguous copy of ``values``, trainable where they are."""
+    """Return a parameter with a contiguous copy of ``values``, trainable if they are."""
     return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format), values.requires_grad)
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """``nn.Linear`` with copies of these."""
+    """Build an ``nn.Linear`` with copies of these tensors."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = copy_parameter(weight)
     if bias is not None:
@@ -25,7 +25,7 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def plain_conv2d(
     weight: Tensor, bias: Tensor | None, *, stride: int, padding: int, dilation: int, groups: int
 ) -> nn.Conv2d:
-    """``nn.Conv2d`` with copies of these."""
+    """Build an ``nn.Conv2d`` with copies of these tensors."""
     out, group_in, kernel, _ = weight.shape
     layer = nn.Conv2d(
         group_in * groups, out, kernel, stride, padding, dilation, groups, bias is not None, device="meta"
@@ -39,7 +39,7 @@ def plain_conv2d(
 def plain_batch_norm(
     weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float, momentum: float
 ) -> nn.BatchNorm2d:
-    """``nn.BatchNorm2d`` in eval mode with copies of these."""
+    """Build an ``nn.BatchNorm2d`` in eval mode with copies of these tensors."""
     layer = nn.BatchNorm2d(weight.shape[0], eps, momentum, device=weight.device, dtype=weight.dtype)
     layer.weight, layer.bias = copy_parameter(weight), copy_parameter(bias)
     layer.running_mean, layer.running_var = mean.detach().clone(), var.detach().clone()
@@ -47,15 +47,15 @@ def plain_batch_norm(
 
 
 def fuse(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
-    """One convolution that does what the two do in eval mode."""
+    """Fold a batch norm in eval mode into the convolution before it."""
     fused: nn.Conv2d = nn.utils.fusion.fuse_conv_bn_eval(conv.eval(), norm.eval())
     return fused
 
 
 def traced(module: nn.Module) -> fx.GraphModule:
-    """The same computation as a graph of torch's own layers, without ``module``'s class."""
+    """Trace a module to a graph of torch's own layers, which does not need the module's class."""
     graph = fx.symbolic_trace(module)
     for node in graph.graph.nodes:
-        node.type = None  # annotations are strings here, which a graph cannot pickle
+        node.type = None  # annotations are strings, which a graph cannot pickle
     graph.recompile()
     return graph

@@ -27,7 +27,7 @@ from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.models.loading import save_checkpoint
-from dsnet.routes import Route, evenly
+from dsnet.routes import Route, evenly_spaced
 from dsnet.slicing import KeyState
 from dsnet.training.agreement import settings_facts, state_facts, weights_digest
 from dsnet.training.bn_calibration import recalibrate
@@ -226,7 +226,7 @@ def load_data(config: TrainConfig, model: Supernet) -> tuple[ImageDataset, Image
 def _finish(loop: TrainingLoop, task: ClassifierTask, test: ImageDataset, status: RunStatus) -> Outcome:
     """Exact statistics, accuracies before and after, the final checkpoint."""
     config, model, ranks, space = task.config, task.model, task.ranks, task.objective.space
-    routes = [space[i] for i in evenly(len(space), SHOWN)]
+    routes = [space[i] for i in evenly_spaced(len(space), SHOWN)]
     if config.run.keep == "average":
         assert isinstance(task.objective, Stage1Objective)
         assert task.objective.average is not None

@@ -19,7 +19,7 @@ from dsnet.data.labeled_images import MAX_IN_MEMORY_BYTES
 from dsnet.data.lazy import default_workers
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 from dsnet.training.api import SHOWN, build_model, make_objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.optim import make_optimizer
@@ -110,7 +110,7 @@ def _judging(config: TrainConfig, model: Supernet, found: DatasetSummary, size: 
     space = model.space if config.scheme.route is None else model.space.narrow([config.scheme.route])
     ends = sum(madds(model, route, size) for route in dict.fromkeys((space.smallest, space.largest)))
     times = -(-config.optim.epochs // config.run.validate_every)
-    shown = sum(madds(model, space[i], size) for i in evenly(len(space), SHOWN))
+    shown = sum(madds(model, space[i], size) for i in evenly_spaced(len(space), SHOWN))
     every = sum(madds(model, route, size) for route in space)
     calibration = min(config.data.calibration, found.images - held_out)
     return times * held_out * ends + (2 * held_out + found.test) * shown + calibration * every

@@ -30,7 +30,7 @@ from dsnet.detection.train.task import DetectorTask
 from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.loading import build_network
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 from dsnet.training.callbacks import Callback
 from dsnet.training.loop import RunStatus
 from dsnet.training.run_dir import locked, read_plain, settings_of, write_config
@@ -145,7 +145,7 @@ def _finish(
 ) -> list[DetectionResult]:
     """What comes after training: statistics, figures of routes, the gate and its figures."""
     space, images = training.detector.network.space, len(training.train)
-    routes = [space[at] for at in evenly(len(space), SHOWN)]
+    routes = [space[at] for at in evenly_spaced(len(space), SHOWN)]
     said(
         f"Statistics of {plural(len(space), 'route')}, from "
         f"{plural(min(config.data.calibration, images), 'training image')}"

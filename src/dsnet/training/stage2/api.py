@@ -28,7 +28,7 @@ from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
 from dsnet.models.loading import build_network, load_classifier, save_checkpoint
-from dsnet.routes import evenly
+from dsnet.routes import evenly_spaced
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.latency import LatencyTable
 from dsnet.routing.route_outputs import RouteOutputs, collect
@@ -254,7 +254,7 @@ def calibrate_run(
             table.check(model, model.head.classifier.weight.device, run.test.size)
             costs = table.costs()
         wanted = None if budget is None else parse_budget(budget, costs)
-        routes = [model.space[i] for i in evenly(len(model.space), MOST)]
+        routes = [model.space[i] for i in evenly_spaced(len(model.space), MOST)]
         batches = progress(run.seen(images), -(-len(images) // 256), "batch")
         outputs = collect(model, batches, routes)
         made = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
