@@ -111,7 +111,7 @@ class RouteSpace(Sequence[Route]):
             raise DsnetError(f"route space {self.name!r} cannot hold routes of {', '.join(foreign)}")
         if {len(route.choices) for route in self.routes} != {self.gates}:
             raise DsnetError(f"all routes of {self.name!r} must have one choice per gate")
-        # Gates decide one by one, so each combination of their choices can occur. They are counted before they
+        # Gates decide one by one, so each combination of choices can occur. They are counted before they
         # are enumerated, since a damaged file may have very many.
         combinations = math.prod(map(len, self.choices))
         if combinations != len(self.routes) or sorted(route.choices for route in self.routes) != list(

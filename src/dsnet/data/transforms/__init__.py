@@ -1,1 +1,1 @@
-"""Transforms on the device, each image by its own draw."""
+"""Augmentation of batches on their device, drawn for each image."""

@@ -1,9 +1,9 @@
-"""AutoAugment and RandAugment on the images' device, every image by its own draw.
+"""AutoAugment and RandAugment on the images' device, drawn for each image.
 
-The operations are Pillow's, on bytes [B, 3, H, W] and with one argument per image. What is drawn is drawn on
-the host, so that the device is never waited for: a round sorts the images by operation, runs every operation
-on its share of them, and shares one blend and one sampling among all operations of these two kinds. Launches,
-not pixels, are what a small image costs; hence few of them, and NumPy for the small arrays of the host.
+The operations are those of Pillow, on bytes [B, 3, H, W] and with one argument per image. Random numbers are
+drawn on the host, so that it never waits for the device. A round sorts the images by operation and runs each
+operation on its images; all blends share one launch, and so do all affine operations. For small images the
+number of launches determines the time. NumPy handles the small arrays of the host.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = [
     "to_device",
 ]
 
-Mode = Literal["nearest", "bilinear"]
-Step = tuple[str, float, int]  # an operation, its probability, its level from 0 to 10
-Table = tuple[tuple[Step, Step], ...]
+Interpolation = Literal["nearest", "bilinear"]
+PolicyStep = tuple[str, float, int]  # an operation, its probability, its level from 0 to 10
+PolicyTable = tuple[tuple[PolicyStep, PolicyStep], ...]
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """A copy of what the host holds, without waiting for the device."""
+    """Copy a tensor of the host to a device without waiting for it."""
     if device.type == "cuda" and values.device.type == "cpu":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
@@ -58,23 +58,23 @@ def _each(values: Tensor) -> Tensor:
 
 
 def invert(images: Tensor) -> Tensor:
-    """255 minus every byte."""
+    """Subtract each byte from 255."""
     return ~images
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keeps the upper ``bits`` [B] of every byte, 0 to 8."""
+    """Keep the upper ``bits`` [B], 0 to 8, of each byte."""
     dropped = _each(8 - bits).to(torch.uint8)
     return images >> dropped << dropped
 
 
 def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
-    """Inverts the bytes that are at least ``thresholds`` [B]."""
+    """Invert the bytes of at least ``thresholds`` [B]."""
     return torch.where(images < _each(thresholds), images, ~images)
 
 
 def solarize_add(images: Tensor, amounts: Tensor) -> Tensor:
-    """Adds ``amounts`` [B], at least 0, to the bytes below 128, up to 255."""
+    """Add ``amounts`` [B], at least 0, to the bytes below 128, up to 255."""
     raised = (images + _each(amounts).float()).clamp(max=255).to(torch.uint8)
     return torch.where(images < 128, raised, images)
 
@@ -84,12 +84,12 @@ def _look_up(tables: Tensor, values: Tensor) -> Tensor:
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretches every channel of every image to [0, 255]; a channel of one value stays."""
+    """Stretch each channel of each image to [0, 255]; constant channels are unchanged."""
     values = images.flatten(2)
     low, high = values.aminmax(dim=2, keepdim=True)
     span = high - low
-    # In float64 and in Pillow's order: the fraction is cut off, so rounding decides where it is zero.
-    # A number over a tensor would be rounded twice, so the 255 is one of the levels.
+    # In float64 and in Pillow's order of operations, since the result is truncated. The 255 is taken from
+    # the tensor of levels, because dividing a Python number by a tensor rounds twice.
     levels = torch.arange(256, device=images.device, dtype=torch.float64)
     scale = levels[255:] / span
     tables = torch.where(span > 0, levels * scale - low * scale, levels).clamp_(0, 255)
@@ -97,7 +97,7 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Spreads the levels of every channel of every image evenly, after its histogram."""
+    """Equalize the histogram of each channel of each image."""
     values = images.flatten(2).long()
     histogram = torch.zeros(*values.shape[:2], 256, dtype=torch.int64, device=images.device)
     histogram.scatter_(2, values, 1, reduce="add")
@@ -110,14 +110,14 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def _grey(colors: Tensor) -> Tensor:
-    """[B, 1, H, W]: Pillow's luma, whole; exact, since sums of bytes times 16-bit weights fit in 24 bits."""
+    """Compute Pillow's luma [B, 1, H, W], rounded; exact, since bytes times 16-bit weights fit in 24 bits."""
     red, green, blue = colors.chunk(3, 1)
     weighted = (red * (19595 / 65536)).add_(green, alpha=38470 / 65536).add_(blue, alpha=7471 / 65536)
     return weighted.add_(0.5).floor_()
 
 
 def _mean(grey: Tensor) -> Tensor:
-    """[B, 1, 1, 1]: the mean, rounded."""
+    """Compute the mean [B, 1, 1, 1], rounded."""
     pixels = grey.shape[2] * grey.shape[3]
     total = grey.sum((2, 3), keepdim=True, dtype=torch.int64)
     return ((total + pixels // 2) // pixels).float()
@@ -128,7 +128,7 @@ def _black(colors: Tensor) -> Tensor:
 
 
 def _smooth(colors: Tensor) -> Tensor:
-    """[B, 3, H, W]: means over 3×3 pixels in which the middle counts five times; the border stays."""
+    """Average over 3 × 3 pixels with a weight of 5 for the middle one; the border is unchanged."""
     rows = colors[..., :-2, :] + colors[..., 1:-1, :] + colors[..., 2:, :]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     smooth, middle = colors.clone(), colors[..., 1:-1, 1:-1]
@@ -137,36 +137,36 @@ def _smooth(colors: Tensor) -> Tensor:
 
 
 def _blend(colors: Tensor, bases: Tensor, factors: Tensor) -> Tensor:
-    """From ``bases`` (factor 0) through ``colors`` (factor 1) and beyond; float32 in Pillow's order."""
+    """Interpolate or extrapolate from ``bases`` (factor 0) to ``colors`` (factor 1), in Pillow's order."""
     return (colors - bases).mul_(_each(factors).float()).add_(bases).clamp_(0, 255).to(torch.uint8)
 
 
 def color(images: Tensor, factors: Tensor) -> Tensor:
-    """Saturation times ``factors`` [B]; 0 gives grey."""
+    """Multiply the saturation by ``factors`` [B]; 0 gives gray."""
     colors = images.float()
     return _blend(colors, _grey(colors), factors)
 
 
 def contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Distance from an image's mean brightness times ``factors`` [B]."""
+    """Multiply the distance from the mean brightness of each image by ``factors`` [B]."""
     colors = images.float()
     return _blend(colors, _mean(_grey(colors)), factors)
 
 
 def brightness(images: Tensor, factors: Tensor) -> Tensor:
-    """Bytes times ``factors`` [B]."""
+    """Multiply the bytes by ``factors`` [B]."""
     colors = images.float()
     return _blend(colors, _black(colors), factors)
 
 
 def sharpness(images: Tensor, factors: Tensor) -> Tensor:
-    """Distance from the smoothed image times ``factors`` [B]."""
+    """Multiply the distance from the smoothed image by ``factors`` [B]."""
     colors = images.float()
     return _blend(colors, _smooth(colors), factors)
 
 
 def _enhance(images: Tensor, counts: list[int], factors: Tensor) -> Tensor:
-    """So many images after `color`, `contrast`, `brightness` and `sharpness` each, with one blend."""
+    """Apply `color`, `contrast`, `brightness` and `sharpness` to ``counts`` images each, with one blend."""
     colors = images.float()
     parts = colors.split_with_sizes(counts)
     grey, contrasted = _grey(colors[: counts[0] + counts[1]]).split_with_sizes(counts[:2])
@@ -176,9 +176,9 @@ def _enhance(images: Tensor, counts: list[int], factors: Tensor) -> Tensor:
 
 
 def affine_grid(thetas: Tensor, height: int, width: int) -> Tensor:
-    """Where to sample [B, H, W, 2] for matrices [B, 2, 3], as `F.affine_grid` does without aligned corners.
+    """Compute sampling positions [B, H, W, 2] of matrices [B, 2, 3] as `F.affine_grid` (unaligned corners).
 
-    In plain products and sums: a matrix product may run in reduced precision, which moves pixels.
+    It uses no matrix product, which may run in reduced precision and would then move pixels.
     """
     x = torch.linspace(1 / width - 1, 1 - 1 / width, width, device=thetas.device)[:, None]
     y = torch.linspace(1 / height - 1, 1 - 1 / height, height, device=thetas.device)[:, None, None]
@@ -186,10 +186,10 @@ def affine_grid(thetas: Tensor, height: int, width: int) -> Tensor:
     return across * x + (down * y + shift)
 
 
-def warp(images: Tensor, thetas: Tensor, mode: Mode = "nearest") -> Tensor:
-    """Samples at affine positions; grey (128) where these lie outside the image.
+def warp(images: Tensor, thetas: Tensor, mode: Interpolation = "nearest") -> Tensor:
+    """Sample at affine positions, with gray (128) outside of the image.
 
-    Matrices [B, 2, 3] take a place in the result to one in the image; both span [-1, 1].
+    Matrices [B, 2, 3] map positions in the result to positions in the image; both span [-1, 1].
     """
     grid = affine_grid(thetas, *images.shape[2:])
     outside = torch.linalg.vector_norm(grid, torch.inf, 3)[:, None] >= 1
@@ -213,33 +213,39 @@ _MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 OPERATIONS = (*_POINTWISE, *_BLENDS, *_MOVES)
 
 
-def apply_operations(images: Tensor, operations: Tensor, arguments: Tensor, mode: Mode = "nearest") -> Tensor:
-    """Round by round, every image's operation: ``operations`` [R, B] count in `OPERATIONS`, on the host.
+def apply_operations(
+    images: Tensor, operations: Tensor, arguments: Tensor, mode: Interpolation = "nearest"
+) -> Tensor:
+    """Apply R rounds of operations, one operation an image and round.
 
-    ``arguments`` [R, B], on the host, are bits, thresholds, amounts, factors, shears, shares of a side that
-    the sampling moves by, or degrees against the clock.
+    Args:
+        images: Bytes [B, 3, H, W].
+        operations: Indices [R, B] into `OPERATIONS`, on the host.
+        arguments: Their arguments [R, B], on the host: bits, thresholds, amounts, factors, shears,
+            translations as a share of the side, or degrees counterclockwise.
+        mode: Interpolation of affine operations.
     """
     if images.dtype is not torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
         raise DsnetError(f"images must be bytes [B, 3, H, W], not {images.dtype} {list(images.shape)}")
     kinds, values = operations.numpy(), arguments.double().numpy()
     order = kinds.argsort(axis=1, kind="stable")
-    place = order.argsort(axis=1)
-    # Images stay sorted by the last round's operations until the next round sorts them anew.
-    sources = np.concatenate((order[:1], np.take_along_axis(place[:-1], order[1:], 1), place[-1:]))
-    numbers = np.concatenate((values[..., None], _thetas(kinds, values, *images.shape[2:])), 2)
-    numbers = np.take_along_axis(numbers, order[..., None], 1).astype(np.float32)
+    inverse = order.argsort(axis=1)
+    # Images stay in the order of the last round until the next round sorts them again.
+    sources = np.concatenate((order[:1], np.take_along_axis(inverse[:-1], order[1:], 1), inverse[-1:]))
+    packed = np.concatenate((values[..., None], _thetas(kinds, values, *images.shape[2:])), 2)
+    packed = np.take_along_axis(packed, order[..., None], 1).astype(np.float32)
     *rounds, last = to_device(torch.from_numpy(sources), images.device).unbind()
-    packed = to_device(torch.from_numpy(numbers), images.device).unbind()
-    for source, pack, kind in zip(rounds, packed, kinds, strict=True):
+    parameters = to_device(torch.from_numpy(packed), images.device).unbind()
+    for source, parameter, kind in zip(rounds, parameters, kinds, strict=True):
         counts = np.bincount(kind, minlength=len(OPERATIONS)).tolist()
-        images = _round(images.index_select(0, source), counts, pack[:, 0], pack[:, 1:], mode)
+        images = _round(images.index_select(0, source), counts, parameter[:, 0], parameter[:, 1:], mode)
     return images.index_select(0, last)
 
 
 def _thetas(
     kinds: NDArray[np.int64], values: NDArray[np.float64], height: int, width: int
 ) -> NDArray[np.float64]:
-    """[R, B, 6]: matrices for `warp`, row by row; whatever moves nothing has the identity."""
+    """Build the matrices [R, B, 6] for `warp`; operations that are not affine have the identity."""
     shear_x, shear_y, move_x, move_y, degrees = (values * (kinds == OPERATIONS.index(m)) for m in _MOVES)
     cos, sin = np.cos(np.radians(degrees)), -np.sin(np.radians(degrees))
     tall, broad = height / width, width / height
@@ -248,8 +254,8 @@ def _thetas(
     return np.stack((*above, *below), 2)
 
 
-def _round(images: Tensor, counts: list[int], values: Tensor, thetas: Tensor, mode: Mode) -> Tensor:
-    """Images that are sorted by operation, so many of each, after their operations."""
+def _round(images: Tensor, counts: list[int], values: Tensor, thetas: Tensor, mode: Interpolation) -> Tensor:
+    """Apply operations to images that are sorted by operation, ``counts`` of each."""
     pointwise = zip(
         _POINTWISE.values(), images.split_with_sizes(counts), values.split_with_sizes(counts), strict=False
     )
@@ -265,9 +271,9 @@ def _round(images: Tensor, counts: list[int], values: Tensor, thetas: Tensor, mo
 
 class _Range(NamedTuple):
     start: float = 0.0  # the argument at level 0
-    change: float = 0.0  # what level 10 adds to it
-    signed: bool = False  # whether it adds or takes away is drawn
-    whole: bool = False  # the change is cut to a whole number
+    change: float = 0.0  # difference at level 10
+    signed: bool = False  # the sign of the change is drawn
+    whole: bool = False  # the change is truncated to an integer
 
 
 # Severity grows with the level, as in timm's rand-…-inc1.
@@ -303,9 +309,9 @@ def _arguments(
 
 
 def auto_augment(
-    images: Tensor, table: Table, host: torch.Generator | None = None, mode: Mode = "nearest"
+    images: Tensor, table: PolicyTable, host: torch.Generator | None = None, mode: Interpolation = "nearest"
 ) -> Tensor:
-    """One line of ``table`` (`CIFAR10`, `IMAGENET`) per image: two operations, each with its probability."""
+    """Apply a random line of ``table`` (`CIFAR10`, `IMAGENET`), two operations, to each image."""
     unknown = {step[0] for line in table for step in line} - set(OPERATIONS)
     if unknown:
         raise DsnetError(f"no operations {sorted(unknown)}; there are: {', '.join(OPERATIONS)}")
@@ -326,9 +332,9 @@ def rand_augment(
     host: torch.Generator | None = None,
     *,
     probability: float = 0.5,
-    mode: Mode = "bilinear",
+    mode: Interpolation = "bilinear",
 ) -> Tensor:
-    """So many operations per image, each done with ``probability``, at levels around ``magnitude`` of 10.
+    """Apply random operations to each image, each with ``probability``, at levels around ``magnitude`` of 10.
 
     With a magnitude of 9 and a deviation of 0.5 this is timm's rand-m9-mstd0.5-inc1.
     """
@@ -341,7 +347,7 @@ def rand_augment(
     return apply_operations(images, kinds, arguments, mode)
 
 
-CIFAR10: Table = (
+CIFAR10: PolicyTable = (
     (("invert", 0.1, 7), ("contrast", 0.2, 6)),
     (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
     (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)),
@@ -368,7 +374,7 @@ CIFAR10: Table = (
     (("equalize", 0.8, 8), ("invert", 0.1, 3)),
     (("translate_y", 0.7, 9), ("autocontrast", 0.9, 1)),
 )
-IMAGENET: Table = (
+IMAGENET: PolicyTable = (
     (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
     (("solarize", 0.6, 5), ("autocontrast", 0.6, 5)),
     (("equalize", 0.8, 8), ("equalize", 0.6, 3)),

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from dsnet.core.seeding import reseed, seeded
-from dsnet.data.transforms.augment import Augment, draw_mixing, normalise
+from dsnet.data.transforms.augment import Augment, normalise
+from dsnet.data.transforms.mixup import draw_mixing
 from dsnet.training.config import MixConfig
 from dsnet.training.stage1.teacher import Channels
 
