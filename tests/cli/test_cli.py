@@ -151,7 +151,7 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
         (["profile", "--help"], ["--batch", "--out"]),
         (["predict", "--help"], ["--budget", "--trace"]),
         (["evaluate", "--help"], ["Examples:", "--csv", "--plot", "test split", "--routed"]),
-        (["recalibrate", "--help"], ["Example:", "--data", "digits, cifar10"]),
+        (["recalibrate", "--help"], ["Example:", "--data", "cifar10, cifar100, digits"]),
         (["train", "--help"], ["digits_mbnet", "torchrun", "--resume", "--dry-run", "Examples:"]),
         (["recipes", "--help"], ["Examples:", "--json"]),
     ],
@@ -231,7 +231,7 @@ def test_recalibrate_makes_the_statistics_of_every_route(
     assert main(["recalibrate", str(tmp_path), "--data", "nothing"]) == 2
     assert main(["recalibrate", str(tmp_path / "no"), "--data", "digits"]) == 2
     error = capsys.readouterr().err
-    assert "digits, cifar10" in error
+    assert "cifar10, cifar100, digits" in error
     assert f"{tmp_path / 'no'} does not exist: expected the folder of a run" in error
 
 
