@@ -41,11 +41,13 @@ class Slice:
     def __post_init__(self) -> None:
         for f in fields(self):
             size = getattr(self, f.name)
-            least = 0 if f.name == "padding" else 1
+            minimum = 0 if f.name == "padding" else 1
             if size is None and f.default is None:
                 continue
-            if isinstance(size, bool) or not isinstance(size, int) or size < least:
-                raise DsnetError(f"{f.name} of a slice must be an integer of at least {least}, not {size!r}")
+            if isinstance(size, bool) or not isinstance(size, int) or size < minimum:
+                raise DsnetError(
+                    f"{f.name} of a slice must be an integer of at least {minimum}, not {size!r}"
+                )
 
     def __str__(self) -> str:
         sizes = ((f.name, getattr(self, f.name)) for f in fields(self))
@@ -76,11 +78,9 @@ class Route:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Route:
         """Restore a route from the result of `to_dict`."""
-        _require_keys("a route", data, {f.name for f in fields(cls)})
+        _check_fields("a route", data, {f.name for f in fields(cls)})
         for stage in data["stages"]:
-            _reject_unknown("a stage of a route", stage, {f.name for f in fields(Slice)})
-            if "width" not in stage:
-                raise DsnetError("a stage of a route lacks the field width")
+            _check_fields("a stage of a route", stage, {f.name for f in fields(Slice)}, {"width"})
         return cls(
             space=data["space"],
             number=data["number"],
@@ -235,14 +235,14 @@ class RouteSpace(Sequence[Route]):
                     f"{self.name} has no space {shorten(to)}; {has}. Or give route numbers "
                     f"({self._numbers_text()}), as 0,3"
                 )
-            kept = [self.resolve(number) for number in named[to]]
+            routes = [self.resolve(number) for number in named[to]]
         elif isinstance(to, Route) or not isinstance(to, Iterable):
             raise DsnetError(f"narrow to a name or to several routes, not to {to!r}")
         else:
-            kept = sorted({self.resolve(r) for r in to}, key=lambda r: r.number)
-            if not kept:
+            routes = sorted({self.resolve(r) for r in to}, key=lambda r: r.number)
+            if not routes:
                 raise DsnetError(f"narrowing {self!r} to no route at all; name at least one")
-        return RouteSpace(name=self.name, routes=tuple(kept))
+        return RouteSpace(name=self.name, routes=tuple(routes))
 
     def sample(
         self, count: int, *, generator: torch.Generator | None = None, interior: bool = False
@@ -275,7 +275,7 @@ class RouteSpace(Sequence[Route]):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RouteSpace:
         """Restore a space from the result of `to_dict`."""
-        _require_keys("a route space", data, {"name", "routes", "narrowings"})
+        _check_fields("a route space", data, {"name", "routes", "narrowings"})
         return cls(
             name=data["name"],
             routes=tuple(Route.from_dict(route) for route in data["routes"]),
@@ -306,15 +306,13 @@ def small_medium_large(routes: int) -> dict[str, tuple[int, ...]]:
     return {name: tuple(range(start, start + 4)) for name, start in starts.items()}
 
 
-def _reject_unknown(what: str, data: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(data) - known, key=str)
+def _check_fields(
+    what: str, data: Mapping[str, Any], possible: set[str], required: set[str] | None = None
+) -> None:
+    unknown = sorted(set(data) - possible, key=str)
     if unknown:
-        named = printable(", ".join(map(str, unknown)), 200)
-        raise DsnetError(f"{what} has no field {named}; possible: {', '.join(sorted(known))}")
-
-
-def _require_keys(what: str, data: Mapping[str, Any], keys: set[str]) -> None:
-    _reject_unknown(what, data, keys)
-    missing = sorted(keys - set(data))
+        names = printable(", ".join(map(str, unknown)), 200)
+        raise DsnetError(f"{what} has no field {names}; possible: {', '.join(sorted(possible))}")
+    missing = sorted((possible if required is None else required) - set(data))
     if missing:
         raise DsnetError(f"{what} lacks the field {', '.join(missing)}")

@@ -141,12 +141,12 @@ def stratified_split(labels: Tensor, classes: int, share: float, seed: int) -> t
     if not 0 < share < 1:
         raise DsnetError(f"the held-out share must lie between 0 and 1, not {share}")
     generator = torch.Generator().manual_seed(seed)
-    held = torch.zeros(len(labels), dtype=torch.bool)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in range(classes):
         members = (labels == label).nonzero()[:, 0]
         order = members[torch.randperm(len(members), generator=generator)]
-        held[order[: round(share * len(members))]] = True
-    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+        held_out[order[: round(share * len(members))]] = True
+    return (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
 
 
 def channel_statistics(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from dsnet.data.readers.folder import SUFFIXES
+from dsnet.data.readers.folder import SUFFIXES, is_image_file
 from dsnet.errors import DsnetError, shorten
 
 __all__ = ["find_images"]
@@ -23,7 +23,7 @@ def find_images(paths: Iterable[str | Path]) -> list[str]:
     Raises:
         DsnetError: A name does not exist, or has no images.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}  # by absolute path
     for name in (os.fspath(path) for path in paths):
         if os.path.isdir(name):
             images, problem = _in_folder(name), f"{name} has no images in it"
@@ -36,8 +36,8 @@ def find_images(paths: Iterable[str | Path]) -> list[str]:
         if not images:
             raise DsnetError(f"{problem} (by their suffix: {', '.join(sorted(SUFFIXES))})")
         for path in images:
-            found.setdefault(os.path.abspath(path), path)
-    return list(found.values())
+            files.setdefault(os.path.abspath(path), path)
+    return list(files.values())
 
 
 def _in_folder(folder: str) -> list[str]:
@@ -47,20 +47,18 @@ def _in_folder(folder: str) -> list[str]:
     found = []
     for inside, folders, files in os.walk(folder, onerror=stop):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.join(inside, file) for file in files if _is_image(file)]
+        found += [os.path.join(inside, file) for file in files if is_image_file(file)]
     return sorted(found, key=_parts)
 
 
 def _matching(pattern: str) -> list[str]:
     found: set[str] = set()
     for path in glob.glob(pattern, recursive=True):
-        found.update(_in_folder(path) if os.path.isdir(path) else [path] if _is_image(path) else [])
+        if os.path.isdir(path):
+            found.update(_in_folder(path))
+        elif is_image_file(os.path.basename(path)):
+            found.add(path)
     return sorted(found, key=_parts)
-
-
-def _is_image(path: str) -> bool:
-    name = os.path.basename(path)
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def _parts(path: str) -> tuple[str, ...]:

@@ -34,15 +34,17 @@ class InputSpec:
         """Raise an error that names the nearest possible size, unless this one is."""
         nearest = (self._nearest(height), self._nearest(width))
         if nearest != (height, width):
-            least = max(self.smallest, self.stride)
             raise DsnetError(
                 f"image size {height} × {width} does not run: both sides must be multiples of {self.stride}, "
-                f"at least {least}; the nearest that runs is {nearest[0]} × {nearest[1]}"
+                f"at least {self._minimum}; the nearest that runs is {nearest[0]} × {nearest[1]}"
             )
 
+    @property
+    def _minimum(self) -> int:
+        return max(self.smallest, self.stride)
+
     def _nearest(self, side: int) -> int:
-        least = max(self.smallest, self.stride)
-        return max(least, (side + self.stride // 2) // self.stride * self.stride)
+        return max(self._minimum, (side + self.stride // 2) // self.stride * self.stride)
 
     def shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
         """Return the shape of an image of this size (default: ``self.image_size``), checked."""

@@ -9,7 +9,7 @@ from dsnet.errors import DsnetError, shorten
 from dsnet.gate import HeadForm
 from dsnet.models.blocks import ACTIVATIONS
 
-__all__ = ["ConvOptions", "GateOptions", "ViTOptions", "check_count"]
+__all__ = ["ConvOptions", "GateOptions", "check_count"]
 
 
 def _check(name: str, value: str, possible: tuple[str, ...]) -> None:
@@ -50,11 +50,6 @@ class GateOptions:
     def head_form(self) -> HeadForm:
         """The form of the routing heads."""
         return HeadForm(kind=self.gate_head, separate=self.gate_first_layer == "separate")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViTOptions(GateOptions):
-    """Options of the transformer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dsnet.counts import Cost, Shape
@@ -16,6 +15,7 @@ from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import check_count
 from dsnet.models.registry import register_reference
 from dsnet.models.static_network import ReferenceNetwork, plain_cost
+from dsnet.slicing.attention import StaticAttention
 
 __all__ = ["DeiT", "DeiTOptions", "MobileNetV1", "ResNet50", "WidthOptions"]
 
@@ -48,6 +48,11 @@ def _conv_norm(
     return [conv, nn.BatchNorm2d(channels, **factory)]
 
 
+def _pool_head(channels: int, num_classes: int, factory: Factory) -> nn.Sequential:
+    linear = nn.Linear(channels, num_classes, **factory)
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear)
+
+
 class MobileNetV1(ReferenceNetwork):
     """MobileNetV1 (Howard et al., 2017): thirteen depthwise separable blocks, ReLU."""
 
@@ -71,9 +76,7 @@ class MobileNetV1(ReferenceNetwork):
             )
             width = out
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, options.num_classes, **factory)
-        )
+        self.head = _pool_head(width, options.num_classes, factory)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,9 +133,7 @@ class ResNet50(ReferenceNetwork):
             for layer in range(layers):
                 self.blocks.append(_Bottleneck(width, out, stride if layer == 0 else 1, factory))
                 width = out
-        self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, options.num_classes, **factory)
-        )
+        self.head = _pool_head(width, options.num_classes, factory)
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -175,25 +176,13 @@ class DeiTOptions:
             raise DsnetError(f"embedding {self.embedding} cannot be shared by {self.heads} heads")
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int, factory: Factory) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, **factory)
-        self.proj = nn.Linear(width, width, **factory)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v)
-        return cast(Tensor, self.proj(y.transpose(1, 2).flatten(2)))
-
-
 class _Transformer(nn.Module):
     def __init__(self, options: DeiTOptions, factory: Factory) -> None:
         super().__init__()
         width, hidden = options.embedding, int(options.embedding * options.mlp_ratio)
         self.norm1, self.norm2 = (nn.LayerNorm(width, eps=1e-6, **factory) for _ in range(2))
-        self.attention = _Attention(width, options.heads, factory)
+        qkv, proj = nn.Linear(width, 3 * width, **factory), nn.Linear(width, width, **factory)
+        self.attention = StaticAttention(qkv, proj, options.heads, width // options.heads)
         self.mlp = nn.Sequential(
             nn.Linear(width, hidden, **factory), nn.GELU(), nn.Linear(hidden, width, **factory)
         )

@@ -84,27 +84,24 @@ class Bottleneck(Block):
         width, hidden = size.width, cast(int, size.hidden)
 
         def layer(
-            conv: SlicedConv2d, *, filters: Literal["hidden", "width"], act: bool, init_weight: float = 1.0
+            channels: int,
+            filters: int,
+            size: Literal["hidden", "width"],
+            *,
+            kernel: int = 1,
+            stride: int = 1,
+            act: bool = False,
+            init_weight: float = 1.0,
         ) -> ConvNormAct:
-            layer_norm = norm.make(conv.out_channels, keys, factory, init_weight=init_weight)
-            activate = make_activation(activation) if act else None
-            return ConvNormAct(conv, layer_norm, activate, filters=filters)
+            conv = SlicedConv2d(channels, filters, kernel=kernel, stride=stride, **factory)
+            layer_norm = norm.make(filters, keys, factory, init_weight=init_weight)
+            return ConvNormAct(conv, layer_norm, make_activation(activation) if act else None, filters=size)
 
-        self.reduce = layer(SlicedConv2d(width_in, hidden, kernel=1, **factory), filters="hidden", act=True)
-        self.spatial = layer(
-            SlicedConv2d(hidden, hidden, kernel=3, stride=stride, **factory), filters="hidden", act=True
-        )
+        self.reduce = layer(width_in, hidden, "hidden", act=True)
+        self.spatial = layer(hidden, hidden, "hidden", kernel=3, stride=stride, act=True)
         self.attention = ChannelAttention(hidden, factory)
-        self.expand = layer(
-            SlicedConv2d(hidden, width, kernel=1, **factory), filters="width", act=False, init_weight=0.0
-        )
-        self.shortcut = (
-            layer(
-                SlicedConv2d(width_in, width, kernel=1, stride=stride, **factory), filters="width", act=False
-            )
-            if project
-            else None
-        )
+        self.expand = layer(hidden, width, "width", init_weight=0.0)
+        self.shortcut = layer(width_in, width, "width", stride=stride) if project else None
         self.act = make_activation(activation)
 
     def _branch(self) -> tuple[Block, ...]:

@@ -27,7 +27,7 @@ from dsnet.models.blocks import (
     make_activation,
 )
 from dsnet.models.input_spec import InputSpec
-from dsnet.models.options import ViTOptions
+from dsnet.models.options import GateOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.separable_block import SeparableBlock
 from dsnet.models.supernet import Supernet
@@ -179,7 +179,7 @@ class ViT(Supernet):
 
     drops_everywhere = True
 
-    def __init__(self, name: str, table: ViTTable, options: ViTOptions, factory: Factory) -> None:
+    def __init__(self, name: str, table: ViTTable, options: GateOptions, factory: Factory) -> None:
         space = RouteSpace.of_table(name, table.routes, dict(table.narrowings))
         full = table.routes[-1][0]
         gate = Gate(table.stem_width, choices=space.choices[0], form=options.head_form, **factory)
@@ -282,20 +282,20 @@ DS_VIT_PLUS_TINY = ViTTable(
 
 
 @register_supernet(
-    "DS-ViT++: 8 routes in embedding, heads, MLP and depth, one gate (paper, Table 6)", ViTOptions
+    "DS-ViT++: 8 routes in embedding, heads, MLP and depth, one gate (paper, Table 6)", GateOptions
 )
-def ds_vit_plus(options: ViTOptions, factory: Factory) -> ViT:
+def ds_vit_plus(options: GateOptions, factory: Factory) -> ViT:
     """DS-ViT++ at 224 × 224."""
     return ViT("ds_vit_plus", DS_VIT_PLUS, options, factory)
 
 
-@register_supernet("DS-ViT++ for 32 × 32 images", ViTOptions)
-def ds_vit_plus_cifar(options: ViTOptions, factory: Factory) -> ViT:
+@register_supernet("DS-ViT++ for 32 × 32 images", GateOptions)
+def ds_vit_plus_cifar(options: GateOptions, factory: Factory) -> ViT:
     """DS-ViT++ at 32 × 32."""
     return ViT("ds_vit_plus_cifar", DS_VIT_PLUS_CIFAR, options, factory)
 
 
-@register_supernet("DS-ViT++ for 16 × 16 images, 3 routes", ViTOptions)
-def ds_vit_plus_tiny(options: ViTOptions, factory: Factory) -> ViT:
+@register_supernet("DS-ViT++ for 16 × 16 images, 3 routes", GateOptions)
+def ds_vit_plus_tiny(options: GateOptions, factory: Factory) -> ViT:
     """A small DS-ViT++ at 16 × 16."""
     return ViT("ds_vit_plus_tiny", DS_VIT_PLUS_TINY, options, factory)

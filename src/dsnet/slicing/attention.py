@@ -13,7 +13,7 @@ from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.static import plain_linear, traced
 
-__all__ = ["SlicedAttention"]
+__all__ = ["SlicedAttention", "StaticAttention"]
 
 
 class SlicedAttention(nn.Module):
@@ -78,15 +78,20 @@ class SlicedAttention(nn.Module):
         self._check(width, heads, head_dim)
         parts = [self._rows(layer, width, heads, head_dim) for layer in (self.q, self.k, self.v)]
         qkv = plain_linear(torch.cat([w for w, _ in parts]), torch.cat([b for _, b in parts]))
-        return traced(_Attention(qkv, plain_linear(*self._columns(width, heads, head_dim)), heads, head_dim))
+        return traced(
+            StaticAttention(qkv, plain_linear(*self._columns(width, heads, head_dim)), heads, head_dim)
+        )
 
 
-class _Attention(nn.Module):
+class StaticAttention(nn.Module):
+    """Multi-head self-attention of one size, with Q, K and V as one matrix."""
+
     def __init__(self, qkv: nn.Linear, proj: nn.Linear, heads: int, head_dim: int) -> None:
         super().__init__()
         self.qkv, self.proj, self.heads, self.head_dim = qkv, proj, heads, head_dim
 
     def forward(self, x: Tensor) -> Tensor:
+        """Attend over tokens ``x`` [B, N, E]."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         y = F.scaled_dot_product_attention(q, k, v)

@@ -7,8 +7,8 @@ import math
 import os
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from dsnet.core.files import open_regular
-from dsnet.errors import DsnetError, printable, shorten
+from dsnet.data.readers.read_errors import read_errors
+from dsnet.errors import printable, shorten
 
 __all__ = ["read_cifar_batch", "read_idx"]
 
@@ -77,7 +78,7 @@ class _ArraysOnly(pickle._Unpickler):
 
 def read_cifar_batch(path: Path, label_key: bytes) -> tuple[Tensor, Tensor]:
     """Read images [N, 3, 32, 32] and labels [N] of a file of CIFAR-10 or CIFAR-100."""
-    with _read_errors(path, "a CIFAR file"), open_regular(path) as file:
+    with read_errors(f"{printable(str(path))} is damaged or not a CIFAR file"), open_regular(path) as file:
         _check_size(os.fstat(file.fileno()).st_size)
         data = _ArraysOnly(file, encoding="bytes").load()
         images, labels = data[b"data"], data[label_key]
@@ -97,7 +98,10 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     At most the size that the header declares is unpacked. That size is limited by `MAX_BYTES` and by the
     size of the file.
     """
-    with _read_errors(path, "an IDX file of bytes"), open_regular(path) as packed:
+    with (
+        read_errors(f"{printable(str(path))} is damaged or not an IDX file of bytes"),
+        open_regular(path) as packed,
+    ):
         size = os.fstat(packed.fileno()).st_size
         with gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else nullcontext(packed) as file:
             header = file.read(4)
@@ -117,18 +121,6 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 def _bytes(raw: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy())
-
-
-@contextmanager
-def _read_errors(path: Path, expected: str) -> Iterator[None]:
-    """Turn any exception about a damaged file into an error that names the file."""
-    try:
-        yield
-    except Exception as error:  # gzip, zlib, struct, pickle and numpy each raise their own
-        reason = "it takes more memory than there is" if isinstance(error, MemoryError) else str(error)
-        raise DsnetError(
-            f"{printable(str(path))} is damaged or not {expected}: {printable(reason, 200) or shorten(error)}"
-        ) from error
 
 
 def _check_size(count: int) -> None:

@@ -14,10 +14,15 @@ import torch
 from dsnet.data.labeled_images import LabeledImages
 from dsnet.errors import DsnetError
 
-__all__ = ["SUFFIXES", "ImagePaths", "read_class_folders"]
+__all__ = ["SUFFIXES", "ImagePaths", "is_image_file", "read_class_folders"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"}
 TEST_SHARE = 0.2  # of each class, where a folder has no splits
+
+
+def is_image_file(name: str) -> bool:
+    """Tell whether a file is an image by its suffix, and not hidden."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 class ImagePaths:
@@ -62,7 +67,7 @@ def read_class_folders(folder: Path, part: Literal["train", "test"] | None = Non
             (*Path(os.path.relpath(inside, folder)).parts, file)
             for inside, _, names in os.walk(folder / name)
             for file in names
-            if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".")
+            if is_image_file(file)
         )
         if part is not None:
             members = _split(members, part)

@@ -8,7 +8,6 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from dsnet.core.files import open_regular
 from dsnet.data.labeled_images import LabeledImages
+from dsnet.data.readers.read_errors import read_errors
 from dsnet.data.readers.tables import class_numbers, label_tensor, pick_columns
 from dsnet.errors import DsnetError, install_hint, printable, shorten
 
@@ -107,7 +107,8 @@ class _Table:
 
     def __init__(self, path: Path, open_file: Callable[[Path], Any]) -> None:
         self.name = printable(str(path))
-        with self._read_errors():
+        self.problem = f"{self.name} cannot be read as Parquet"
+        with read_errors(self.problem):
             open_regular(path).close()  # pyarrow would wait at a FIFO
             self.file, size = open_file(path), os.path.getsize(path)
             schema = self.file.schema_arrow
@@ -116,7 +117,7 @@ class _Table:
             self.limit, self.rows = max(MIN_BYTES, MAX_RATIO * size), self.file.metadata.num_rows
         if self.rows > max(MIN_ROWS, size):
             raise DsnetError(f"{self.name} declares {self.rows:,} rows in a file of {size:,} bytes; {_BOMB}")
-        with self._read_errors():
+        with read_errors(self.problem):
             self._check_types(schema)
             declared = self._declared()
         if declared > self.limit:
@@ -124,23 +125,23 @@ class _Table:
 
     def labels(self) -> Tensor:
         """Return the labels of all rows."""
-        with self._read_errors():
+        with read_errors(self.problem):
             return label_tensor(self.file.read([self.label])[self.label].to_pylist(), self.name)
 
     def images(self) -> Iterator[bytes]:
         """Yield the image bytes of each row, empty for a row without an image."""
-        left = self.limit
+        budget = self.limit
         batches = iter(self.file.iter_batches(batch_size=BATCH_ROWS, columns=[self.leaf]))
         while True:
-            with self._read_errors():
+            with read_errors(self.problem):
                 rows = next(batches, None)
                 if rows is None:
                     return
                 column = rows.column(0)
                 images = (column.field("bytes") if self.leaf != self.image else column).to_pylist()
             for image in images:
-                left -= len(image or b"")
-                if left < 0:
+                budget -= len(image or b"")
+                if budget < 0:
                     raise DsnetError(f"{self.name} unpacks to more than {self.limit:,} bytes; {_BOMB}")
                 yield image or b""
 
@@ -168,16 +169,6 @@ class _Table:
         """
         metadata = self.file.metadata
         return sum(int(metadata.row_group(i).total_byte_size) for i in range(metadata.num_row_groups))
-
-    @contextmanager
-    def _read_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except DsnetError:
-            raise
-        except Exception as error:  # pyarrow has many of its own, and damaged files reach most of them
-            reason = printable(str(error), 300) or type(error).__name__
-            raise DsnetError(f"{self.name} cannot be read as Parquet: {reason}") from error
 
 
 def _stored_classes(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:

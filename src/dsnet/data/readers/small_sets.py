@@ -15,19 +15,8 @@ from dsnet.errors import DsnetError, install_hint
 
 __all__ = ["cifar10", "cifar100", "digits", "digits_0_to_6", "digits_7_to_9", "fashion_mnist"]
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-FASHION_CLASSES = (
-    "T-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "boot",
-)
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
 
 @register_dataset("digits")
@@ -58,22 +47,22 @@ def digits(request: DatasetRequest) -> InMemoryDataset:
 @register_dataset("digits_0_to_6")
 def digits_0_to_6(request: DatasetRequest) -> InMemoryDataset:
     """Read the digits from 0 to 6."""
-    return _some_digits(request, 0, 6)
+    return _digits_between(request, 0, 6)
 
 
 @register_dataset("digits_7_to_9")
 def digits_7_to_9(request: DatasetRequest) -> InMemoryDataset:
     """Read the digits from 7 to 9, labeled from 0."""
-    return _some_digits(request, 7, 9)
+    return _digits_between(request, 7, 9)
 
 
-def _some_digits(request: DatasetRequest, first: int, last: int) -> InMemoryDataset:
+def _digits_between(request: DatasetRequest, first: int, last: int) -> InMemoryDataset:
     everything = digits(request)
-    kept = everything.subset(((everything.labels >= first) & (everything.labels <= last)).nonzero()[:, 0])
+    subset = everything.subset(((everything.labels >= first) & (everything.labels <= last)).nonzero()[:, 0])
     return replace(
-        kept,
+        subset,
         name=f"digits_{first}_to_{last}",
-        labels=kept.labels - first,
+        labels=subset.labels - first,
         classes=everything.classes[first : last + 1],
     )
 
@@ -85,7 +74,7 @@ def cifar10(request: DatasetRequest) -> InMemoryDataset:
     train = request.split == "train"
     files = [f"data_batch_{i}" for i in range(1, 6)] if train else ["test_batch"]
     parts = [read_cifar_batch(existing_path([folder / f], "CIFAR-10"), b"labels") for f in files]
-    return _dataset("cifar10", parts, CIFAR10_CLASSES, request)
+    return _dataset("cifar10", parts, CIFAR10, request)
 
 
 @register_dataset("cifar100")
@@ -114,7 +103,7 @@ def fashion_mnist(request: DatasetRequest) -> InMemoryDataset:
             f"the {request.split} images of Fashion-MNIST in {base} must be 28 × 28 pixels, not {sides}"
         )
     images = F.pad(gray, (2, 2, 2, 2))[:, None].expand(-1, 3, -1, -1).contiguous()
-    return _dataset("fashion_mnist", [(images, labels.long())], FASHION_CLASSES, request)
+    return _dataset("fashion_mnist", [(images, labels.long())], FASHION, request)
 
 
 def _dataset(
