@@ -84,7 +84,7 @@ TWINS = [
 
 
 @pytest.mark.parametrize(("name", "width", "paper"), TWINS)
-def test_golden_counts_of_the_twins(name: str, width: float, paper: int) -> None:
+def test_golden_counts_of_the_reference_networks(name: str, width: float, paper: int) -> None:
     assert dsnet.madds(meta(name, width=width)) == paper
 
 
@@ -170,7 +170,7 @@ def test_counts_equal_independent_counters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v1", "resnet50", "deit"])
-def test_counts_of_the_twins_equal_independent_counters(name: str) -> None:
+def test_counts_of_the_reference_networks_equal_independent_counters(name: str) -> None:
     net = meta(name)
     x = torch.empty(2, 3, 224, 224, device="meta")
     assert dsnet.madds(net) == count_by_hooks(net, x)

@@ -19,7 +19,7 @@ def test_a_large_value_makes_a_short_message(value: object) -> None:
     assert len(shorten(value)) <= 120
 
 
-def test_small_values_are_shown_whole() -> None:
+def test_small_values_are_shown_in_full() -> None:
     assert shorten([1, 2.5, "a"]) == "[1, 2.5, 'a']"
 
 
@@ -59,7 +59,9 @@ HUGE = "x" * 100_000
     ],
     ids=lambda arguments: arguments[1][:16],
 )
-def test_a_bad_value_is_not_echoed_whole(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_value_is_shortened_in_the_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = [] if arguments[0] == "--data" else ["digits_mbnet"]
     assert main(["train", *recipe, *arguments, "--dry-run"]) == 2
     error = capsys.readouterr().err.strip()
@@ -67,7 +69,7 @@ def test_a_bad_value_is_not_echoed_whole(arguments: list[str], capsys: pytest.Ca
     assert error.isprintable()
 
 
-def test_bad_values_of_recipes_and_names_of_files_are_not_echoed_whole(
+def test_bad_recipe_values_and_file_names_are_shortened_in_the_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "r.json"

@@ -1,4 +1,4 @@
-"""The stand-alone network of a route: the same numbers, ordinary layers, ready for compilers."""
+"""Extracted routes compute the same, have only layers of torch, and can be compiled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_extracted_equals_sliced_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_nothing_of_this_package_is_inside(name: str) -> None:
+def test_an_extracted_network_has_no_modules_of_this_package(name: str) -> None:
     model = random_model(name)
     for fold_bn in (True, False):
         net = dsnet.extract(model, model.space.largest, fold_bn=fold_bn)
@@ -74,7 +74,7 @@ def test_nothing_of_this_package_is_inside(name: str) -> None:
         ("ds_vit_plus_tiny", {}),
     ],
 )
-def test_an_unfolded_network_trains_as_the_supernet_does_at_that_route(
+def test_an_unfolded_network_trains_like_the_supernet_at_its_route(
     name: str, options: dict[str, str]
 ) -> None:
     model = randomise(dsnet.create_model(name, dtype=torch.float64, **options))

@@ -55,7 +55,7 @@ def test_a_separate_first_layer_reads_the_pooled_features() -> None:
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 20))
-def test_the_scalar_heads_best_score_is_the_even_cut(s: float, routes: int) -> None:
+def test_the_scalar_head_divides_its_range_evenly_among_routes(s: float, routes: int) -> None:
     scores = scalar_scores(torch.tensor([[s]], dtype=torch.float64), routes)
     assert scores.shape == (1, routes)
     cut = s * routes
@@ -81,7 +81,7 @@ def test_the_hidden_width_follows_the_widest_input(channels: int, routing: bool,
 
 @pytest.mark.parametrize("options", [{"gate_head": "scalar"}, {"gate_first_layer": "separate"}])
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"])
-def test_the_ablations_run_in_networks(name: str, options: dict[str, str]) -> None:
+def test_networks_run_with_the_ablations_of_the_gate(name: str, options: dict[str, str]) -> None:
     model = randomise(dsnet.create_model(name, **options))
     x = images(model, 4)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_the_ablations_run_in_networks(name: str, options: dict[str, str]) -> No
             assert_close(model(x)[i : i + 1], model(x[i : i + 1], route), 1e-5)
 
 
-def test_a_gate_without_a_routing_head_says_so() -> None:
+def test_scoring_without_a_routing_head_is_an_error() -> None:
     gate = Gate(8)
     _, encoding = gate(torch.zeros(1, 8, 2, 2))
     assert "no routing head" in error_of(lambda: gate.score(encoding))

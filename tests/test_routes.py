@@ -102,7 +102,7 @@ def test_sampling_is_uniform() -> None:
     assert all(abs(c - 3000) < 200 for c in counts[1:5])  # four standard deviations are 190
 
 
-def test_several_gates_narrow_to_every_combination_of_what_is_left() -> None:
+def test_several_gates_narrow_to_all_combinations_of_the_remaining_choices() -> None:
     space = product()
     kept = [space.of_choices((a, b)) for a in (0, 2) for b in (1, 2, 3)]
     narrowed = space.narrow(kept)

@@ -85,7 +85,7 @@ def test_elongated_images_come_out_the_same_but_for_rounding(sides: tuple[int, i
         ((64, 48), 0.001, None),  # a ratio that a checkpoint may have
     ],
 )
-def test_what_is_cut_off_takes_no_memory_to_speak_of(
+def test_only_the_crop_of_an_elongated_image_is_resized(
     sides: tuple[int, int], ratio: float, crops: Crops | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resize = Image.Image.resize
@@ -119,12 +119,12 @@ def shown_size_of(data: bytes) -> str:
     return damage_of(lambda: open_header(data).__enter__()).removeprefix("it has ").partition(",")[0]
 
 
-def test_more_pixels_than_pillow_allows_can_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pixel_limit_of_pillow_is_raised_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     assert decode(encoded(40, 30), 8).shape == (1, 3, 8, 8)
 
 
-def test_what_pillow_itself_refuses_names_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_pillow_about_pixels_names_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # Pillow refuses twice as many before we are asked
     monkeypatch.setenv("DSNET_MAX_PIXELS", "500")
     message = damage_of(lambda: decode(encoded(40, 30), 8))
@@ -148,7 +148,7 @@ def test_what_pillow_itself_refuses_names_our_limit(monkeypatch: pytest.MonkeyPa
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("stage", ["open", "load"])
-def test_whatever_a_decoder_raises_is_damage(
+def test_any_exception_of_a_decoder_is_a_decode_error(
     error: Exception, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every reader of files; a good image beside the damaged one stays."""
@@ -174,7 +174,7 @@ def test_whatever_a_decoder_raises_is_damage(
     assert (len(images), kept.tolist(), list(damage.reasons)) == (1, [1], [path])
 
 
-def test_stopping_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_no_decode_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -183,7 +183,7 @@ def test_stopping_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
         decode(picture(0), 8)
 
 
-def test_what_is_no_file_does_not_block(tmp_path: Path) -> None:
+def test_pipes_devices_and_folders_are_decode_errors(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo.png"
     os.mkfifo(fifo)
     writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # a reader that opens it gets its end in a while

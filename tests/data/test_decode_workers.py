@@ -1,4 +1,4 @@
-"""Processes that decode: how they end, and what they say of it."""
+"""How worker processes end, and what they report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no process groups")
-def test_an_interrupt_is_for_the_main_process_alone(root: Path, tmp_path: Path) -> None:
+def test_workers_ignore_interrupts(root: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with subprocess.Popen(
@@ -100,7 +100,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tensors are handed over in another way")
-def test_a_worker_left_in_mid_handover_says_nothing(root: Path, tmp_path: Path) -> None:
+def test_a_disconnected_worker_prints_no_traceback(root: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LEAVES)
     ended = subprocess.run(

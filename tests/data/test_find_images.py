@@ -1,4 +1,4 @@
-"""Which files a name, a folder or a pattern stands for."""
+"""Names, folders and patterns expand to image files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_folders_and_patterns_give_their_images_in_order(tree: Path) -> None:
     assert find_images(["named", Path("a/note.txt")]) == ["named", "a/note.txt"]  # whatever is named
 
 
-def test_a_path_comes_once_however_it_is_written(tree: Path) -> None:
+def test_each_file_is_returned_once(tree: Path) -> None:
     given = ["b/2.png", "./b/2.png", str(tree / "b" / "2.png"), "a/../b/2.png", "b", "b/*.png"]
     assert find_images(given) == ["b/2.png", "b/10.png"]
 
 
-def test_what_is_not_found_is_named(tree: Path) -> None:
+def test_missing_files_and_empty_folders_are_errors(tree: Path) -> None:
     assert "no file or folder 'c.png'" in error_of(lambda: find_images(["b", "c.png"]))
     assert "no image matches 'c/**/*.png'" in error_of(lambda: find_images(["b", "c/**/*.png"]))
     assert "no image matches '**/*.txt'" in error_of(lambda: find_images(["**/*.txt"]))

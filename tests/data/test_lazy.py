@@ -1,4 +1,4 @@
-"""Sets decoded on demand give what sets in memory give, whatever the workers and the batches are."""
+"""Datasets decoded on demand give the same batches as those in memory, for any workers and batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gathered(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_lazy_gives_what_memory_gives(root: Path, workers: int) -> None:
+def test_lazy_and_in_memory_datasets_give_the_same_batches(root: Path, workers: int) -> None:
     before = torch.get_rng_state()
     given, kept = lazy(root, workers=workers), memory(root)
     assert (len(given), given.classes) == (len(kept), kept.classes)
@@ -59,7 +59,7 @@ def test_lazy_gives_what_memory_gives(root: Path, workers: int) -> None:
     assert list(given.batches([])) == []
 
 
-def test_crops_do_not_depend_on_workers_batches_or_where_one_starts(root: Path) -> None:
+def test_crops_do_not_depend_on_workers_or_batches(root: Path) -> None:
     crops = Crops(views=3, area=(0.2, 0.9), seed=5)
     whole = order([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11])
     images, labels = gathered(lazy(root).batches(whole, crops=crops))
@@ -91,7 +91,7 @@ def test_crops_come_from_the_original_image() -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 200), (200, 300), (900, 30), (30, 900), (1, 1), (2, 3)])
-def test_boxes_have_the_area_and_aspect_asked_for(shape: tuple[int, int]) -> None:
+def test_crop_boxes_have_the_requested_area_and_aspect(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     width, height = shape
     for _ in range(200):
@@ -107,7 +107,7 @@ def test_boxes_have_the_area_and_aspect_asked_for(shape: tuple[int, int]) -> Non
     assert crop_box(30, 900, (0.25, 0.75), rng) == (0, 430, 30, 470)
 
 
-def test_ratio_cuts_the_centre_out(root: Path) -> None:
+def test_a_ratio_crops_the_center(root: Path) -> None:
     data = picture(0)  # 40 × 40
     whole, inner = decode(data, 32, ratio=1.0), decode(data, 32, ratio=0.8)
     with Image.open(io.BytesIO(data)) as opened:
@@ -131,7 +131,7 @@ def damaged(tmp_path: Path) -> LazyDataset:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_good_image_stands_in_for_a_damaged_one(damaged: LazyDataset, workers: int) -> None:
+def test_an_undecodable_image_is_replaced_by_the_next_good_one(damaged: LazyDataset, workers: int) -> None:
     tried = replace(damaged, workers=workers)
     with pytest.warns(UserWarning, match="skipped") as told:
         (first, labels), (second, others) = tried.batches(order([0, 1, 2, 3], [5, 7]), crops=Crops(views=2))
@@ -147,7 +147,7 @@ def test_the_next_good_image_stands_in_for_a_damaged_one(damaged: LazyDataset, w
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_nothing_stands_in_where_images_are_counted(damaged: LazyDataset, workers: int) -> None:
+def test_undecodable_images_are_left_out_without_full(damaged: LazyDataset, workers: int) -> None:
     tried = replace(damaged, workers=workers, decode_errors=DecodeErrors())
     with pytest.warns(UserWarning, match="skipped"):
         (whole,) = list(tried.batches([torch.arange(len(tried))]))
@@ -158,7 +158,7 @@ def test_nothing_stands_in_where_images_are_counted(damaged: LazyDataset, worker
     assert sum(len(labels) for _, labels in tried.epoch(4)) == len(tried) - lost
 
 
-def test_too_many_damaged_images_stop_a_run(damaged: LazyDataset) -> None:
+def test_too_many_decode_errors_stop_a_run(damaged: LazyDataset) -> None:
     tried = replace(damaged, decode_errors=DecodeErrors(limit=2))
     with pytest.warns(UserWarning, match=r"[12]\.png"):
         message = error_of(lambda: list(tried.batches(order([0, 1, 2, 3], [4, 5, 6, 7]))))
@@ -176,7 +176,7 @@ def test_too_many_damaged_images_stop_a_run(damaged: LazyDataset) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_go_to_the_device(damaged: LazyDataset, workers: int) -> None:
+def test_batches_are_on_the_device(damaged: LazyDataset, workers: int) -> None:
     there = replace(damaged, workers=workers).to("cuda")
     wanted, crops = order([0, 1, 3], [5, 6, 4]), Crops(views=2)
     with pytest.warns(UserWarning, match=r"1\.png"):
@@ -189,7 +189,7 @@ def test_batches_go_to_the_device(damaged: LazyDataset, workers: int) -> None:
         assert torch.equal(labels.cpu(), others)
 
 
-def test_taking_and_holding_out(root: Path) -> None:
+def test_subsets_and_held_out_splits(root: Path) -> None:
     given, kept = lazy(root), memory(root)
     for ours, theirs in zip(given.hold_out(0.3, seed=2), kept.hold_out(0.3, seed=2), strict=True):
         assert torch.equal(ours.labels, theirs.labels)
@@ -208,7 +208,7 @@ def test_statistics_come_from_a_sample(root: Path, monkeypatch: pytest.MonkeyPat
         assert ours == pytest.approx(theirs, abs=0.1)
 
 
-def test_crops_are_for_sets_that_are_decoded_on_demand(root: Path) -> None:
+def test_only_lazy_datasets_crop(root: Path) -> None:
     assert lazy(root).crops_in_workers
     assert not memory(root).crops_in_workers
     assert "in memory" in error_of(lambda: memory(root).batches(order([0]), crops=Crops()))
@@ -228,7 +228,7 @@ def test_bad_settings(root: Path) -> None:
     assert "at least 1 image" in error_of(lambda: list(given.epoch(0)))
 
 
-def test_what_is_lazy_by_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_datasets_are_lazy_by_default(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsnet.data.labeled_images.MAX_IN_MEMORY_BYTES", 12 * 3 * SIZE * SIZE)
     assert isinstance(load_dataset("imagenet", "train", root=root, size=SIZE), InMemoryDataset)
     assert isinstance(load_dataset("imagenet", "train", root=root, size=SIZE + 1), LazyDataset)

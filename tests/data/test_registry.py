@@ -1,4 +1,4 @@
-"""Sets in the layouts that their publishers give them, on small files made here; real ones where they are."""
+"""Datasets in their published layouts, on small generated files and, where they exist, real ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def toy(count: int = 40, classes: int = 4) -> InMemoryDataset:
     )
 
 
-def test_digits_are_there_without_files() -> None:
+def test_digits_need_no_files() -> None:
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     assert (len(train), len(test)) == (1438, 359)
     assert train.images.shape[1:] == (3, 16, 16)
@@ -128,7 +128,7 @@ def test_a_damaged_idx_file_is_named(
     assert str(tmp_path) in message
 
 
-def test_damaged_archives_and_bombs_are_named_and_bounded(
+def test_damaged_archives_and_zip_bombs_are_errors_and_use_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "t10k-images-idx3-ubyte.gz"
@@ -198,7 +198,7 @@ HEX = b"c_codecs\nencode\n", b"X\x03\0\0\0hex\x86R"  # what comes between the tw
         bomb(HEX[0] * 24 + b"C\x40" + bytes(64) + HEX[1] * 24),
     ],
 )
-def test_a_cifar_file_takes_no_memory_that_it_does_not_fill(content: bytes, tmp_path: Path) -> None:
+def test_a_cifar_file_cannot_allocate_more_memory_than_its_size(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cifar-10-batches-py" / "test_batch"
     path.parent.mkdir()
     path.write_bytes(content)
@@ -210,7 +210,7 @@ def test_a_cifar_file_takes_no_memory_that_it_does_not_fill(content: bytes, tmp_
         tracemalloc.stop()
 
 
-def test_every_damage_to_a_cifar_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_any_damage_to_a_cifar_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "cifar-10-batches-py" / "test_batch"
     write_cifar(path, np.zeros((1, 3, 32, 32), np.uint8), labels=[3])
     whole, rng = path.read_bytes(), np.random.default_rng(0)
@@ -260,7 +260,7 @@ def test_class_folders_and_damaged_images(tmp_path: Path) -> None:
     assert len(load_dataset(str(tmp_path), "test", size=16)) == 6
 
 
-def test_too_many_damaged_images_stop_the_run() -> None:
+def test_too_many_decode_errors_are_an_error() -> None:
     damage = DecodeErrors(limit=1)
     with pytest.warns(UserWarning, match="skipped a: broken"):
         damage.add("a", "broken")
@@ -299,7 +299,7 @@ def test_real_imagenette() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 60), st.integers(1, 5), st.floats(0.05, 0.95), st.integers(0, 5))
-def test_holding_out_divides_every_class(count: int, classes: int, share: float, seed: int) -> None:
+def test_held_out_splits_are_stratified(count: int, classes: int, share: float, seed: int) -> None:
     whole = toy(count, classes)
     rest, held = whole.hold_out(share, seed=seed)
     assert len(rest) + len(held) == count

@@ -1,4 +1,4 @@
-"""Small sets given out at another size: what batches hold, while the images themselves stay as they are."""
+"""Small datasets at another size: batches are resized, the stored images are not."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_epochs_are_resized(root: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 32])
-def test_without_another_size_bytes_are_the_same(root: Path, size: int | None) -> None:
+def test_bytes_are_unchanged_at_the_stored_size(root: Path, size: int | None) -> None:
     given = cifar(root, size)
     ((images, _),) = given.epoch(10)
     assert torch.equal(images, given.images)
     assert given.size == 32
 
 
-def test_parts_of_a_set_keep_its_size(root: Path) -> None:
+def test_subsets_keep_the_size(root: Path) -> None:
     given = cifar(root, 48)
     rest, held = given.hold_out(0.5)
     for part in (rest, held, given.subset(torch.tensor([2, 7])), given.to("cpu")):
@@ -81,7 +81,7 @@ def test_parts_of_a_set_keep_its_size(root: Path) -> None:
         assert images.shape == (len(part), 3, 48, 48)
 
 
-def test_a_size_for_files_leaves_small_sets_alone(root: Path) -> None:
+def test_the_default_size_does_not_apply_to_small_datasets(root: Path) -> None:
     assert load_dataset("cifar10", "test", root=root, default_size=64).size == 32
     assert load_dataset("cifar10", "test", root=root, default_size=64, size=48).size == 48
     assert "at least 1, not 0" in error_of(lambda: cifar(root, 0))

@@ -1,4 +1,4 @@
-"""What cannot run says what was given and what is possible."""
+"""Errors of models say what was given and what is possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_route_of_another_model_is_an_error() -> None:
         assert "ds_mbnet_tiny" in error_of(call)
 
 
-def test_a_width_off_the_grid_is_an_error() -> None:
+def test_a_width_that_is_no_multiple_of_the_group_is_an_error() -> None:
     model = random_model("ds_mbnet_tiny")
     data = model.space[1].to_dict()
     data["stages"][0]["width"] = 25
@@ -35,7 +35,7 @@ def test_a_width_off_the_grid_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("route", [-1, 4, True, 1.0, "largest"])
-def test_a_route_that_is_none_is_an_error(route: object) -> None:
+def test_an_invalid_route_is_an_error(route: object) -> None:
     model = random_model("ds_mbnet_tiny")
     message = error_of(lambda: model(images(model, 1), route))
     assert "0 to 3" in message or "not" in message
@@ -59,7 +59,7 @@ def test_wrong_channels_and_ranks_are_errors() -> None:
         ("ds_mbnet", (1, 1), "32 × 32"),
     ],
 )
-def test_an_image_size_that_does_not_run_names_the_nearest(
+def test_an_invalid_image_size_names_the_nearest_valid_one(
     name: str, size: tuple[int, int], nearest: str
 ) -> None:
     model = dsnet.create_model(name, device="meta")
@@ -73,7 +73,7 @@ def test_an_image_size_that_does_not_run_names_the_nearest(
 
 
 @pytest.mark.parametrize("name", SUPERNETS)
-def test_the_smallest_image_runs_at_every_end_of_the_space(name: str) -> None:
+def test_the_smallest_image_runs_at_the_smallest_and_largest_route(name: str) -> None:
     model = dsnet.create_model(name, device="meta")
     least = max(model.input_spec.smallest, model.input_spec.stride)
     for route in (model.space.smallest, model.space.largest):
@@ -102,7 +102,7 @@ def test_unknown_models_and_options_are_errors() -> None:
     assert "above 0" in error_of(lambda: dsnet.create_model("resnet50", width=0))
 
 
-def test_narrowings_that_a_space_does_not_have_are_errors() -> None:
+def test_unknown_narrowings_are_errors() -> None:
     assert "no named spaces" in error_of(lambda: random_model("ds_mbnet_tiny").space.narrow("S"))
     space = dsnet.create_model("ds_vit_plus", device="meta").space
     assert "Ti, S, M, L" in error_of(lambda: space.narrow("XL"))
@@ -122,14 +122,14 @@ def test_narrowings_that_a_space_does_not_have_are_errors() -> None:
         (lambda scores, stage, previous: scores[:, 0], ["each of 4 images", "float"]),
     ],
 )
-def test_decisions_that_no_gate_can_make_are_errors(decide: Decide, words: list[str]) -> None:
+def test_invalid_decisions_are_errors(decide: Decide, words: list[str]) -> None:
     model = random_model("ds_mbnet_tiny")
     message = error_of(lambda: run_gated(model, images(model, 4), decide))
     for word in words:
         assert word in message
 
 
-def test_choices_and_sizes_that_are_none_are_errors() -> None:
+def test_invalid_choices_and_sizes_are_errors() -> None:
     model = random_model("ds_resnet_tiny")
     state = model.run_prefix(images(model, 2))
     for choices in ((0, 4), (-1, 0), [0, 0], 0, None):
@@ -160,7 +160,7 @@ def test_images_that_do_not_fit_the_network_are_errors() -> None:
     assert "give a route" in error_of(lambda: on_meta(torch.empty(2, 3, 16, 16, device="meta")))
 
 
-def test_numbers_of_other_libraries_are_numbers() -> None:
+def test_integers_of_numpy_and_torch_are_accepted() -> None:
     model = random_model("ds_mbnet_tiny")
     x = images(model, 2)
     expected = model(x, 1)
@@ -171,7 +171,7 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
         assert "no route for the choices" in error_of(lambda n=none: model.space.of_choices(n))
 
 
-def test_gates_that_leave_the_network_are_errors() -> None:
+def test_gates_with_choices_outside_of_the_network_are_errors() -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     x = images(model, 2)
     with pytest.raises(AttributeError):
@@ -184,7 +184,7 @@ def test_gates_that_leave_the_network_are_errors() -> None:
         assert "numbers of its choices" in error_of(lambda c=choices: Gate(12, choices=c))
 
 
-def test_options_of_the_twins_are_checked() -> None:
+def test_options_of_reference_networks_are_checked() -> None:
     for name, options in (
         ("mobilenet_v1", {"num_classes": 0}),
         ("mobilenet_v1", {"num_classes": "abc"}),

@@ -1,4 +1,4 @@
-"""Precision, devices, options and seeds; and that depth nests."""
+"""Precision, devices, options and seeds of models; nested depth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import FAMILIES, SUPERNETS, TINY, assert_close, error_of, ima
 
 
 @pytest.mark.parametrize("name", ["ds_resnet_plus_tiny", "ds_vit_plus_tiny"])
-def test_depth_nests_a_further_block_of_zero_weight_changes_nothing(name: str) -> None:
+def test_a_further_block_with_zero_weights_changes_nothing(name: str) -> None:
     model = randomise(dsnet.create_model(name, dtype=torch.float64))
     x = images(model, 2)
     steps = model.chain(model.space.largest.choices)

@@ -39,7 +39,7 @@ def maps_of(extracted: nn.Module, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", TINY)
-def test_maps_are_those_of_the_stand_alone_network(name: str, size: int) -> None:
+def test_maps_equal_those_of_the_extracted_network(name: str, size: int) -> None:
     model = random_model(name)
     x = images(model, 2, size=size)
     for route in (model.space.smallest, model.space[len(model.space) // 2], model.space.largest):
@@ -57,7 +57,7 @@ def test_maps_are_those_of_the_stand_alone_network(name: str, size: int) -> None
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_all_routes_have_the_shapes_that_are_told(name: str) -> None:
+def test_feature_shapes_match_the_maps_of_all_routes(name: str) -> None:
     model = random_model(name)
     for size in SIZES:
         x = torch.zeros(1, 3, size, size, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""MobileNetV1 as a network of one route: what the plain network is, and routed without a decision."""
+"""MobileNetV1 as a supernet of one route equals the plain network, and is routed without decisions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsnet.detection.model.fssd import Detector
 from tests.support import assert_close, error_of
 
 
-def test_it_is_the_plain_network() -> None:
+def test_mbnet_equals_the_plain_network() -> None:
     network: dsnet.Supernet = dsnet.create_model("mbnet", num_classes=7)
     plain = dsnet.create_model("mobilenet_v1", num_classes=7)
     assert len(network.space) == 1
@@ -29,7 +29,7 @@ def test_it_is_the_plain_network() -> None:
     assert_close(network(x, 0), plain.eval()(x), 1e-5)
 
 
-def test_there_is_nothing_to_decide() -> None:
+def test_mbnet_has_one_choice() -> None:
     network: dsnet.Supernet = dsnet.create_model("mbnet", num_classes=5)
     x = torch.randn(3, 3, 64, 64)
     assert network.route(x).tolist() == [[0]] * 3
@@ -41,7 +41,7 @@ def test_there_is_nothing_to_decide() -> None:
     assert_close(dsnet.extract(network, 0)(x), network(x), 1e-5)
 
 
-def test_it_carries_a_detector() -> None:
+def test_a_detector_runs_on_mbnet() -> None:
     detector = Detector(dsnet.create_model("mbnet"), 3).eval()
     x = torch.randn(2, 3, 64, 64)
     answers, alone = detector(x), detector(x[1:], 0)

@@ -38,7 +38,7 @@ def test_the_deep_route_follows_or_adds_to_the_shallow_one(join: str) -> None:
     assert_close(model.head(z, size), model(x, 1), 1e-10)
 
 
-def test_the_deep_route_is_mobilenet_v1_and_its_gate() -> None:
+def test_the_deep_route_costs_as_much_as_mobilenet_v1_and_a_gate() -> None:
     model = dsnet.create_model("mbnet_depth", device="meta")
     twin = dsnet.create_model("mobilenet_v1", device="meta")
     hidden = 256 // 4

@@ -126,9 +126,7 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize(("name", "mutate"), [(n, m) for n, ms in MUTATIONS.items() for m in ms])
-def test_a_mutation_turns_the_comparison_red(
-    name: str, mutate: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_comparison_detects_mutations(name: str, mutate: object, monkeypatch: pytest.MonkeyPatch) -> None:
     route = random_model(name).space[0]
     check_against_reference(name, route)
     mutate(monkeypatch)
@@ -136,7 +134,7 @@ def test_a_mutation_turns_the_comparison_red(
         check_against_reference(name, route)
 
 
-def test_the_random_networks_leave_nothing_at_its_initial_value() -> None:
+def test_randomised_networks_have_no_initial_values() -> None:
     for name in FAMILIES:
         model = random_model(f"{name}_tiny")
         for key, value in model.state_dict().items():

@@ -1,4 +1,4 @@
-"""What every stage says of images: `run_stages` divides a chain by position, not by its sizes' identity."""
+"""Pooled features of each stage: `run_stages` splits a segment by position, not by the identity of sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_copies(name: str) -> dsnet.Supernet:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_equal_copies_of_sizes_skip_no_block(name: str) -> None:
+def test_stages_do_not_depend_on_the_identity_of_sizes(name: str) -> None:
     model, plain = with_copies(name), random_model(name)
     x = images(plain, 3)
     for route in (plain.space.smallest, plain.space.largest):
@@ -42,7 +42,7 @@ def test_equal_copies_of_sizes_skip_no_block(name: str) -> None:
             assert torch.equal(stage, same)
 
 
-def test_stages_of_equal_sizes_are_told_apart_by_the_table_or_refused() -> None:
+def test_equal_sizes_of_consecutive_stages_need_distinct_objects() -> None:
     a, b = Slice(width=8), Slice(width=16)
     same = replace(a)
     block = dsnet.create_model("ds_mbnet_tiny", device="meta").chain(())[0].block
@@ -61,7 +61,7 @@ def test_stages_of_equal_sizes_are_told_apart_by_the_table_or_refused() -> None:
     assert counts([a], (a, b)) is None
 
 
-def test_a_chain_that_cannot_be_divided_is_an_error_that_says_why() -> None:
+def test_steps_that_cannot_be_split_into_stages_are_an_error() -> None:
     model = randomise(dsnet.create_model("ds_mbnet_tiny"))
     assert isinstance(model, dsnet.Supernet)
     model._layout.stages.update(dict.fromkeys(model._layout.stages))

@@ -1,4 +1,4 @@
-"""Which norm statistics a pass may use."""
+"""The source of norm statistics in a pass, and routes that lack them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_key_states_travel_in_the_state_dict() -> None:
         other.load_state_dict(model.state_dict())
 
 
-def test_every_way_to_run_a_route_needs_its_statistics() -> None:
+def test_all_methods_that_run_a_route_need_its_statistics() -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     x = images(model, 8)
     bound_before = model.bind(2)

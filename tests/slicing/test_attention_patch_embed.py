@@ -63,7 +63,7 @@ def test_growing_attention_by_zero_weights_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(5, 4), (0, 4), (2, 5)])
-def test_heads_that_are_not_there_are_errors(heads: int, head_dim: int) -> None:
+def test_too_many_heads_are_an_error(heads: int, head_dim: int) -> None:
     assert "1 to " in error_of(lambda: SlicedAttention(12, 4, 4)(torch.zeros(1, 2, 12), heads, head_dim))
 
 
@@ -105,7 +105,7 @@ def test_positions_are_resized_for_another_grid() -> None:
         assert_close(layer.extract(Shape(3, 12, 20), 8)(x), tokens, 1e-12)
 
 
-def test_sizes_that_are_not_there_are_errors_everywhere() -> None:
+def test_unavailable_sizes_are_errors_in_every_method() -> None:
     layer = SlicedAttention(12, 4, 4)
     for call in (
         lambda: layer.extract(13, 4, 4),

@@ -40,7 +40,7 @@ def check(layer: SlicedConv2d, plain: nn.Conv2d, x: Tensor, out: int | None, **s
     bias=st.booleans(),
     data=st.data(),
 )
-def test_filters_channels_kernel_and_padding(
+def test_a_convolution_equals_a_plain_one_of_the_sliced_weights(
     full: tuple[int, int],
     kernels: tuple[int, int],
     stride: int,
@@ -67,7 +67,7 @@ def test_filters_channels_kernel_and_padding(
 
 @settings(max_examples=20, deadline=None)
 @given(groups=st.integers(2, 5), g_in=st.integers(1, 3), g_out=st.integers(1, 3), data=st.data())
-def test_group_number(groups: int, g_in: int, g_out: int, data: st.DataObject) -> None:
+def test_groups_are_sliced_by_number(groups: int, g_in: int, g_out: int, data: st.DataObject) -> None:
     used = data.draw(st.integers(2, groups))
     layer = SlicedConv2d(
         groups * g_in, groups * g_out, kernel=3, groups=groups, bias=True, dtype=torch.float64
@@ -82,7 +82,7 @@ def test_group_number(groups: int, g_in: int, g_out: int, data: st.DataObject) -
 
 @settings(max_examples=20, deadline=None)
 @given(groups=st.integers(2, 4), g_in=st.integers(1, 4), g_out=st.integers(1, 4), data=st.data())
-def test_filters_per_group(groups: int, g_in: int, g_out: int, data: st.DataObject) -> None:
+def test_groups_are_sliced_by_filters(groups: int, g_in: int, g_out: int, data: st.DataObject) -> None:
     used_in, used_out = data.draw(st.integers(1, g_in)), data.draw(st.integers(1, g_out))
     layer = SlicedConv2d(
         groups * g_in, groups * g_out, kernel=3, groups=groups, per_group=True, bias=True, dtype=torch.float64
@@ -98,7 +98,7 @@ def test_filters_per_group(groups: int, g_in: int, g_out: int, data: st.DataObje
 
 
 @pytest.mark.parametrize("channels", [1, 3, 6])
-def test_depthwise_follows_its_input(channels: int) -> None:
+def test_a_depthwise_convolution_follows_its_input(channels: int) -> None:
     layer = randomise(SlicedConv2d(6, 6, kernel=5, groups=6, dtype=torch.float64))
     plain = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False, dtype=torch.float64)
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_depthwise_follows_its_input(channels: int) -> None:
 @pytest.mark.parametrize(
     ("full", "kernel", "dilation"), [(5, 5, 2), (7, 7, 2), (7, 7, 3), (7, 5, 2), (3, 3, 2)]
 )
-def test_dilation_keeps_the_taps_where_they_were(full: int, kernel: int, dilation: int) -> None:
+def test_dilation_keeps_the_positions_of_taps(full: int, kernel: int, dilation: int) -> None:
     layer = randomise(SlicedConv2d(4, 4, kernel=full, dtype=torch.float64))
     x = images(3)
     # The same as the full window with the other taps set to zero.
@@ -169,7 +169,7 @@ def test_growing_a_convolution_by_zero_weights_changes_nothing() -> None:
         (lambda: SlicedConv2d(8, 8, kernel=7).cost(Shape(8, 3, 3), padding=0), ["kernel of 7", "size 3"]),
     ],
 )
-def test_sizes_that_a_convolution_does_not_have_are_errors(call: object, words: list[str]) -> None:
+def test_unavailable_sizes_of_a_convolution_are_errors(call: object, words: list[str]) -> None:
     message = error_of(call)
     for word in words:
         assert word in message

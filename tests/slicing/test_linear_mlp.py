@@ -60,13 +60,13 @@ def test_an_mlp_is_its_two_layers_around_gelu() -> None:
 
 
 @pytest.mark.parametrize(("width", "out"), [(9, 4), (4, 9), (4, 0)])
-def test_sizes_that_a_layer_does_not_have_are_errors(width: int, out: int) -> None:
+def test_unavailable_sizes_of_a_linear_layer_are_errors(width: int, out: int) -> None:
     message = error_of(lambda: SlicedLinear(8, 8)(torch.zeros(1, width), out))
     assert "1 to 8" in message
     assert str(9 if 9 in (width, out) else 0) in message
 
 
-def test_extracting_and_counting_clip_nothing() -> None:
+def test_extraction_and_counting_do_not_clip_sizes() -> None:
     layer, mlp = SlicedLinear(8, 16), SlicedMLP(8, 16)
     for call in (
         lambda: layer.extract(9, 4),

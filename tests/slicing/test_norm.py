@@ -34,7 +34,7 @@ def plain_norm(norm: SplitBatchNorm2d, channels: int, key: int) -> nn.BatchNorm2
 
 @pytest.mark.parametrize("channels", [1, 5, 8])
 @pytest.mark.parametrize("key", [0, 2])
-def test_every_key_has_statistics_of_its_own(channels: int, key: int) -> None:
+def test_each_key_has_its_own_statistics(channels: int, key: int) -> None:
     norm = randomise(SplitBatchNorm2d(8, keys=3, dtype=torch.float64)).eval()
     x = features(channels)
     expected = plain_norm(norm, channels, key).eval()(x)
@@ -88,7 +88,7 @@ def test_exact_statistics_make_a_key_calibrated() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5, 8])
-def test_layer_norm_normalises_the_features_that_there_are(width: int) -> None:
+def test_layer_norm_normalises_the_sliced_features(width: int) -> None:
     norm = randomise(SlicedLayerNorm(8, dtype=torch.float64))
     plain = nn.LayerNorm(width, eps=1e-6, dtype=torch.float64)
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_group_norm_keeps_the_width_of_its_groups(channels: int) -> None:
         assert_close(norm.extract(channels, 0)(x), plain(x), 1e-12)
 
 
-def test_widths_and_keys_that_a_norm_does_not_have_are_errors() -> None:
+def test_unavailable_widths_and_keys_are_errors() -> None:
     norm = SplitBatchNorm2d(8, keys=3)
     assert "key 3" in error_of(lambda: norm(torch.zeros(1, 8, 2, 2), 3))
     assert "0 to 2" in error_of(lambda: norm(torch.zeros(1, 8, 2, 2), -1))

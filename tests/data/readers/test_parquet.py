@@ -1,4 +1,4 @@
-"""Parquet files and sets of the hub, in memory and decoded on demand."""
+"""Parquet files and datasets of the Hub, in memory and decoded on demand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_parquet(tmp_path: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_every_layout_is_resized_and_cropped_as_asked(tmp_path: Path, lazy: bool) -> None:
+def test_every_layout_is_resized_and_cropped(tmp_path: Path, lazy: bool) -> None:
     """ImageNet's usual 256 and 224 pixels, against Pillow."""
     for split in ("train", "test"):
         write_parquet(tmp_path / f"{split}.parquet", [0, 1])
@@ -78,7 +78,7 @@ def test_every_layout_is_resized_and_cropped_as_asked(tmp_path: Path, lazy: bool
         assert "crop_ratio must lie above 0" in error_of(partial(DataConfig, crop_ratio=wrong))
 
 
-def test_parquet_that_does_not_fit(tmp_path: Path) -> None:
+def test_invalid_parquet_tables_are_errors(tmp_path: Path) -> None:
     write_parquet(tmp_path / "x-train.parquet", [0])
     assert "not the test split" in error_of(lambda: load_dataset(str(tmp_path / "x-train.parquet"), "test"))
     assert "looked for train/ or train*.parquet" in error_of(lambda: load_dataset(str(tmp_path), "train"))
@@ -112,7 +112,7 @@ def test_the_hub_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_hub_sets(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_datasets(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
@@ -196,7 +196,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     assert all(str(path) in message and len(message) < 1000 for message in messages)
 
 
-def test_columns_of_other_kinds_are_refused(tmp_path: Path) -> None:
+def test_columns_of_other_types_are_errors(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 

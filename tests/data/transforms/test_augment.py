@@ -183,7 +183,7 @@ def test_policies_draw_from_the_host(policy: str) -> None:
     assert not torch.equal(expected, images)
 
 
-def test_parts_follow_each_other_in_the_stated_order() -> None:
+def test_augmentations_run_in_the_documented_order() -> None:
     images = pictures(64, 16)
     parts = [{"crop": (0.3, 1.0)}, {"flip": True}, {"policy": "randaugment"}, {"jitter": 0.4}, {"erase": 0.5}]
     together = Augment(**{key: value for part in parts for key, value in part.items()})
@@ -195,7 +195,7 @@ def test_parts_follow_each_other_in_the_stated_order() -> None:
     assert done.dtype is torch.uint8
 
 
-def test_nothing_is_read_back_from_the_device() -> None:
+def test_no_operation_synchronises_with_the_device() -> None:
     images = pictures().to("meta")  # has no values: whatever needs one fails
     rest = {"flip": True, "jitter": 0.4, "erase": 0.5}
     for augment in (

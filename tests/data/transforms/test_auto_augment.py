@@ -93,7 +93,7 @@ def test_operations_on_bytes_equal_pillow(kind: str) -> None:
         assert torch.equal(every(name, images, torch.zeros(COUNT)), expected), name
 
 
-def test_no_bits_are_black() -> None:
+def test_posterize_to_no_bits_is_black() -> None:
     assert not policies.posterize(pictures("noise"), torch.zeros(COUNT)).any()
 
 
@@ -145,7 +145,7 @@ def clear_of_ties(name: str, values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["noise", "smooth"])
 @pytest.mark.parametrize("name", MOVES)
-def test_moves_equal_pillow(name: str, kind: str) -> None:
+def test_affine_operations_equal_pillow(name: str, kind: str) -> None:
     images = pictures(kind)
     most = 40.0 if name == "rotate" else 0.47
     values = (2 * torch.rand(COUNT, generator=seeded(), dtype=torch.float64) - 1) * most
@@ -215,7 +215,7 @@ def test_an_image_is_the_same_alone_and_in_a_batch(
         assert torch.equal(done[i], image[0])
 
 
-def test_tables_are_those_of_the_paper_in_form() -> None:
+def test_policy_tables_have_the_form_of_the_paper() -> None:
     for table in (CIFAR10, IMAGENET):
         assert len(table) == 25
         for line in table:
@@ -230,7 +230,9 @@ def test_tables_are_those_of_the_paper_in_form() -> None:
 @pytest.mark.parametrize(
     ("table", "kinds", "chances", "levels"), [(CIFAR10, 13, 26.5, 267), (IMAGENET, 10, 31, 287)]
 )
-def test_tables_add_up(table: policies.Table, kinds: int, chances: float, levels: int) -> None:
+def test_policy_tables_have_the_checksums_of_the_paper(
+    table: policies.PolicyTable, kinds: int, chances: float, levels: int
+) -> None:
     steps = [step for line in table for step in line]
     assert len({name for name, _, _ in steps}) == kinds
     assert sum(chance for _, chance, _ in steps) == pytest.approx(chances)
@@ -341,7 +343,7 @@ def test_magnitudes_deviate_and_stay_within_zero_and_ten() -> None:
         lambda images, host: rand_augment(images, 2, 9.0, 0.5, host),
     ],
 )
-def test_draws_are_the_generators_and_each_images_own(
+def test_draws_follow_the_generator_and_differ_by_image(
     policy: Callable[[Tensor, torch.Generator | None], Tensor],
 ) -> None:
     images = pictures("smooth", 1, 16, 16).repeat(200, 1, 1, 1)
@@ -354,7 +356,7 @@ def test_draws_are_the_generators_and_each_images_own(
     assert len(first.flatten(1).unique(dim=0)) > 15
 
 
-def test_nothing_is_read_back_from_the_device() -> None:
+def test_no_operation_synchronises_with_the_device() -> None:
     images = pictures("noise").to("meta")  # has no values: whatever needs one fails
     for done in (auto_augment(images, CIFAR10), auto_augment(images, IMAGENET), rand_augment(images)):
         assert done.device.type == "meta"
@@ -371,7 +373,7 @@ def test_bad_input_is_refused() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_the_gpu_agrees_and_is_never_waited_for() -> None:
+def test_the_gpu_gives_the_same_result_without_synchronisation() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     images = pictures("smooth", 512, 32, 32)

@@ -1,4 +1,4 @@
-"""Stochastic depth and dropout: what is left out, how often, and that the rest is scaled for it."""
+"""Stochastic depth and dropout: what is dropped, how often, and the scale of the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mode(**rates: float) -> Mode:
     return Mode(generator=torch.Generator().manual_seed(0), **rates)
 
 
-def test_a_branch_is_dropped_whole_for_an_image_and_scaled_for_the_others() -> None:
+def test_stochastic_depth_drops_whole_branches_of_images_and_scales_the_others() -> None:
     branch = torch.rand(4000, 3, 2, 2, dtype=torch.float64) + 0.5
     dropped = drop_branch(branch, mode(drop_path=0.4), 0.5)
     gone = (dropped == 0).flatten(1).all(1)
@@ -28,7 +28,7 @@ def test_a_branch_is_dropped_whole_for_an_image_and_scaled_for_the_others() -> N
     assert drop_branch(branch, None, 1.0) is branch
 
 
-def test_features_are_dropped_one_by_one() -> None:
+def test_dropout_drops_single_features() -> None:
     x = torch.rand(200, 50) + 0.5
     dropped = drop_features(x, mode(dropout=0.3))
     assert (dropped == 0).float().mean().item() == pytest.approx(0.3, abs=0.02)
@@ -38,7 +38,7 @@ def test_features_are_dropped_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["ds_resnet_tiny", "ds_resnet_plus_tiny", "ds_vit_plus_tiny"])
-def test_residual_networks_lose_branches_from_the_first_block_to_the_last(name: str) -> None:
+def test_the_stochastic_depth_rate_grows_from_the_first_to_the_last_block(name: str) -> None:
     model = dsnet.create_model(name)
     blocks = [m for m in model.modules() if isinstance(m, Bottleneck | TransformerBlock)]
     shares = [block.share for block in blocks]
