@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
@@ -57,6 +58,15 @@ class GateEncoding(NamedTuple):
 
     pooled: Tensor  # [B, C]
     hidden: Tensor  # [B, hidden]
+
+    def select(self, index: Tensor | slice) -> GateEncoding:
+        """Select images."""
+        return GateEncoding(self.pooled[index], self.hidden[index])
+
+    @classmethod
+    def cat(cls, encodings: Iterable[GateEncoding]) -> GateEncoding:
+        """Concatenate the images of several encodings."""
+        return cls(*(torch.cat(parts) for parts in zip(*encodings, strict=True)))
 
 
 class RoutingHead(nn.Module):

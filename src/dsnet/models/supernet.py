@@ -58,19 +58,16 @@ class GateState(NamedTuple):
 
     def take(self, index: Tensor) -> GateState:
         """Select images by index [n]."""
-        encoding = GateEncoding(self.encoding.pooled[index], self.encoding.hidden[index])
-        return GateState(self.x[index], encoding, *self[2:])
+        return GateState(self.x[index], self.encoding.select(index), *self[2:])
 
     def narrow(self, start: int, stop: int) -> GateState:
         """Select a range of images, without a copy."""
-        encoding = GateEncoding(self.encoding.pooled[start:stop], self.encoding.hidden[start:stop])
-        return GateState(self.x[start:stop], encoding, *self[2:])
+        return GateState(self.x[start:stop], self.encoding.select(slice(start, stop)), *self[2:])
 
     @classmethod
     def join(cls, states: Sequence[GateState]) -> GateState:
         """Concatenate states of the same gate."""
-        parts = zip(*(state.encoding for state in states), strict=True)
-        encoding = GateEncoding(*(torch.cat(part) for part in parts))
+        encoding = GateEncoding.cat(state.encoding for state in states)
         return cls(torch.cat([state.x for state in states]), encoding, *states[0][2:])
 
 
