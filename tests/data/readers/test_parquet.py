@@ -179,6 +179,22 @@ def test_a_parquet_bomb_is_refused(
     assert list(copies.iterdir()) == []
 
 
+@pytest.mark.parametrize("field", [0, 3])  # rows of the file, values of the label column
+def test_a_parquet_file_with_other_rows_than_it_declares_is_refused(field: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_bomb(path, 10, 1000)
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[-8:-4], "little")
+    start = len(whole) - 8 - size
+    declared, other = b"\xd0\x0f", b"\x94\x00"  # 1000 and 10, in Thrift's form, of two bytes
+    positions = [i for i in range(start, len(whole)) if whole.startswith(declared, i)]
+    at = positions[field]
+    path.write_bytes(whole[:at] + other + whole[at + 2 :])
+    message = error_of(lambda: load_dataset(str(path), "train", lazy=True))
+    assert message.startswith(str(path))
+    assert "rows, but a column has" in message
+
+
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "whole.parquet", [0, 1, 2])
     whole = (tmp_path / "whole.parquet").read_bytes()

@@ -124,17 +124,27 @@ class _Table:
             raise DsnetError(f"{self.name} declares {declared:,} bytes in a file of {size:,}; {_BOMB}")
 
     def labels(self) -> Tensor:
-        """Return the labels of all rows."""
+        """Return the labels of all rows.
+
+        They are read in parts and counted: row groups can hold more rows than the file declares.
+        """
+        labels: list[int] = []
         with read_errors(self.problem):
-            return label_tensor(self.file.read([self.label])[self.label].to_pylist(), self.name)
+            for rows in self.file.iter_batches(columns=[self.label]):
+                labels += rows.column(0).to_pylist()
+                self._check_rows(len(labels))
+            self._check_rows(len(labels), complete=True)
+            return label_tensor(labels, self.name)
 
     def images(self) -> Iterator[bytes]:
         """Yield the image bytes of each row, empty for a row without an image."""
-        budget = self.limit
+        budget, count = self.limit, 0
         batches = iter(self.file.iter_batches(batch_size=BATCH_ROWS, columns=[self.leaf]))
         while True:
             with read_errors(self.problem):
                 rows = next(batches, None)
+                count += 0 if rows is None else len(rows)
+                self._check_rows(count, complete=rows is None)
                 if rows is None:
                     return
                 column = rows.column(0)
@@ -144,6 +154,11 @@ class _Table:
                 if budget < 0:
                     raise DsnetError(f"{self.name} unpacks to more than {self.limit:,} bytes; {_BOMB}")
                 yield image or b""
+
+    def _check_rows(self, count: int, *, complete: bool = False) -> None:
+        if count > self.rows or (complete and count < self.rows):
+            has = f"only {count:,}" if complete else "more"
+            raise ValueError(f"it declares {self.rows:,} rows, but a column has {has}")
 
     def _check_types(self, schema: Any) -> None:  # noqa: ANN401  (a schema of pyarrow)
         """Check that the columns hold bytes and integers; a row of another type may be of any size."""
