@@ -44,7 +44,7 @@ def test_a_short_key_will_do_where_it_is_clear() -> None:
         ("run.compile=1", "run.compile must be true or false, not 1"),
         ("augment.crop=0.5", "augment.crop must be (a number, a number) or none"),
         ("optim=sgd", "no setting 'optim'"),
-        ("scheme.name=xx", "no scheme has a part 'xx'"),
+        ("scheme.name=xx", "unknown scheme 'xx'"),
         ("scheme.name=ed", "needs a teacher"),
         ("scheme.teacher=x", "has no use for a teacher"),
         ("scheme.route=1", "a route alone learns from labels"),

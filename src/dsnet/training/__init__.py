@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dsnet.training.evaluate import RouteResult
     from dsnet.training.stage1.ema import Average
     from dsnet.training.stage1.projector import Projector
-    from dsnet.training.stage1.scheme import Scheme
+    from dsnet.training.stage1.scheme import Scheme, register_scheme
     from dsnet.training.stage1.step import NetworkLoss, Stage1, StepLosses
     from dsnet.training.stage2.api import GateOutcome, open_trained, train_gate
     from dsnet.training.stage2.config import GateConfig
@@ -36,6 +36,7 @@ __all__ = [
     "load_model",
     "open_trained",
     "recalibrate",
+    "register_scheme",
     "save_checkpoint",
     "train",
     "train_gate",
@@ -55,6 +56,7 @@ _LAZY = {
     "Average": "dsnet.training.stage1.ema",
     "Projector": "dsnet.training.stage1.projector",
     "Scheme": "dsnet.training.stage1.scheme",
+    "register_scheme": "dsnet.training.stage1.scheme",
     "NetworkLoss": "dsnet.training.stage1.step",
     "Stage1": "dsnet.training.stage1.step",
     "StepLosses": "dsnet.training.stage1.step",

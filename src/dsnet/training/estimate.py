@@ -23,6 +23,7 @@ from dsnet.routes import evenly_spaced
 from dsnet.training.api import SHOWN, build_model, make_objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.optim import make_optimizer
+from dsnet.training.stage1.scheme import sandwich
 from dsnet.training.stage1.views import Views
 
 __all__ = ["Estimate", "StepCost", "estimate", "image_size", "step_cost", "timed_step"]
@@ -69,13 +70,14 @@ def step_cost(config: TrainConfig, model: Supernet, size: int) -> StepCost:
     if config.scheme.joint is not None:
         words = "every image at the route that its gate draws (evenly, at first)"
         return StepCost(networks=words, forward=mean)
-    if not scheme.sandwich:
-        return StepCost(networks="one random network", forward=mean)
-    count = scheme.networks(model.space, config.scheme.random) - 2
+    count = scheme.networks(model.space, config.scheme.random)
+    if scheme.draw is not sandwich:
+        words = "one random network" if count == 1 else f"{count} drawn networks"
+        return StepCost(networks=words, forward=count * mean)
     smallest, largest = costs[model.space.smallest.number], costs[model.space.largest.number]
     return StepCost(
-        networks=f"largest, {count} random, smallest",
-        forward=smallest + largest + count * mean,
+        networks=f"largest, {count - 2} random, smallest",
+        forward=smallest + largest + (count - 2) * mean,
         teacher=largest if scheme.uses_average else 0,
     )
 

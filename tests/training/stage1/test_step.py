@@ -226,36 +226,6 @@ def test_the_average_follows_parameters_only() -> None:
     assert [warm.alpha_at(t) for t in (0, 1, 10**6)] == [1 / 10, 2 / 11, 0.997]
 
 
-def test_the_sandwich_is_largest_random_smallest() -> None:
-    space = dsnet.create_model("ds_mbnet", device="meta").space
-    for seed in range(20):
-        routes = Scheme.parse("ib").draw(space, 2, torch.Generator().manual_seed(seed))
-        assert (routes[0], routes[-1]) == (space.largest, space.smallest)
-        assert all(0 < route.number < 13 for route in routes[1:-1])
-    single = {
-        Scheme.parse("label+single").draw(space, 2, torch.Generator().manual_seed(s)) for s in range(200)
-    }
-    assert {len(routes) for routes in single} == {1}
-    assert len(single) == 14
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("iib", ["'iib'", "e-ib"]),
-        ("id+ib", ["id and ib", "one teacher"]),
-        ("ib+ib", ["twice"]),
-        ("ed+ib", ["cannot be combined"]),
-        ("id+h-ib", ["h-ib", "e-ib"]),
-        ("ib+single", ["single", "label"]),
-    ],
-)
-def test_schemes_that_are_none_are_errors(text: str, words: list[str]) -> None:
-    message = error_of(lambda: Scheme.parse(text))
-    for word in words:
-        assert word in message
-
-
 def test_a_stage_says_what_it_needs() -> None:
     assert "needs the argument average" in error_of(lambda: Stage1(scheme=Scheme.parse("ib")))
     assert "needs the argument teacher" in error_of(lambda: Stage1(scheme=Scheme.parse("ed")))

@@ -1,4 +1,4 @@
-"""Training schemes, named as in the paper: who learns from whom.
+"""Training schemes, named as in the paper: which network of a step learns from what.
 
 A scheme is composed from parts joined by ``+``:
 
@@ -9,14 +9,14 @@ A scheme is composed from parts joined by ``+``:
 ``h-ib``    as ``ib`` (or ``e-ib``), half of it replaced by the features of the last stage (hierarchical IB)
 ``ed``      every network learns half from the labels, half from an external teacher
 ``mvco``    every network sees a view of its own (multi-view consistency)
+``single``  one uniformly drawn route a step instead of the sandwich; with ``label`` only
 
 With ``id+label`` and ``ib+label`` the largest network learns from the labels alone, the others half from the
 labels (cross-entropy with the true label, smoothed where smoothing is set) and half from their teacher: with
 ``ib`` from its probabilities, with ``id`` from its decision as a hard label. The paper says of ID + label:
 "hard label from the largest sub-network and the ground truth label". ``id`` alone keeps the probabilities.
 
-``single`` trains one uniformly drawn route a step instead of the sandwich of largest, random and smallest
-networks.
+`register_scheme` adds a part.
 
 >>> Scheme.parse("h-ib + mvco").target
 'ib'
@@ -26,36 +26,74 @@ True
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
 
 import torch
+from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.routes import Route, RouteSpace
+from dsnet.training.stage1.losses import soft_loss
 
-__all__ = ["PARTS", "Scheme"]
+__all__ = ["Scheme", "register_scheme", "sandwich", "single_route"]
 
-PARTS = ("label", "id", "ib", "e-ib", "h-ib", "ed", "mvco", "single")
 Target = Literal["id", "ib", "e-ib"]
+RouteSampler: TypeAlias = Callable[[RouteSpace, int, torch.Generator | None], tuple[Route, ...]]
+SoftLoss: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
+
+
+def sandwich(space: RouteSpace, random: int, generator: torch.Generator | None = None) -> tuple[Route, ...]:
+    """Return the largest route, ``random`` ones drawn from the interior, and the smallest."""
+    return (space.largest, *space.sample(random, generator=generator, interior=True), space.smallest)
+
+
+def single_route(
+    space: RouteSpace, random: int, generator: torch.Generator | None = None
+) -> tuple[Route, ...]:
+    """Return one uniformly drawn route; ``random`` has no effect."""
+    return space.sample(1, generator=generator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Who learns from whom in a step of Stage I."""
+    """Which networks run in a step of Stage I, and what each of them learns from.
 
-    target: Target | None = None  # whose output the networks below the largest learn from
-    label_share: float = 1.0  # how much of their loss comes from the labels
-    hard: bool = False  # for id: the others learn the largest's decision, not its probabilities
-    hierarchical: bool = False  # half of the loss without labels from features
-    external: Literal["hard", "soft"] | None = None  # how an external teacher's output is used
+    The first network of a step teaches the others: by its own output (``id``), or by that of the moving
+    average at its route (``ib``, ``e-ib``). It learns from the labels alone.
+
+    Args:
+        target: The teacher of the other networks; None: there is none.
+        label_share: Weight of the labels in a taught network's loss; the teacher has the rest.
+        hard: With ``id``, teach the largest network's decision instead of its probabilities.
+        hierarchical: Take half of the teacher's weight from features (``h-ib``).
+        external: Use an external teacher's decisions (``hard``) or probabilities (``soft``); None: no teacher.
+        own_views: Show every network its own view of the images.
+        draw: Function of (space, number of random routes, generator) that draws the routes of a step.
+        soft_loss: Function of (logits [B, C], teacher's logits [B, C], temperature) that returns the loss of a
+            network taught by probabilities.
+
+    Raises:
+        DsnetError: These values cannot be combined.
+    """
+
+    target: Target | None = None
+    label_share: float = 1.0
+    hard: bool = False
+    hierarchical: bool = False
+    external: Literal["hard", "soft"] | None = None
     own_views: bool = False
-    sandwich: bool = True
+    draw: RouteSampler = sandwich
+    soft_loss: SoftLoss = soft_loss
 
     def __post_init__(self) -> None:
+        taught = self.target is not None or self.external is not None
         if not 0 <= self.label_share <= 1:
             raise DsnetError(f"label_share must lie between 0 and 1, not {self.label_share}")
-        if self.target is None and self.external is None and self.label_share != 1:
+        if not taught and self.label_share != 1:
             raise DsnetError("without a target every network learns from the labels alone: label_share = 1")
         if self.hierarchical and self.target not in ("ib", "e-ib"):
             raise DsnetError("h-ib needs the moving average of ib or e-ib as its target")
@@ -63,59 +101,116 @@ class Scheme:
             raise DsnetError(f"hard is for id, whose target is the largest network, not for {self.target}")
         if self.external is not None and self.target is not None:
             raise DsnetError(f"ed and {self.target} cannot be combined: one teacher at a time")
-        if not self.sandwich and (self.target is not None or self.external is not None):
+        if self.draw is single_route and taught:
             raise DsnetError(
                 "single goes with label only: there is no largest network in a step to learn from"
             )
 
     @classmethod
     def parse(cls, text: str, *, external: Literal["hard", "soft"] = "hard") -> Scheme:
-        """The scheme of a name such as ``"ib"``, ``"e-ib+h-ib"`` or ``"ed+mvco"``."""
+        """Return the scheme of a name.
+
+        Args:
+            text: Registered parts joined by ``+`` in any order, such as ``"ib"`` or ``"ed+mvco"``.
+            external: What an external teacher teaches, if the scheme has one.
+
+        Raises:
+            DsnetError: A part is not registered or given twice, or the parts cannot be combined.
+        """
         parts = [part.strip() for part in text.lower().split("+")]
-        unknown = [part for part in parts if part not in PARTS]
-        if unknown or len(set(parts)) < len(parts):
-            what = (
-                f"no scheme has a part {shorten(unknown[0])}"
-                if unknown
-                else f"{shorten(text)} names a part twice"
+        unknown = [part for part in parts if part not in _PARTS]
+        if unknown:
+            raise DsnetError(
+                f"unknown scheme {shorten(unknown[0])}; registered: {', '.join(_PARTS)}, joined by + (a scheme "
+                "of your own is registered by the module that defines it: --import MODULE)"
             )
-            raise DsnetError(f"{what}; possible parts: {', '.join(PARTS)}, joined by +")
-        targets = [part for part in ("id", "ib", "e-ib") if part in parts]
-        if len(targets) > 1:
-            raise DsnetError(f"{' and '.join(targets)} cannot be combined: one teacher at a time")
-        hierarchical = "h-ib" in parts
-        target: Target | None = "ib" if hierarchical else None
-        for known in ("id", "ib", "e-ib"):
-            if known in targets:
-                target = known
-        share = 1.0 if target is None else 0.5 if "label" in parts else 0.0
-        return cls(
-            target=target,
-            label_share=0.5 if "ed" in parts else share,
-            hard=target == "id" and "label" in parts,
-            hierarchical=hierarchical,
-            external=external if "ed" in parts else None,
-            own_views="mvco" in parts,
-            sandwich="single" not in parts,
-        )
+        if len(set(parts)) < len(parts):
+            raise DsnetError(f"scheme {shorten(text)} names a part twice")
+        scheme = cls()
+        for name, apply in _PARTS.items():  # in order of registration: the order in the text has no meaning
+            if name in parts:
+                scheme = apply(scheme)
+        return scheme if scheme.external is None else replace(scheme, external=external)
 
     @property
     def uses_average(self) -> bool:
         """Whether a moving average of the weights is needed."""
         return self.target in ("ib", "e-ib")
 
-    def draw(
-        self, space: RouteSpace, random: int, generator: torch.Generator | None = None
-    ) -> tuple[Route, ...]:
-        """The networks of a step: largest, ``random`` drawn from the interior, smallest; or just one."""
-        if not self.sandwich:
-            return space.sample(1, generator=generator)
-        return (space.largest, *space.sample(random, generator=generator, interior=True), space.smallest)
-
     def networks(self, space: RouteSpace, random: int) -> int:
-        """How many networks `draw` gives."""
-        return 2 + random * (len(space) > 2) if self.sandwich else 1
+        """Return the number of networks in a step."""
+        return len(self.draw(space, random, torch.Generator().manual_seed(0)))
 
     def views(self, networks: int) -> int:
-        """How many views of the images a step needs for so many networks."""
+        """Return the number of views of the images that a step of so many networks needs."""
         return networks + (self.external is not None) if self.own_views else 1
+
+
+SchemePart: TypeAlias = Callable[[Scheme], Scheme]
+_PARTS: dict[str, SchemePart] = {}
+
+
+def register_scheme(name: str) -> Callable[[SchemePart], SchemePart]:
+    """Register a scheme, or a part to be joined with others by ``+``, under the name that settings use.
+
+    The decorated function gets the scheme made of the other parts (those registered before it) and returns the
+    scheme to train with. Alone it gets ``Scheme()``, by which all networks learn from labels.
+
+    Args:
+        name: Lower-case letters, digits and ``-``.
+
+    Raises:
+        DsnetError: The name is registered already or has other characters.
+
+    Example:
+        >>> @register_scheme("mostly-labels")
+        ... def mostly_labels(scheme):
+        ...     return replace(scheme, target="ib", label_share=0.75)
+        >>> Scheme.parse("mostly-labels+mvco").label_share
+        0.75
+        >>> del _PARTS["mostly-labels"]
+    """
+
+    def register(part: SchemePart) -> SchemePart:
+        if name in _PARTS or re.fullmatch("[a-z][a-z0-9-]*", name) is None:
+            reason = "registered already" if name in _PARTS else "not a possible name"
+            raise DsnetError(f"scheme {shorten(name)} is {reason}; registered: {', '.join(_PARTS)}")
+        _PARTS[name] = part
+        return part
+
+    return register
+
+
+def _taught_by(target: Target, scheme: Scheme) -> Scheme:
+    if scheme.target is not None:
+        raise DsnetError(f"{scheme.target} and {target} cannot be combined: one teacher at a time")
+    return replace(scheme, target=target, label_share=0.0)
+
+
+for _target in get_args(Target):
+    register_scheme(_target)(functools.partial(_taught_by, _target))
+
+
+@register_scheme("h-ib")
+def _hierarchical(scheme: Scheme) -> Scheme:
+    return replace(scheme, target=scheme.target or "ib", label_share=0.0, hierarchical=True)
+
+
+@register_scheme("ed")
+def _external(scheme: Scheme) -> Scheme:
+    return replace(scheme, external="hard", label_share=0.5)
+
+
+@register_scheme("label")
+def _label(scheme: Scheme) -> Scheme:
+    return scheme if scheme.target is None else replace(scheme, label_share=0.5, hard=scheme.target == "id")
+
+
+@register_scheme("mvco")
+def _own_views(scheme: Scheme) -> Scheme:
+    return replace(scheme, own_views=True)
+
+
+@register_scheme("single")
+def _single(scheme: Scheme) -> Scheme:
+    return replace(scheme, draw=single_route)

@@ -20,7 +20,7 @@ from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import Mode
 from dsnet.training.stage1.ema import Average
-from dsnet.training.stage1.losses import ensemble, hard_labels, hierarchical, label_loss, soft_loss
+from dsnet.training.stage1.losses import ensemble, hard_labels, hierarchical, label_loss
 from dsnet.training.stage1.projector import Projector
 from dsnet.training.stage1.scheme import Scheme
 
@@ -160,7 +160,7 @@ class Stage1:
         assert target.logits is not None
         if (term == "ed" and self.scheme.external == "hard") or self.scheme.hard:
             return label_loss(logits, hard_labels(target.logits))
-        return soft_loss(logits, target.logits, self.temperature)
+        return self.scheme.soft_loss(logits, target.logits, self.temperature)
 
     def precision(self, at: Tensor) -> torch.autocast:
         """What forward passes run under; casts are not kept, since a step uses every weight once a pass."""

@@ -24,7 +24,7 @@ from dsnet.training.stage1.compiled import CompiledNetwork, enough_programs
 from dsnet.training.stage1.ema import Average
 from dsnet.training.stage1.graphed_step import GraphedStep
 from dsnet.training.stage1.projector import Projector
-from dsnet.training.stage1.scheme import Scheme
+from dsnet.training.stage1.scheme import Scheme, single_route
 from dsnet.training.stage1.step import Stage1, StepLosses
 from dsnet.training.stage1.teacher import Teacher
 from dsnet.training.stage1.views import Views
@@ -134,7 +134,7 @@ class Stage1Objective(Objective):
         share = 1.0 if early else None
         with enough_programs(self.model) if self.config.run.compile else nullcontext():
             losses = self.stepper.step(self.network, routes, views, targets, label_share=share)
-        return _named(losses, sandwich=self.scheme.sandwich)
+        return _named(losses)
 
     def end_step(self) -> None:
         """After the optimiser: the average takes the weights in."""
@@ -162,15 +162,15 @@ class Stage1Objective(Objective):
 
 
 def _scheme(config: SchemeConfig) -> Scheme:
-    return config.parse() if config.route is None else Scheme(sandwich=False)
+    return config.parse() if config.route is None else Scheme(draw=single_route)
 
 
-def _named(losses: StepLosses, *, sandwich: bool) -> dict[str, Tensor]:
+def _named(losses: StepLosses) -> dict[str, Tensor]:
     """Losses by role and term; those of the random networks as their mean."""
     named: dict[str, list[Tensor]] = {}
     last = len(losses.networks) - 1
     for position, network in enumerate(losses.networks):
-        role = "route" if not sandwich else {0: "largest", last: "smallest"}.get(position, "random")
+        role = {0: "largest", last: "smallest"}.get(position, "random") if last else "route"
         for term, value in network.terms:
             named.setdefault(f"{role}/{term}", []).append(value)
     return {name: torch.stack(values).mean() for name, values in named.items()} | {"loss": losses.total}
