@@ -17,7 +17,9 @@ from dsnet.core.settings import keys_of
 from dsnet.models import registry
 from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.text import human
+from dsnet.training import Scheme
 from dsnet.training.config import TrainConfig
+from dsnet.training.stage1 import scheme as schemes
 from tests.support import assert_close, randomise
 from tests.support.docs import ROOT, code_blocks
 
@@ -66,7 +68,10 @@ def test_the_training_pages_run_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    short, block = code_blocks("docs/training.md")
+    monkeypatch.setattr(schemes, "_PARTS", dict(schemes._PARTS))
+    own_scheme, short, block = code_blocks("docs/training.md")
+    exec(own_scheme, {})
+    assert Scheme.parse("squares + mvco").label_share == 0.5
     exec(short, {})
     accuracies = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert len(accuracies) == 4

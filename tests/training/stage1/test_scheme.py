@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def test_parts_that_do_not_combine_are_errors(text: str, words: list[str]) -> No
 
 
 @pytest.fixture
-def ends_by_squares(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def ends_by_squares(monkeypatch: pytest.MonkeyPatch) -> str:
     """The smallest and the largest network; the smallest learns the average's probabilities by squares."""
     monkeypatch.setattr(schemes, "_PARTS", dict(schemes._PARTS))
 
@@ -64,7 +63,7 @@ def ends_by_squares(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     def ends_by_squares(scheme: Scheme) -> Scheme:
         return replace(scheme, target="ib", label_share=0.25, draw=ends, soft_loss=squares)
 
-    yield "ends-by-squares"
+    return "ends-by-squares"
 
 
 def test_a_registered_scheme_trains(ends_by_squares: str, tmp_path: Path) -> None:

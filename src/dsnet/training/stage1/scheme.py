@@ -70,11 +70,11 @@ class Scheme:
         label_share: Weight of the labels in a taught network's loss; the teacher has the rest.
         hard: With ``id``, teach the largest network's decision instead of its probabilities.
         hierarchical: Take half of the teacher's weight from features (``h-ib``).
-        external: Use an external teacher's decisions (``hard``) or probabilities (``soft``); None: no teacher.
+        external: Use an external teacher's decisions (``hard``) or probabilities (``soft``); None: none.
         own_views: Show every network its own view of the images.
         draw: Function of (space, number of random routes, generator) that draws the routes of a step.
-        soft_loss: Function of (logits [B, C], teacher's logits [B, C], temperature) that returns the loss of a
-            network taught by probabilities.
+        soft_loss: Function of (logits [B, C], teacher's logits [B, C], temperature) that returns the loss of
+            a network taught by probabilities.
 
     Raises:
         DsnetError: These values cannot be combined.
@@ -121,8 +121,8 @@ class Scheme:
         unknown = [part for part in parts if part not in _PARTS]
         if unknown:
             raise DsnetError(
-                f"unknown scheme {shorten(unknown[0])}; registered: {', '.join(_PARTS)}, joined by + (a scheme "
-                "of your own is registered by the module that defines it: --import MODULE)"
+                f"unknown scheme {shorten(unknown[0])}; registered: {', '.join(_PARTS)}, joined by + (a "
+                "scheme of your own is registered by the module that defines it: --import MODULE)"
             )
         if len(set(parts)) < len(parts):
             raise DsnetError(f"scheme {shorten(text)} names a part twice")
@@ -153,8 +153,8 @@ _PARTS: dict[str, SchemePart] = {}
 def register_scheme(name: str) -> Callable[[SchemePart], SchemePart]:
     """Register a scheme, or a part to be joined with others by ``+``, under the name that settings use.
 
-    The decorated function gets the scheme made of the other parts (those registered before it) and returns the
-    scheme to train with. Alone it gets ``Scheme()``, by which all networks learn from labels.
+    The decorated function gets the scheme made of the other parts (those registered before it) and returns
+    the scheme to train with. Alone it gets ``Scheme()``, by which all networks learn from labels.
 
     Args:
         name: Lower-case letters, digits and ``-``.
