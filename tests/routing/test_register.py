@@ -18,8 +18,16 @@ import dsnet
 from dsnet.calibration import Calibration, calibrate, collect, simulate
 from dsnet.calibration.compare import compare
 from dsnet.cli import main
-from dsnet.routing import CostTable, OperatingPoint, Routed, Router, list_routers, policies, register_router
-from dsnet.routing.session import Session
+from dsnet.routing import (
+    CostTable,
+    OperatingPoint,
+    Routed,
+    Router,
+    Session,
+    list_routers,
+    policies,
+    register_router,
+)
 from tests.support import error_of, random_model
 from tests.support.routers import ONE, spread
 
@@ -109,17 +117,20 @@ def test_the_command_line_takes_an_own_router(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def command(name: str, *arguments: str, status: int = 0) -> str:
-        given = ["--name", "gated", "--device", "cpu", "--router", "careful"]
-        assert main([name, str(run), *arguments, *given]) == status
+    def command(name: str, *arguments: str, router: str = "careful", status: int = 0) -> str:
+        options = ["--name", "gated", "--device", "cpu", "--router", router]
+        assert main([name, str(run), *arguments, *options]) == status
         written = capsys.readouterr()
         return written.err if status else written.out
 
-    assert "unknown router 'careful'" in command("predict", files[0], "--budget", "45%", status=2)
+    for budget in (["--budget", "45%"], []):
+        assert "unknown router 'careful'" in command("predict", files[0], *budget, status=2)
+    assert "needs a budget" in command("predict", files[0], router="single", status=2)
     own = ["--import", "own_router"]
     try:
         budget = str(json.loads(command("calibrate", *own, "--json"))["budgets"][4]["target"])
         assert "4 images" in command("predict", *files[:4], *own, "--budget", budget)
+        assert "needs a budget" in command("predict", files[0], *own, status=2)
         rows = json.loads(command("evaluate", *own, "--routed", "--json"))["rows"]
         assert {row["router"] for row in rows} == {"careful"}
     finally:

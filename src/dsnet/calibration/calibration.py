@@ -58,7 +58,7 @@ class Calibration:
 
     def budget_range(self, name: str = "auto") -> tuple[float, float]:
         """Return the lowest and the highest mean cost of a router's operating points, or of all routers'."""
-        curves = [r.curve for kind, r in self.routers.items() if name in ("auto", kind)]
+        curves = [r.curve for r in self.only(name).routers.values()]
         return min(c[0].cost for c in curves), max(c[-1].cost for c in curves)
 
     def pick(self, budget: float, kinds: Collection[str] | None = None) -> RouterPick:

@@ -24,7 +24,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.loading import build_network, load_classifier
 from dsnet.routing.cost_table import CostTable, Unit
-from dsnet.routing.policies import CascadePolicy, GatePolicy, Policy
+from dsnet.routing.policies import CascadePolicy, GatePolicy, Policy, policy_class
 from dsnet.routing.router import Routed, format_cost, parse_budget
 from dsnet.training.stage1.teacher import Channels
 
@@ -194,6 +194,8 @@ def open_predictor(
     """
     if route is not None and (budget is not None or router != "auto"):
         raise DsnetError("a route is for every image: it takes neither a budget nor a router")
+    if router != "auto":
+        policy_class(router)  # raises an error if no router has this name
     where = str(run) if name is None else f"{run} --name {name}"
     saved = load_classifier(run, name)
     known = saved.data.get("input")
@@ -216,7 +218,7 @@ def open_predictor(
     if route is not None:
         model.require_statistics(model.space.resolve(route))
         policy = CascadePolicy(costs=costs, routes=(route,), thresholds=())  # its first route is its last
-    elif budget is None and router != "cascade" and gated:
+    elif budget is None and router in ("auto", "gate") and gated:
         policy = GatePolicy(costs=costs)
     elif router == "gate" and not gated:
         raise DsnetError(f"the gates of {where} are not trained; run `dsnet gate {where}` first")
@@ -250,6 +252,9 @@ def _within(
     """The policy that keeps a budget; without one, an error that says which are possible."""
     costs = calibration.costs
     if budget is None:
+        policy = None if router == "auto" else policy_class(router).without_budget(costs)
+        if policy is not None:
+            return policy
         low, high = calibration.budget_range(router)
         reach = f"{format_cost(low, costs.unit)} to {format_cost(high, costs.unit)}"
         shares = f"{low / costs.largest:.1%} to {high / costs.largest:.1%}"

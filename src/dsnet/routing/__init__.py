@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dsnet.models.group_by_route import Routable
     from dsnet.routing.cost_table import CostTable
     from dsnet.routing.latency import LatencyTable
     from dsnet.routing.policies import (
@@ -18,18 +19,24 @@ if TYPE_CHECKING:
         register_router,
         run_gated_routes,
     )
+    from dsnet.routing.route_outputs import RouteOutputs
     from dsnet.routing.router import Routed, Router, parse_budget
+    from dsnet.routing.session import Drift, Session
 
 __all__ = [
     "CascadePolicy",
     "CostTable",
+    "Drift",
     "GatePolicy",
     "LatencyTable",
     "OperatingPoint",
     "Policy",
+    "Routable",
+    "RouteOutputs",
     "Routed",
     "RoutedOutput",
     "Router",
+    "Session",
     "list_routers",
     "parse_budget",
     "register_router",
@@ -48,9 +55,13 @@ _LAZY = {
     "list_routers": "dsnet.routing.policies",
     "register_router": "dsnet.routing.policies",
     "run_gated_routes": "dsnet.routing.policies",
+    "Routable": "dsnet.models.group_by_route",
+    "RouteOutputs": "dsnet.routing.route_outputs",
     "Routed": "dsnet.routing.router",
     "Router": "dsnet.routing.router",
     "parse_budget": "dsnet.routing.router",
+    "Drift": "dsnet.routing.session",
+    "Session": "dsnet.routing.session",
 }
 
 

@@ -91,9 +91,9 @@ class Policy(ABC):
         """Return the policy with the settings of an operating point."""
 
     @classmethod
-    def without_budget(cls, costs: CostTable) -> Self:
-        """Return the policy that is used where no budget is given; by default that is an error."""
-        raise DsnetError(f"a {cls.name} router has no setting of its own: give it a budget")
+    def without_budget(cls, costs: CostTable) -> Self | None:
+        """Return the policy to use where no budget is given; None (the default) if it needs one."""
+        return None
 
     @classmethod
     def candidates(cls, outputs: RouteOutputs) -> Iterable[tuple[tuple[float, ...], tuple[int, ...]]]:

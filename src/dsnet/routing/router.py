@@ -82,10 +82,19 @@ class Router:
         return max(within, key=lambda point: (point.accuracy, -point.cost))
 
     def policy(self, budget: float | None = None) -> Policy:
-        """Return the policy for a budget in the unit of the costs; without one, the gates' own decision."""
-        if budget is None:
-            return policy_class(self.kind).without_budget(self.costs)
-        return self.policy_at(self.point(budget))
+        """Return the policy for a budget in the unit of the costs.
+
+        Without a budget a gate decides by itself.
+
+        Raises:
+            DsnetError: If the budget is out of range, or there is none and the policy needs one.
+        """
+        if budget is not None:
+            return self.policy_at(self.point(budget))
+        policy = policy_class(self.kind).without_budget(self.costs)
+        if policy is None:
+            raise DsnetError(f"a {self.kind} router has no setting of its own: give it a budget")
+        return policy
 
     def policy_at(self, point: OperatingPoint) -> Policy:
         """Return the policy of an operating point."""
