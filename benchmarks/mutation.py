@@ -1,11 +1,12 @@
 """Mutation testing: change one operator or constant of the source and see whether the tests notice.
 
     python -m benchmarks.mutation --area slicing --count 25
-    python -m benchmarks.mutation --out build/mutation.json      # all areas; hours on two cores
+    python -m benchmarks.mutation --out build/mutation.json --jobs 16     # all areas; hours on two cores
 
 Mutations are sampled with a seed, so two runs on the same source try the same ones. Each runs the tests of
-its area in a copy of the repository, until the first failure. Survivors are printed with file, line and
-change: either a test is missing, or the change makes no observable difference.
+its area in a copy of the repository, until the first failure; tests that fail without a mutation are left
+out and listed. Survivors are printed with file, line and change: either a test is missing, or the change
+makes no observable difference.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import Queue
+from typing import TypeVar
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 900  # seconds a mutation's tests may run; a mutant that hangs counts as killed
 
@@ -197,42 +201,49 @@ def mutations_of(area: Area) -> list[Mutation]:
     return found
 
 
-def tests_fail(copy: Path, tests: tuple[str, ...], python: str) -> bool:
-    """Return whether the tests of an area fail in a copy of the repository."""
-    command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    settings = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=copy, env=settings, capture_output=True, timeout=TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return True
-    return done.returncode != 0
+class Repository:
+    """A copy of the repository, in which one mutation at a time is tried."""
 
+    def __init__(self, root: Path, python: str) -> None:
+        self.root, self.python = root, python
+        ignored = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT, root, ignore=ignored)
 
-def try_area(name: str, count: int, seed: int, copy: Path, python: str) -> Iterator[dict[str, object]]:
-    """Run the tests of an area on ``count`` of its mutations."""
-    area = AREAS[name]
-    candidates = mutations_of(area)
-    chosen = random.Random(f"{seed} {name}").sample(candidates, min(count, len(candidates)))
-    if tests_fail(copy, area.tests, python):
-        raise SystemExit(f"{name}: the tests fail without a mutation")
-    for number, mutation in enumerate(chosen, 1):
-        path = copy / mutation.file
+    def pytest(self, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+        """Run pytest; None if it takes longer than `TIMEOUT`."""
+        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
+        settings = {**os.environ, "PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
+        try:
+            return subprocess.run(
+                command,
+                cwd=self.root,
+                env=settings,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+
+    def failing(self, tests: tuple[str, ...]) -> list[str]:
+        """Return the tests that fail without a mutation, for example because a library is missing here."""
+        done = self.pytest("-rfE", *tests)
+        if done is None:
+            raise SystemExit(f"{' '.join(tests)}: still running after {TIMEOUT} s without a mutation")
+        lines = (line.split(" ") for line in done.stdout.splitlines())
+        return sorted({line[1] for line in lines if line[0] in ("FAILED", "ERROR") and len(line) > 1})
+
+    def kills(self, mutation: Mutation, tests: tuple[str, ...], left_out: list[str]) -> bool:
+        """Return whether tests fail with a mutation."""
+        path = self.root / mutation.file
         text = path.read_text(encoding="utf-8")
         path.write_text(text[: mutation.start] + mutation.new + text[mutation.stop :], encoding="utf-8")
-        began = time.monotonic()
         try:
-            killed = tests_fail(copy, area.tests, python)
+            done = self.pytest("-x", *(f"--deselect={test}" for test in left_out), *tests)
         finally:
             path.write_text(text, encoding="utf-8")
-        verdict = "killed" if killed else "SURVIVED"
-        print(
-            f"{name} {number}/{len(chosen)} {verdict:8} {mutation.file}:{mutation.line} "
-            f"{mutation.old!r} → {mutation.new!r}  {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
-        yield {"area": name, "killed": killed, **asdict(mutation)}
+        return done is None or done.returncode != 0
 
 
 def main() -> None:
@@ -242,21 +253,52 @@ def main() -> None:
     parser.add_argument("--area", nargs="+", choices=AREAS, default=list(AREAS), help="default: all")
     parser.add_argument("--count", type=int, default=25, help="mutations per area (default: 25)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--jobs", type=int, default=1, help="mutations tried at the same time (default: 1)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
-    results = []
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "repository"
-        ignored = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, copy, ignore=ignored)
-        for name in args.area:
-            results += try_area(name, args.count, args.seed, copy, sys.executable)
-            mine = [result for result in results if result["area"] == name]
-            killed = sum(bool(result["killed"]) for result in mine)
-            print(f"{name}: {killed} of {len(mine)} killed", flush=True)
+    results: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        copies: Queue[Repository] = Queue()
+        for number in range(args.jobs):
+            copies.put(Repository(Path(folder) / str(number), sys.executable))
+
+        def in_a_copy(function: Callable[[Repository], T]) -> T:
+            copy = copies.get()
+            try:
+                return function(copy)
+            finally:
+                copies.put(copy)
+
+        def failing(name: str) -> list[str]:
+            return in_a_copy(lambda copy: copy.failing(AREAS[name].tests))
+
+        def kills(name: str, mutation: Mutation, left_out: list[str]) -> bool:
+            return in_a_copy(lambda copy: copy.kills(mutation, AREAS[name].tests, left_out))
+
+        baselines = {name: pool.submit(failing, name) for name in args.area}
+        tries = {}
+        for name, baseline in baselines.items():
+            left_out = baseline.result()
+            for test in left_out:
+                print(f"{name}: left out, fails without a mutation: {test}", flush=True)
+            candidates = mutations_of(AREAS[name])
+            sample = random.Random(f"{args.seed} {name}").sample(candidates, min(args.count, len(candidates)))
+            for mutation in sample:
+                tries[pool.submit(kills, name, mutation, left_out)] = (name, mutation)
+        for job in as_completed(tries):
+            name, mutation = tries[job]
+            results.append({"area": name, "killed": job.result(), **asdict(mutation)})
+            print(
+                f"{len(results)}/{len(tries)} {name} {'killed' if job.result() else 'SURVIVED':8} "
+                f"{mutation.file}:{mutation.line} {mutation.old!r} → {mutation.new!r}",
+                flush=True,
+            )
             if args.out is not None:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 args.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    for name in args.area:
+        killed = [bool(result["killed"]) for result in results if result["area"] == name]
+        print(f"{name}: {sum(killed)} of {len(killed)} killed")
 
 
 if __name__ == "__main__":
