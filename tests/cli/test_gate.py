@@ -79,7 +79,7 @@ def test_calibration_travels_with_the_checkpoint(run: Path) -> None:
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
     for router in calibration.routers.values():
         assert all(sum(count for _, count in p.route_counts) == calibration.images for p in router.curve)
-    routed = dsnet.load_routed(run, "50%", router="cascade")
+    routed = dsnet.load(run).routed("50%", router="cascade")
     assert isinstance(routed, Routed)
     opened = open_trained(run, device="cpu")
     x, _ = next(opened.seen(opened.test, 64))
@@ -140,7 +140,7 @@ def test_milliseconds_as_the_cost(run: Path, tmp_path: Path, capsys: pytest.Capt
     shutil.copytree(run, copy)
     told = json.loads(out_of(capsys, "calibrate", copy, "--latency-table", tmp_path / "t.json", "--json"))
     assert told["unit"] == "ms"
-    routed = dsnet.load_routed(copy, told["budgets"][4]["target"])
+    routed = dsnet.load(copy).routed(told["budgets"][4]["target"])
     assert routed.router.costs.unit == "ms"
     given = ("calibrate", copy, "--latency-table", tmp_path / "t.json")
     assert "give --target-ms" in out_of(capsys, *given, "--target-madds", "60%", status=2)
@@ -167,7 +167,7 @@ def test_milliseconds_of_a_plan(run: Path, tmp_path: Path, capsys: pytest.Captur
     shown = out_of(capsys, "calibrate", copy, "--latency-table", table, "--target-ms", f"{target:.4f}")
     assert "milliseconds of a plan, openvino 20" in shown
     assert ", batch 1\n" in shown
-    routed = dsnet.load_routed(copy, f"{target:.4f}ms")
+    routed = dsnet.load(copy).routed(f"{target:.4f}ms")
     assert routed.router.costs == costs
     assert routed.router.point(target).cost <= target
 
@@ -242,9 +242,7 @@ def test_what_is_not_there_yet_names_the_command(
 ) -> None:
     unknown = out_of(capsys, "evaluate", run, "--routed", "--name", "final", status=2)
     assert f"dsnet calibrate {run} --name final" in unknown
-    assert f"dsnet calibrate {run} --name final" in error_of(
-        lambda: dsnet.load_routed(run, "45%", name="final")
-    )
+    assert f"dsnet calibrate {run} --name final" in error_of(lambda: dsnet.load(run, "final").routed("45%"))
     assert "dsnet gate" in out_of(capsys, "calibrate", run, "--name", "final", "--router", "gate", status=2)
     assert "no checkpoint" in out_of(capsys, "calibrate", tmp_path, status=2)
     assert "no checkpoint" in out_of(capsys, "gate", tmp_path, status=2)
@@ -311,7 +309,7 @@ def test_a_damaged_calibration_says_how_to_mend_it(
     data = json.loads(path.read_text())
     data["routing"].update(damage)
     rewrite(path, json.dumps(data))
-    message = error_of(lambda: dsnet.load_routed(copy, "45%"))
+    message = error_of(lambda: dsnet.load(copy).routed("45%"))
     assert f"dsnet calibrate {copy}" in message
 
 
@@ -326,7 +324,7 @@ def test_a_damaged_network_is_no_traceback(run: Path, tmp_path: Path, key: str, 
     data = json.loads(path.read_text())
     data["network"][key] = value
     rewrite(path, json.dumps(data))
-    assert error_of(lambda: dsnet.load_routed(copy, "45%"))
+    assert error_of(lambda: dsnet.load(copy).routed("45%"))
 
 
 def test_a_run_in_use_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from dsnet.report.training import before_text, training_page
 from dsnet.training import train
 from dsnet.training.config import DataConfig, TrainConfig
 from dsnet.training.estimate import estimate
-from dsnet.training.evaluate import ClassResults, Confusion, GatedResult, RouteResult, evaluate
+from dsnet.training.evaluation import ClassResults, Confusion, GatedResult, RouteResult, evaluate
 from dsnet.training.loop import RunStatus
 from dsnet.training.results import Images, Outcome, read_outcome, results_of
 from tests.support import error_of, images, randomise

@@ -68,7 +68,7 @@ def test_answers_are_the_networks_at_the_reported_route(
 
 @pytest.mark.parametrize("router", ["auto", "gate", "cascade"])
 def test_routes_and_costs_are_the_rules(run: Path, files: list[str], digits: Tensor, router: str) -> None:
-    routed = dsnet.load_routed(run, "45%", router=router, name="gated")
+    routed = dsnet.load(run, "gated").routed("45%", router=router)
     predictor = open_predictor(run, budget="45%", router=router, device="cpu")
     results = predicted(predictor, files, batch=COUNT)
     with torch.no_grad():

@@ -183,6 +183,6 @@ def test_weights_and_normalisation_that_are_no_numbers_are_refused(run: Path, tm
     assert "input.std[0] is 0.0" in error_of(
         lambda: save_checkpoint(tmp_path, "final", model, step=2, data=zero)
     )
-    data = dsnet.load_routed(run, "45%").router.to_dict()
+    data = dsnet.load(run).routed("45%").router.to_dict()
     data["curve"][0][1] = float("nan")
     assert "needs a finite accuracy, got nan" in error_of(lambda: Router.from_dict(data))

@@ -12,7 +12,7 @@ from pathlib import Path
 from dsnet.data.transforms.augment import Augment
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig, MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
-from dsnet.training.evaluate import RouteResult
+from dsnet.training.evaluation import RouteResult
 
 OPTIM = OptimConfig(lr=0.1, epochs=2, warmup=0.5, batch=256)  # 5 steps an epoch
 

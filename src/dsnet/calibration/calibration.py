@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from dsnet.calibration.search import (
     calibrate_candidates,
@@ -18,18 +17,15 @@ from dsnet.calibration.search import (
     calibrate_single,
 )
 from dsnet.core.checkpoint import Checkpoint
-from dsnet.core.device import pick_device
 from dsnet.core.formats import ROUTING
 from dsnet.core.schema import check
 from dsnet.errors import DsnetError, shorten
-from dsnet.models import Supernet
-from dsnet.models.loading import build_network, load_classifier
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.policies import OperatingPoint, list_routers, policy_class
 from dsnet.routing.route_outputs import RouteOutputs, simulate
-from dsnet.routing.router import Routed, Router, format_cost, parse_budget
+from dsnet.routing.router import Router, format_cost
 
-__all__ = ["Calibration", "RouterPick", "calibrate", "has_trained_gates", "load_routed"]
+__all__ = ["Calibration", "RouterPick", "calibrate", "has_trained_gates"]
 
 FORMAT = 2
 
@@ -217,32 +213,3 @@ def _with_route_counts(router: Router, outputs: RouteOutputs) -> Router:
         route_counts = tuple((outputs.routes[c].number, n) for c, n in enumerate(counts) if n)
         points.append(replace(point, route_counts=route_counts))
     return replace(router, curve=tuple(points))
-
-
-def load_routed(
-    run: str | Path,
-    budget: float | str | None = None,
-    *,
-    router: str = "auto",
-    name: str | None = None,
-    device: torch.device | str = "cpu",
-) -> Routed:
-    """Load the network of a calibrated run, routed within a budget.
-
-    Args:
-        run: Folder of the run.
-        budget: Mean cost of an image: ``"300M"``, ``"45%"`` of the largest route, or a number in the unit of
-            the calibration. Without one the gates decide by themselves.
-        router: The name of a calibrated router; ``auto`` is the most accurate one at the budget.
-        name: The checkpoint (default: gated, else final, else last).
-        device: The device of the network.
-
-    Example:
-        >>> routed = dsnet.load_routed("runs/digits_mbnet", "45%")  # doctest: +SKIP
-        >>> logits = routed(images)  # doctest: +SKIP
-    """
-    saved = load_classifier(run, name)
-    calibration = Calibration.of(saved, run if name is None else f"{run} --name {name}")
-    model: Supernet = build_network(saved).to(pick_device(str(device)))
-    number = None if budget is None else parse_budget(budget, calibration.costs)
-    return Routed(model, calibration.router(router, number), number)

@@ -18,7 +18,7 @@ from dsnet.report.page import page
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.report.text import bar, csv_text, human, table
 from dsnet.routes import evenly_spaced
-from dsnet.training.evaluate import evaluate
+from dsnet.training.evaluation import evaluate
 
 __all__ = ["run"]
 

@@ -13,7 +13,7 @@ from dsnet.report.text import roughly
 from dsnet.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from dsnet.training.evaluate import RouteResult
+    from dsnet.training.evaluation import RouteResult
 
 __all__ = ["CLEAR", "StatusLine", "TrainingProgress", "clock", "progress"]
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,10 +20,14 @@ from dsnet.core.files import open_regular
 from dsnet.data.dataset import Crops
 from dsnet.errors import DsnetError, DsnetWarning, install_hint, printable, shorten
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 __all__ = [
     "DecodeErrors",
     "DecodeError",
     "ImageList",
+    "center_crop",
     "crop_box",
     "decode",
     "decode_all",
@@ -118,13 +122,12 @@ def decode(
     image = open_image(source)
     with catch_decode_errors():
         if crops is None:
-            views = [_center_crop(image, size, ratio)]
-        else:
-            # Not a torch generator: on the CPU those read only 32 bits of their seed.
-            rng = np.random.default_rng((crops.seed, index))
-            boxes = [crop_box(image.width, image.height, crops.area, rng) for _ in range(crops.views)]
-            cubic = pillow().Resampling.BICUBIC
-            views = [image.resize((size, size), cubic, box=box, reducing_gap=2.0) for box in boxes]
+            return center_crop(image, size, ratio)[None]
+        # Not a torch generator: on the CPU those read only 32 bits of their seed.
+        rng = np.random.default_rng((crops.seed, index))
+        boxes = [crop_box(image.width, image.height, crops.area, rng) for _ in range(crops.views)]
+        cubic = pillow().Resampling.BICUBIC
+        views = [image.resize((size, size), cubic, box=box, reducing_gap=2.0) for box in boxes]
         return torch.from_numpy(np.stack([np.asarray(view) for view in views])).permute(0, 3, 1, 2)
 
 
@@ -208,7 +211,12 @@ def _upright(image: Any) -> Any:  # noqa: ANN401
     return image.transpose(operations[orientation]) if orientation in operations else image
 
 
-def _center_crop(image: Any, size: int, ratio: float) -> Any:  # noqa: ANN401
+def center_crop(image: Image, size: int, ratio: float = 1.0) -> Tensor:
+    """Resize the shorter side of an RGB image to ``size / ratio`` and return the center [3, size, size]."""
+    return torch.from_numpy(np.array(_center_crop(image, size, ratio))).permute(2, 0, 1)
+
+
+def _center_crop(image: Image, size: int, ratio: float) -> Image:
     shorter = max(size, round(size / ratio))
     width, height = image.size
     scale = shorter / min(width, height)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from dsnet.core.checkpoint import Checkpoint, load_checkpoint
 from dsnet.core.formats import DETECTOR
 from dsnet.core.schema import check
 from dsnet.core.settings import from_plain, to_plain
+from dsnet.data.image_source import ImageSource
 from dsnet.detection.data.prepare import Preprocessing, prepare_images
 from dsnet.detection.model.fssd import Detector, FssdTable
 from dsnet.errors import DsnetError, printable
@@ -30,7 +31,7 @@ class SavedDetector(NamedTuple):
     preprocessing: Preprocessing
     checkpoint: Checkpoint
 
-    def prepare(self, images: Any) -> Tensor:  # noqa: ANN401  (any image type)
+    def prepare(self, images: ImageSource | Sequence[ImageSource]) -> Tensor:
         """Stretch and normalise images as `dsnet detect predict` does.
 
         Args:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from dsnet.core.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from dsnet.models.group_by_route import Routable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from dsnet.routing.route_outputs import RouteOutputs
     from dsnet.routing.router import Routed, Router, parse_budget
     from dsnet.routing.session import Drift, Session
+else:
+    __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
     "CascadePolicy",
@@ -42,37 +45,3 @@ __all__ = [
     "register_router",
     "run_gated_routes",
 ]
-
-# Imported on first use, so that command-line help needs no torch.
-_LAZY = {
-    "CostTable": "dsnet.routing.cost_table",
-    "LatencyTable": "dsnet.routing.latency",
-    "CascadePolicy": "dsnet.routing.policies",
-    "GatePolicy": "dsnet.routing.policies",
-    "OperatingPoint": "dsnet.routing.policies",
-    "Policy": "dsnet.routing.policies",
-    "RoutedOutput": "dsnet.routing.policies",
-    "list_routers": "dsnet.routing.policies",
-    "register_router": "dsnet.routing.policies",
-    "run_gated_routes": "dsnet.routing.policies",
-    "Routable": "dsnet.models.group_by_route",
-    "RouteOutputs": "dsnet.routing.route_outputs",
-    "Routed": "dsnet.routing.router",
-    "Router": "dsnet.routing.router",
-    "parse_budget": "dsnet.routing.router",
-    "Drift": "dsnet.routing.session",
-    "Session": "dsnet.routing.session",
-}
-
-
-if not TYPE_CHECKING:  # type checkers read the imports above instead
-
-    def __getattr__(name: str) -> object:
-        if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})

@@ -38,13 +38,13 @@ def _routed_of(plan: object) -> Routed:
     """What a session counts, of a plan."""
     if not isinstance(plan, Planned):
         raise DsnetError(
-            "a session runs a Routed network (dsnet.load_routed) or a plan of one, "
+            "a session runs a Routed network (`dsnet.load(RUN).routed(budget)`) or a plan of one, "
             f"not a {type(plan).__name__}"
         )
     if plan.routed is None:
         raise DsnetError(
             "this plan has no router, so a session has no costs to count; compile what "
-            "dsnet.load_routed(RUN, budget) gives, after `dsnet calibrate RUN`"
+            "dsnet.load(RUN).routed(budget) gives, after `dsnet calibrate RUN`"
         )
     return plan.routed
 

@@ -40,7 +40,7 @@ class Plan(InProcess):
         if self.router is None and self.budget is not None:
             raise DsnetError(
                 "this plan has no calibrated router, so it cannot keep a budget; make it from "
-                "dsnet.load_routed(RUN, budget), after `dsnet calibrate RUN`"
+                "dsnet.load(RUN).routed(budget), after `dsnet calibrate RUN`"
             )
         routed = None if self.router is None else Routed(self.network, self.router, self.budget)
         object.__setattr__(self, "routed", routed)

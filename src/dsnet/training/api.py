@@ -34,7 +34,7 @@ from dsnet.training.bn_calibration import recalibrate
 from dsnet.training.callbacks import Callback
 from dsnet.training.classifier_task import ClassifierTask, Objective
 from dsnet.training.config import TrainConfig
-from dsnet.training.evaluate import Confusion, RouteResult, evaluate_gated
+from dsnet.training.evaluation import Confusion, RouteResult, evaluate_gated
 from dsnet.training.loop import RunStatus, TrainingLoop
 from dsnet.training.results import Images, Outcome, results_of
 from dsnet.training.run_dir import begin, going_on, locked, read_config, write_config

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # commands show progress without importing torch
-    from dsnet.training.evaluate import RouteResult
+    from dsnet.training.evaluation import RouteResult
 
 __all__ = ["Callback"]
 

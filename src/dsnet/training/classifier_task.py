@@ -22,7 +22,7 @@ from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import KeyState
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import TrainConfig
-from dsnet.training.evaluate import RouteResult, Seen, evaluate
+from dsnet.training.evaluation import RouteResult, Seen, evaluate
 from dsnet.training.loop import LoopConfig, TrainingLoop, TrainingTask, Validation
 from dsnet.training.optim import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 from dsnet.training.stage1.teacher import Channels
@@ -231,7 +231,7 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
             source: Images and labels.
             routes: Routes to evaluate.
             label: Name of the operation for progress.
-            seen: Called with the predictions of this rank's share; see `dsnet.training.evaluate.evaluate`.
+            seen: Called with the predictions of this rank's share; see `dsnet.training.evaluation.evaluate`.
         """
         ranks = self.ranks
         mine = torch.arange(len(source))[ranks.rank :: ranks.world]

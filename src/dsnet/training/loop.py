@@ -23,7 +23,7 @@ from dsnet.core.interrupt import StopRequest
 from dsnet.core.metrics_log import DivergedError, LossBuffer, MetricsFile
 from dsnet.errors import DsnetError
 from dsnet.training.callbacks import Callback
-from dsnet.training.evaluate import RouteResult
+from dsnet.training.evaluation import RouteResult
 from dsnet.training.optim import set_learning_rate
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any
 from dsnet.core.formats import RESULTS
 from dsnet.core.schema import check, read_json
 from dsnet.errors import DsnetError
-from dsnet.training.evaluate import ClassResults, GatedResult, RouteResult
+from dsnet.training.evaluation import ClassResults, GatedResult, RouteResult
 from dsnet.training.loop import RunStatus
 
 __all__ = ["Images", "Outcome", "read_outcome", "results_of"]

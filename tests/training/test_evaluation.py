@@ -9,7 +9,7 @@ import dsnet
 from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.training import Average, Scheme, Stage1, recalibrate
-from dsnet.training.evaluate import evaluate
+from dsnet.training.evaluation import evaluate
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 from tests.support import TINY, error_of, images, randomise
 

@@ -1,0 +1,54 @@
+"""The public surface: a change of a name or a signature must be meant."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.public_api import PACKAGES, public_api
+
+SNAPSHOT = Path(__file__).with_name("public_api.txt")
+
+
+def test_public_names_and_signatures_are_those_of_the_snapshot() -> None:
+    """After a change that is meant: DSNET_UPDATE_SNAPSHOT=1 pytest tests/test_public_api.py."""
+    if os.environ.get("DSNET_UPDATE_SNAPSHOT"):
+        SNAPSHOT.write_text(public_api(), encoding="utf-8")
+    assert public_api().splitlines() == SNAPSHOT.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_functions_and_classes_have_a_docstring(package: str) -> None:
+    module = importlib.import_module(package)
+    values = {name: getattr(module, name) for name in module.__all__}
+    documented = {n: v for n, v in values.items() if inspect.isclass(v) or inspect.isfunction(v)}
+    assert not [name for name, value in documented.items() if not inspect.getdoc(value)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_hides_a_public_name(package: str) -> None:
+    """Importing `a.b` sets the attribute `b` of `a`, in place of a name that is imported on first use."""
+    code = (
+        f"import importlib, sys, {package} as package;"
+        f"names = [m.name for m in __import__('pkgutil').iter_modules(package.__path__)];"
+        f"[importlib.import_module('{package}.' + name) for name in names if name != '__main__'];"
+        "hidden = [n for n in package.__all__ if type(getattr(package, n)) is type(sys)];"
+        "assert not hidden, hidden"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_submodules_are_attributes() -> None:
+    code = f"import dsnet; [getattr(dsnet, name[6:]) for name in {PACKAGES[1:]!r}]; dsnet.runtime.compile"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_public_packages_have_an_api_page() -> None:
+    pages = {page.stem for page in (Path(__file__).parents[1] / "docs" / "api").glob("*.md")}
+    assert pages == {package.removeprefix("dsnet.") for package in PACKAGES}
