@@ -19,10 +19,11 @@ on there are boxes are such that an image has --found of them on average.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -40,9 +41,10 @@ from dsnet.core.settings import override, parse_assignments, to_plain
 from dsnet.detection.deploy.partition import pack_detector
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.train.api import make_detector, open_datasets, train_detector
+from dsnet.detection.train.api import train_detector
 from dsnet.detection.train.bn_calibration import calibrate_detector_bn
 from dsnet.detection.train.config import DetectionConfig
+from dsnet.detection.train.setup import make_detector, open_datasets
 from dsnet.detection.train.task import DetectorTask
 from dsnet.recipes import get_recipe
 from dsnet.report.text import table
@@ -126,34 +128,49 @@ def run_steps(args: argparse.Namespace) -> None:
 
 def _training(config: DetectionConfig, device: torch.device) -> DetectorTask:
     train, _, _ = open_datasets(config, device, Callback())
-    found = make_detector(config, train, None, Path())
-    return DetectorTask(config, found, train, Path(), device, Callback())
+    task = DetectorTask(config, make_detector(config, train, None, Path(), device), train)
+    task.begin_epoch()
+    return task
 
 
-def step_times(training: DetectorTask, steps: int = 20) -> tuple[float, float]:
+def _batches(task: DetectorTask) -> Iterator[Any]:
+    """The batches of one epoch after the other."""
+    return (batch for epoch in itertools.count() for batch in task.batches(epoch, 0))
+
+
+def _optimizer_step(task: DetectorTask, batch: Any, step: int) -> None:  # noqa: ANN401
+    """A step as the training loop makes it."""
+    task.optimizer.zero_grad(set_to_none=False)
+    task.step(batch, step)
+    if task.config.optim.clip:
+        nn.utils.clip_grad_norm_(task.detector.parameters(), task.config.optim.clip)
+    task.optimizer.step()
+
+
+def step_times(task: DetectorTask, steps: int = 20) -> tuple[float, float]:
     """Milliseconds of a whole step of training, and of one on a batch that is ready; nothing is kept."""
-    batch = training.ready()
-    taken = []
-    for made in (True, False):
+    batches = _batches(task)
+    measured = []
+    for source in (batches, itertools.repeat(next(batches))):
         for step in range(WARM_UP + steps):
             if step == WARM_UP:
-                _wait(training.device)
+                _wait(task.data.device)
                 begun = time.perf_counter()
-            training.learn(*(training.ready() if made else batch))
-            training.step = (training.step + 1) % training.epoch_steps
-        _wait(training.device)
-        taken.append(1e3 * (time.perf_counter() - begun) / steps)
-    return taken[0], taken[1]
+            _optimizer_step(task, next(source), step)
+        _wait(task.data.device)
+        measured.append(1e3 * (time.perf_counter() - begun) / steps)
+    return measured[0], measured[1]
 
 
-def kernel_times(training: DetectorTask, steps: int = 5) -> dict[str, float]:
+def kernel_times(task: DetectorTask, steps: int = 5) -> dict[str, float]:
     """Milliseconds a step by kernel, the longest first."""
     from torch.profiler import ProfilerActivity
 
+    batches = _batches(task)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
-        for _ in range(steps):
-            training.learn(*training.ready())
-        _wait(training.device)
+        for step in range(steps):
+            _optimizer_step(task, next(batches), step)
+        _wait(task.data.device)
     times = {event.key: event.self_device_time_total / 1e3 / steps for event in seen.key_averages()}
     return dict(sorted(times.items(), key=lambda item: -item[1]))
 

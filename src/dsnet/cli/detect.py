@@ -17,10 +17,9 @@ from dsnet.core.files import write_output
 from dsnet.data.decode import DecodeError
 from dsnet.data.find_images import find_images
 from dsnet.detection.data.dataset import load_detection_dataset, read_splits
-from dsnet.detection.data.summary import plural
+from dsnet.detection.data.summary import plural, report_problems
 from dsnet.detection.eval.evaluate import evaluate_detector
 from dsnet.detection.io import SavedDetector, load_detector
-from dsnet.detection.train.api import report_problems
 from dsnet.detection.visualize import draw_detections, drawing_paths
 from dsnet.errors import DsnetError, printable
 from dsnet.inference.detect import ImageDetections, detect_files

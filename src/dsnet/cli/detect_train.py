@@ -15,17 +15,11 @@ from dsnet.core.files import write_text
 from dsnet.core.run_lock import LockedError
 from dsnet.core.settings import to_plain
 from dsnet.detection.data.dataset import read_splits
-from dsnet.detection.data.summary import count_split, describe_run, plural
+from dsnet.detection.data.summary import count_split, describe_run, plural, report_problems
 from dsnet.detection.io import load_detector
-from dsnet.detection.train.api import (
-    PROBLEMS,
-    RESULTS,
-    DetectionOutcome,
-    planned_network,
-    report_problems,
-    train_detector,
-)
+from dsnet.detection.train.api import RESULTS, DetectionOutcome, train_detector
 from dsnet.detection.train.config import DetectionConfig
+from dsnet.detection.train.setup import PROBLEMS, planned_network
 from dsnet.errors import DsnetError
 from dsnet.inference.detect import ImageDetections, detect_files
 from dsnet.recipes.resolve import resolve_recipe

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
@@ -18,7 +18,7 @@ from dsnet.models.supernet import GateState
 from dsnet.routes import Route
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
 
-__all__ = ["Sums", "recalibrate"]
+__all__ = ["recalibrate", "set_statistics"]
 
 
 class Sums:
@@ -47,7 +47,6 @@ class Sums:
             norm.set_statistics(key, mean, (squares / everyone - mean.square()).clamp(min=0), int(everyone))
 
 
-@torch.no_grad()
 def recalibrate(
     model: Supernet,
     batches: Iterable[Tensor],
@@ -65,21 +64,47 @@ def recalibrate(
     """
     wanted = {model.space.resolve(r).choices for r in routes} if routes is not None else None
     reach = sorted(wanted if wanted is not None else (route.choices for route in model.space))
-    training = model.training
-    model.eval()
+
+    def run(images: Tensor, mode: Mode) -> None:
+        model.check_images(images)
+        state = model.run_prefix(images, mode)
+        if model.bn_key == "prefix":
+            _every_history(model, state, (), reach, mode)
+        else:
+            _every_pair(model, state, reach, mode, generator)
+
+    return set_statistics(model, batches, run, add=add)
+
+
+@torch.no_grad()
+def set_statistics(
+    module: nn.Module,
+    batches: Iterable[Tensor],
+    run: Callable[[Tensor, Mode], None],
+    *,
+    add: Callable[[Tensor], Tensor] = lambda sums: sums,
+) -> int:
+    """Set the statistics of all norms and keys that a pass uses, and count the images.
+
+    Args:
+        module: The module that holds the norms; it is in eval mode during the pass.
+        batches: Images.
+        run: Runs a batch in a mode that gathers statistics.
+        add: Adds up a tensor over processes that each see a share of the images.
+
+    Raises:
+        DsnetError: There is no batch.
+    """
+    training = module.training
+    module.eval()
     sums, seen = Sums(), 0
     mode = Mode(statistics=sums)
     try:
         for images in batches:
-            model.check_images(images)
-            state = model.run_prefix(images, mode)
-            if model.bn_key == "prefix":
-                _every_history(model, state, (), reach, mode)
-            else:
-                _every_pair(model, state, reach, mode, generator)
+            run(images, mode)
             seen += len(images)
     finally:
-        model.train(training)
+        module.train(training)
     if seen == 0:
         raise DsnetError("no images to re-calibrate with: the data gave no batch")
     if sums.sums:  # group and layer norms have none

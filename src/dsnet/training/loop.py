@@ -257,10 +257,11 @@ class TrainingLoop:
         self.task.begin_epoch()
         for batch in self._batches(epoch, first_step, stop):
             self._optimizer_step(batch)
-            self.callback.on_step_end(self.step, epoch, self.task.batch_size)
-            if self.step % self.config.log_every == 0:
+            ends_epoch = self.step % self.task.epoch_steps == 0
+            if ends_epoch or self.step % self.config.log_every == 0:
                 self._log()
-            if self.step % self.task.epoch_steps == 0:
+            self.callback.on_step_end(self.step, epoch, self.task.batch_size)
+            if ends_epoch:
                 break
             if self._save_is_due():
                 self.save()
@@ -268,7 +269,6 @@ class TrainingLoop:
                 return True
         if self.step % self.task.epoch_steps:
             return True
-        self._log()
         if (epoch + 1) % self.config.validate_every == 0 or self.step == self.steps:
             self._validate(epoch)
         if self._save_is_due():

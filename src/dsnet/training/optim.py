@@ -22,6 +22,7 @@ __all__ = [
     "optimizer_tensors",
     "parameter_groups",
     "restore_optimizer",
+    "scheduled_rate",
     "set_learning_rate",
 ]
 
@@ -69,11 +70,28 @@ def cosine(step: int, *, steps: int, warmup: int) -> float:
 
 def learning_rate(optim: OptimConfig, step: int, *, steps: int, epoch_steps: int) -> float:
     """Return the learning rate of a step."""
-    warmup = round(optim.warmup * epoch_steps)
-    if optim.decay is None:
-        return optim.lr * cosine(step, steps=steps, warmup=warmup)
+    factor = None if optim.decay is None else optim.decay ** (step // epoch_steps)
+    return scheduled_rate(
+        optim.lr, step, steps=steps, warmup=round(optim.warmup * epoch_steps), factor=factor
+    )
+
+
+def scheduled_rate(
+    lr: float, step: int, *, steps: int, warmup: int = 0, factor: float | None = None
+) -> float:
+    """Return the learning rate of a step: a linear warm-up, then half a cosine down to 0, or lr · ``factor``.
+
+    Args:
+        lr: The largest learning rate.
+        step: The step, from 0.
+        steps: Steps of the run.
+        warmup: Steps of the warm-up.
+        factor: The factor of a stepwise schedule in this step; None: the cosine.
+    """
+    if factor is None:
+        return lr * cosine(step, steps=steps, warmup=warmup)
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    return optim.lr * rise * optim.decay ** (step // epoch_steps)
+    return lr * rise * factor
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,16 @@ from dsnet.core.settings import from_plain, to_plain
 from dsnet.errors import DsnetError, shorten
 from dsnet.training.config import TrainConfig
 
-__all__ = ["begin", "going_on", "locked", "read_config", "read_plain", "settings_of", "write_config"]
+__all__ = [
+    "begin",
+    "going_on",
+    "locked",
+    "read_config",
+    "read_plain",
+    "read_settings",
+    "settings_of",
+    "write_config",
+]
 
 T = TypeVar("T")
 
@@ -37,9 +46,14 @@ FREE = {
 
 def read_config(folder: Path) -> TrainConfig:
     """The configuration that a run in ``folder`` was started with."""
+    return read_settings(folder, TrainConfig)
+
+
+def read_settings(folder: Path, cls: type[T]) -> T:
+    """Read the settings that a run was started with, as a configuration of this class."""
     path = folder / "recipe.json"
     data = read_plain(path, f"{folder} holds no run: it has no recipe.json")
-    return settings_of(TrainConfig, data, path)
+    return settings_of(cls, data, path)
 
 
 def read_plain(path: Path, missing: str | None = None) -> dict[str, Any]:
@@ -65,10 +79,28 @@ def write_config(folder: Path, config: object) -> None:
 
 
 def begin(
-    folder: Path, config: TrainConfig, *, resume: bool, told: Callable[[str], None]
+    folder: Path,
+    config: object,
+    *,
+    resume: bool,
+    told: Callable[[str], None],
+    names: Sequence[str] = ("last", "best", "final"),
+    free: Mapping[str, Sequence[str]] = FREE,
 ) -> Checkpoint | None:
-    """The checkpoint to go on from, none for a new run; raises where that is not what was asked for."""
-    kept = [name for name in ("last", "best", "final") if (folder / name).is_file()]
+    """Return the checkpoint to resume from; None for a new run.
+
+    Args:
+        folder: Folder of the run.
+        config: Settings of the run.
+        resume: Whether the run is to be resumed.
+        told: Gets a message where there is nothing to resume.
+        names: Checkpoints that such a run writes.
+        free: Settings that may differ from those that the run was started with, by group.
+
+    Raises:
+        DsnetError: The folder holds a run that is not to be resumed, or one with other settings.
+    """
+    kept = [name for name in names if (folder / name).is_file()]
     if "last" not in kept and has_last(folder):  # the file that names it was lost
         kept.insert(0, "last")
     if not resume:
@@ -84,7 +116,7 @@ def begin(
         raise DsnetError(f"{folder} has no checkpoint 'last' to go on from; it has {', '.join(kept)}")
     if not (folder / "recipe.json").exists():
         raise DsnetError(f"{folder} has checkpoints but no recipe.json: `dsnet train` did not make them")
-    _same(folder, to_plain(read_config(folder)), to_plain(config))
+    _same(folder, to_plain(read_settings(folder, type(config))), to_plain(config), free)
     return load_checkpoint(folder, "last")
 
 
@@ -96,8 +128,10 @@ def going_on(folder: Path) -> str:
     return f"{last} is the checkpoint to go on from: start all processes again with --resume"
 
 
-def _same(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    for group, keys in FREE.items():
+def _same(
+    folder: Path, before: dict[str, Any], now: dict[str, Any], free: Mapping[str, Sequence[str]]
+) -> None:
+    for group, keys in free.items():
         for key in keys:
             before[group].pop(key)
             now[group].pop(key)

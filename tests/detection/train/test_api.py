@@ -33,7 +33,7 @@ from dsnet.detection.train.config import (
     DetectorGateConfig,
 )
 from dsnet.detection.train.loss import prior_targets
-from dsnet.detection.train.task import DetectorTask, detector_lr
+from dsnet.detection.train.task import detector_lr
 from dsnet.detection.visualize import drawing_paths
 from dsnet.inference import detect
 from dsnet.inference.detect import FailedImage, ImageDetections, detect_files
@@ -81,7 +81,7 @@ def test_a_run_leaves_what_is_needed_to_use_it(run: Path, voc: Path) -> None:
     assert gated["madds"] == pytest.approx(mean)
     assert [r["madds"] for r in results["results"][:-1]] == list(costs.values())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [2, 3, 4, 6]  # and at the end of every epoch
+    assert [(line["step"], line["epoch"]) for line in lines] == [(2, 0), (3, 0), (4, 1), (6, 1)]
     assert set(lines[0]) >= {"loss", "largest/place", "smallest/kind", "images_per_s"}
     assert "without a detector" in error_of(lambda: load_detector(_classifier(run.parent / "plain")))
 
@@ -120,7 +120,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Pa
     assert "holds a run already" in message
     other = config(voc, lr=0.01)
     message = error_of(lambda: train_detector(other, tmp_path / "run", resume=True))
-    assert "started with other settings of optim" in message
+    assert "started with other settings" in message
+    assert "optim.lr was 0.05, not 0.01" in message
 
 
 def test_a_run_that_was_stopped_before_its_first_step_goes_on(voc: Path, tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_a_stop_after_training_says_what_is_saved(
     before = signal.getsignal(signal.SIGTERM)
     for more, way, status in (([], stop, 130), (["--resume"], terminate, 143)):
         with monkeypatch.context() as patched:
-            patched.setattr(DetectorTask, "calibrate", way)
+            patched.setattr("dsnet.detection.train.api.calibrate_detector_bn", way)
             assert main([*command, *more]) == status
         told = capsys.readouterr().err
         assert "Stopped after training, all 3 steps: the trained weights are saved" in told
@@ -193,7 +194,8 @@ def test_a_run_does_not_go_on_with_other_data(voc: Path, tmp_path: Path) -> None
     assert "was started with {'classes': ['blue', 'red']" in message
     seeded = replace(config(voc), run=DetectionRunConfig(device="cpu", seed=5))
     message = error_of(lambda: train_detector(seeded, tmp_path / "run", resume=True))
-    assert "other settings of data, run.seed" in message
+    assert "data.root was " in message
+    assert "run.seed was 0, not 5" in message
 
 
 @pytest.mark.parametrize("command", ["evaluate", "recalibrate", "gate", "calibrate", "transfer", "predict"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,10 +15,10 @@ from dsnet.detection.io import Preprocessing, SavedDetector
 from dsnet.detection.model.fssd import Detector, DetectorOutput
 from dsnet.detection.train.bn_calibration import calibrate_detector_bn
 from dsnet.detection.train.config import DetectionConfig, DetectionDataConfig, DetectorGateConfig
-from dsnet.detection.train.gate import DetectorGateTask, gate_terms, mixed
+from dsnet.detection.train.gate import DetectorGateTask, gate_losses, mix_outputs
 from dsnet.detection.train.loss import PriorTargets, correct_shares, multibox_loss, prior_targets
 from dsnet.training import Checkpoint
-from dsnet.training.callbacks import Callback
+from dsnet.training.loop import LoopConfig, TrainingLoop
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage2.losses import Strategy
 from tests.support import error_of, randomise
@@ -42,12 +44,14 @@ def test_a_one_hot_draw_takes_a_routes_answers() -> None:
     answers, targets = some_answers()
     taken = [0, 2, 1, 2]
     draw = torch.eye(3)[taken].requires_grad_()
-    found = mixed(answers, draw)
+    found = mix_outputs(answers, draw)
     for image, route in enumerate(taken):
         assert torch.equal(found.offsets[image], answers[route].offsets[image])
         assert torch.equal(found.logits[image], answers[route].logits[image])
     costs = torch.tensor([1.0, 2.0, 4.0])
-    terms = gate_terms(torch.zeros(4, 3), draw, answers, targets, costs, total=8.0, gate=DetectorGateConfig())
+    terms = gate_losses(
+        torch.zeros(4, 3), draw, answers, targets, costs, total=8.0, gate=DetectorGateConfig()
+    )
     own = [DetectorOutput(*(part[i : i + 1] for part in answers[route])) for i, route in enumerate(taken)]
     each = [
         multibox_loss(*a, PriorTargets(targets.offsets[i : i + 1], targets.classes[i : i + 1]))
@@ -79,7 +83,7 @@ def test_easy_images_are_those_that_the_smallest_route_answers_nearly_as_well(
     scores[torch.arange(4), wanted] = 50.0  # a gate that is sure of it pays nothing
     draw = torch.eye(3)[wanted]
     gate = DetectorGateConfig(ratio=ratio)
-    terms = gate_terms(scores, draw, answers, targets, torch.ones(3), total=1.0, gate=gate)
+    terms = gate_losses(scores, draw, answers, targets, torch.ones(3), total=1.0, gate=gate)
     assert terms["sgs"].item() == pytest.approx(0, abs=1e-6)
 
 
@@ -100,7 +104,7 @@ def test_the_strategy_decides_about_images_that_the_largest_route_does_not_solve
     scores = torch.zeros(3, 3)
     scores[torch.arange(3), wanted] = 50.0
     gate = DetectorGateConfig(strategy=strategy)
-    terms = gate_terms(scores, torch.eye(3)[wanted], answers, targets, torch.ones(3), total=1.0, gate=gate)
+    terms = gate_losses(scores, torch.eye(3)[wanted], answers, targets, torch.ones(3), total=1.0, gate=gate)
     assert terms["sgs"].item() == pytest.approx(0, abs=1e-6)
 
 
@@ -135,7 +139,8 @@ def training_of(gate: DetectorGateConfig) -> tuple[DetectorGateTask, torch.Tenso
         Checkpoint(tensors={}, data={}),
     )
     config = DetectionConfig(data=DetectionDataConfig(root="-", size=SIZE), gate=gate)
-    return DetectorGateTask(config, found, None), images, padded
+    task = DetectorGateTask(config, found, len(images), lambda number: [(images, padded)])
+    return task, images, padded
 
 
 def test_costs_are_shares_of_the_largest_route_of_the_whole_network() -> None:
@@ -148,7 +153,7 @@ def test_costs_are_shares_of_the_largest_route_of_the_whole_network() -> None:
         with torch.no_grad():  # every draw falls on this choice
             head.last.weight.zero_()
             head.last.bias.copy_(100.0 * torch.eye(2)[taken])
-        paid = gate.terms(images, boxes, seeded(0, "gate"))["complexity"]
+        paid = gate.losses(images, boxes, seeded(0, "gate"))["complexity"]
         assert paid.item() == pytest.approx((cost / largest) ** 2, rel=1e-5)
 
 
@@ -162,26 +167,26 @@ def test_a_step_runs_the_prefix_once_and_pays_the_same() -> None:
         state = detector.network.run_prefix(images)
     scores = detector.network.gate_scores(state)
     draw = gumbel_one_hot(scores, seeded(0, "gate"))
-    two = gate_terms(scores, draw, answers, targets, gate.costs, total=gate.total, gate=gate.config.gate)
+    two = gate_losses(scores, draw, answers, targets, gate.costs, total=gate.total, gate=gate.config.gate)
     calls: list[object] = []
     first = detector.network.chain(())[0].block
     handle = first.register_forward_hook(lambda *_: calls.append(None))
-    one = gate.terms(images, boxes, seeded(0, "gate"))
+    one = gate.losses(images, boxes, seeded(0, "gate"))
     handle.remove()
     assert len(calls) == 1
     assert list(one) == list(two)
     assert all(torch.equal(one[name], two[name]) for name in two)
 
 
-def test_the_gate_learns_and_nothing_else() -> None:
+def test_the_gate_learns_and_nothing_else(tmp_path: Path) -> None:
     settings = DetectorGateConfig(
         space="0,3", epochs=30, batch=8, target=0.0, sgs=0.0, complexity=5.0, lr=0.5
     )
-    gate, images, padded = training_of(settings)
+    gate, images, _ = training_of(settings)
     detector = gate.detector
     assert [route.number for route in gate.routes] == [0, 3]
     before = {name: value.clone() for name, value in detector.state_dict().items()}
-    gate.train(lambda epoch: iter([(images, padded)]), 1, Callback())
+    TrainingLoop(gate, LoopConfig(epochs=30, save_minutes=None), tmp_path).run()
     changed = {name for name, value in detector.state_dict().items() if not torch.equal(value, before[name])}
     assert changed
     assert all(".routing." in name for name in changed)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dsnet.detection.data.dataset import DetectionDataset
-from dsnet.detection.data.voc import VocAnnotations
+from dsnet.detection.data.voc import FileProblem, VocAnnotations
 from dsnet.detection.train.config import DetectionConfig
 
-__all__ = ["SplitCounts", "batch_too_large", "count_split", "describe_run", "plural"]
+__all__ = ["SplitCounts", "batch_too_large", "count_split", "describe_run", "plural", "report_problems"]
+
+MAX_REPORTED = 5  # problems with files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,14 @@ def _describe_boxes(split: SplitCounts) -> str:
     by_class = ", ".join(f"{count:,} {name}" for name, count in split.boxes.items())
     difficult = f"; {split.difficult:,} more are marked as difficult" if split.difficult else ""
     return f"{sum(split.boxes.values()):,}: {by_class}{difficult}"
+
+
+def report_problems(problems: Sequence[FileProblem], rest: str, report: Callable[[str], None]) -> None:
+    """Report the first problems one by one, and the number of further ones; ``rest`` says where they are."""
+    for problem in problems[:MAX_REPORTED]:
+        report(f"{problem.file}: {problem.what}")
+    if len(problems) > MAX_REPORTED:
+        report(f"and {len(problems) - MAX_REPORTED} more problems with files: {rest}")
 
 
 def batch_too_large(images: int, batch: int) -> str:

@@ -1,77 +1,63 @@
-"""A detector from images with boxes: all routes together, their statistics, then the gate."""
+"""A whole training run of a detector: all routes together, their statistics, then the gate."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
-from dsnet.core.checkpoint import Checkpoint, has_last, load_checkpoint
+from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_text
 from dsnet.core.formats import DETECTION_RESULTS
 from dsnet.core.interrupt import stop_on_signals, stopped_status, terminable
 from dsnet.core.schema import read_json
-from dsnet.core.seeding import seeded
 from dsnet.core.settings import to_plain
-from dsnet.detection.data.dataset import DetectionDataset, load_detection_dataset, read_splits
-from dsnet.detection.data.prepare import Preprocessing
-from dsnet.detection.data.summary import SplitCounts, batch_too_large, count_split, describe_run, plural
+from dsnet.detection.data.dataset import Boxes, DetectionDataset
+from dsnet.detection.data.summary import SplitCounts, count_split, describe_run, plural
 from dsnet.detection.data.voc import FileProblem
-from dsnet.detection.eval.evaluate import DetectionResult
-from dsnet.detection.io import SavedDetector, detector_from_checkpoint
-from dsnet.detection.model.fssd import Detector, incompatibility
-from dsnet.detection.train.config import DetectionConfig
+from dsnet.detection.eval.evaluate import DetectionResult, evaluate_detector
+from dsnet.detection.train.bn_calibration import calibrate_detector_bn
+from dsnet.detection.train.config import DetectionConfig, DetectionRunConfig, DetectorGateConfig
 from dsnet.detection.train.gate import DetectorGateTask
+from dsnet.detection.train.setup import PROBLEMS, check_networks, make_detector, open_datasets
 from dsnet.detection.train.task import DetectorTask
 from dsnet.errors import DsnetError, printable
-from dsnet.models import Supernet, create_model, list_models
-from dsnet.models.loading import build_network
-from dsnet.routes import evenly_spaced
+from dsnet.routes import Route, evenly_spaced
 from dsnet.training.callbacks import Callback
-from dsnet.training.loop import RunStatus
-from dsnet.training.run_dir import locked, read_plain, settings_of, write_config
+from dsnet.training.loop import LoopConfig, RunStatus, TrainingLoop
+from dsnet.training.run_dir import begin, locked, read_settings, write_config
 from dsnet.training.stage2.config import GateConfig
-from dsnet.training.transfer import checkpoint_of, start_from, trained_on
 
-__all__ = [
-    "PROBLEMS",
-    "RESULTS",
-    "DetectionOutcome",
-    "check_networks",
-    "make_detector",
-    "open_datasets",
-    "planned_network",
-    "report_problems",
-    "train_detector",
-]
+__all__ = ["RESULTS", "DetectionOutcome", "train_detector"]
 
-SHOWN = 16  # routes that are evaluated at the end, at most
-TOLD = 5  # problems with files that are told one by one
-MEMORY = 0.4  # of a GPU's free memory that images may take
-PROBLEMS = "problems.txt"  # of a run: what is wrong with files
-RESULTS = "results.json"  # of a run that is finished
+MAX_EVALUATED = 16  # routes that are evaluated at the end
+RESULTS = "results.json"  # the file of a finished run with its figures
+FREE = {  # settings that may differ when a run is resumed
+    "run": [field.name for field in fields(DetectionRunConfig) if field.name != "seed"],
+    "gate": [field.name for field in fields(DetectorGateConfig)],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionOutcome:
-    """What a run came to."""
+    """The results of a training run."""
 
     folder: Path
     status: RunStatus
     classes: tuple[str, ...]
-    results: tuple[DetectionResult, ...] = ()  # routes, then the gate; none where the run was stopped
+    results: tuple[DetectionResult, ...] = ()  # of routes, then of the gate; empty if the run was stopped
     problems: tuple[FileProblem, ...] = ()
     tested: tuple[Path, ...] = ()  # the test images
-    train: SplitCounts | None = None  # none: the run was finished before
+    train: SplitCounts | None = None  # None: the run was finished before
     test: SplitCounts | None = None
 
     @property
     def done(self) -> bool:
-        """Whether all has come to its end, the gate too."""
+        """Whether training, evaluation and gate training are finished."""
         return self.status.finished and bool(self.results)
 
 
@@ -83,39 +69,49 @@ def train_detector(
     callback: Callback | None = None,
     said: Callable[[str], None] = lambda message: None,
 ) -> DetectionOutcome:
-    """Trains into a folder: ``last`` while it trains, ``final`` with statistics, ``gated`` with a gate.
+    """Train a detector into a folder.
 
-    ``said`` hears what is about to be trained, and when statistics, figures and the gate begin. A finished
-    run that is resumed is left as it is.
+    The checkpoint is ``last`` during training, ``final`` once it has exact statistics, and ``gated`` with a
+    trained gate. A finished run that is resumed is left as it is.
+
+    Args:
+        config: Settings of the run.
+        folder: Folder of the run.
+        resume: Continue from the last checkpoint.
+        callback: Observes training.
+        said: Gets a description of the run, and a line for each operation after training.
+
+    Raises:
+        DsnetError: The data, the network or the folder does not fit the settings.
     """
     callback = callback or Callback()
     if not config.data.root:
         raise DsnetError("where are the images? Give data.root: a folder in VOC's layout")
     device = pick_device(config.run.device)
     with locked(folder):
-        saved = _begin(folder, config, resume=resume, callback=callback)
-        if saved is not None and (finished := _finished(folder, config, saved, callback)) is not None:
-            return finished
+        names = ("last", "final", "gated")
+        saved = begin(folder, config, resume=resume, told=callback.on_message, names=names, free=FREE)
         if saved is None:
             check_networks(config)
+        elif (finished := _finished(folder, config, saved, callback)) is not None:
+            return finished
         train, test, problems = open_datasets(config, device, callback)
-        found = make_detector(config, train, saved, folder)
-        if config.gate.epochs:  # a wrong one would be told at the end else
-            GateConfig(space=config.gate.space).routes(found.detector.network)
-        training = DetectorTask(config, found, train, folder, device, callback)
+        detector = make_detector(config, train, saved, folder, device)
+        if config.gate.epochs:  # raises now rather than after training
+            GateConfig(space=config.gate.space).routes(detector.detector.network)
+        task = DetectorTask(config, detector, train)
+        loop = TrainingLoop(task, _loop_config(config), folder, callback=callback)
         if saved is not None:
-            training.restore(saved)
-        (folder / RESULTS).unlink(missing_ok=True)  # what is there is not finished
+            loop.restore(saved)
+        (folder / RESULTS).unlink(missing_ok=True)  # of another gate
         write_config(folder, config)
         if problems:
             lines = (printable(f"{problem.file}: {problem.what}").replace("\n", " ") for problem in problems)
             write_text(folder / PROBLEMS, "".join(f"{line}\n" for line in lines))
         counts = count_split(train), count_split(test)
-        said(describe_run(config, *counts, routes=len(found.detector.network.space)))
-        with stop_on_signals(
-            callback.on_message
-        ) as request:  # later signals act at once: what was trained is saved
-            status = training.run(request)
+        said(describe_run(config, *counts, routes=len(detector.detector.network.space)))
+        with stop_on_signals(callback.on_message) as stop:  # later signals act at once: training is saved
+            status = replace(loop.run(stop), signal=stop.signal)
         outcome = DetectionOutcome(
             folder=folder,
             status=status,
@@ -129,184 +125,101 @@ def train_detector(
             return outcome
         try:
             with terminable():
-                results = _finish(config, training, test, callback, said)
+                results = _finish(loop, task, test, said)
         except KeyboardInterrupt as stopped:
             return replace(outcome, status=replace(status, signal=stopped_status(stopped) - 128))
         _write_results(folder, config, train.classes, results)
         return replace(outcome, results=tuple(results))
 
 
-def _finish(
-    config: DetectionConfig,
-    training: DetectorTask,
-    test: DetectionDataset,
-    callback: Callback,
-    said: Callable[[str], None],
-) -> list[DetectionResult]:
-    """What comes after training: statistics, figures of routes, the gate and its figures."""
-    space, images = training.detector.network.space, len(training.train)
-    routes = [space[at] for at in evenly_spaced(len(space), SHOWN)]
-    said(
-        f"Statistics of {plural(len(space), 'route')}, from "
-        f"{plural(min(config.data.calibration, images), 'training image')}"
+def _loop_config(config: DetectionConfig) -> LoopConfig:
+    optim, run = config.optim, config.run
+    return LoopConfig(
+        epochs=optim.epochs, clip=optim.clip, log_every=run.log_every, save_minutes=run.save_minutes
     )
-    training.calibrate()
-    training.save("final")
+
+
+def _finish(
+    loop: TrainingLoop, task: DetectorTask, test: DetectionDataset, said: Callable[[str], None]
+) -> list[DetectionResult]:
+    """Compute statistics, evaluate routes, then train the gate and evaluate it."""
+    config, detector, callback = task.config, task.detector, loop.callback
+    space, images, batch = detector.network.space, len(task.train), config.optim.batch
+    routes = [space[index] for index in evenly_spaced(len(space), MAX_EVALUATED)]
+    count = min(config.data.calibration, images)
+    said(f"Statistics of {plural(len(space), 'route')}, from {plural(count, 'training image')}")
+    batches = task.data.sample(count, batch, pass_number=0, first_draw=task.steps)
+    seen = callback.progress(batches, -(-count // batch), "statistics: batch")
+    calibrate_detector_bn(detector, (x for x, _ in seen))
+    detector.eval()
+    task.save_trained(loop.folder, "final", loop.data)
+
+    def evaluate(routes: Sequence[Route | None]) -> Iterator[DetectionResult]:
+        preprocessing = task.saved.preprocessing
+        return evaluate_detector(
+            detector, test, preprocessing, routes, batch=batch, progress=callback.progress
+        )
+
     said(f"Figures of {plural(len(routes), 'route')}, on {plural(len(test), 'test image')}")
     results = []
-    for result in training.evaluate(test, routes):
+    for result in evaluate(routes):
         said(f"route {result.route}: mAP {100 * result.mean['voc2007']:.1f} (VOC 2007)")
         results.append(result)
     if config.gate.epochs and len(routes) > 1:
-        gate = DetectorGateTask(config, training.found, training.precision)
-        said(f"The gate, between {plural(len(gate.routes), 'route')}: {plural(config.gate.epochs, 'epoch')}")
-        gate.train(training.epoch_for_gate, -(-images // config.gate.batch), callback, said)
-        training.save("gated", {"gate": to_plain(config.gate)})
-        results += training.evaluate(test, [None])
+        _train_gate(loop, task, said)
+        results += evaluate([None])
         said(f"gate: mAP {100 * results[-1].mean['voc2007']:.1f} (VOC 2007)")
     return results
+
+
+def _train_gate(loop: TrainingLoop, task: DetectorTask, said: Callable[[str], None]) -> None:
+    """Train the gate on augmented training images, and save the detector as ``gated``."""
+    config, gate, images = task.config, task.config.gate, len(task.train)
+
+    def epoch(number: int) -> Iterator[tuple[torch.Tensor, Boxes]]:
+        batches = task.data.sample(images, gate.batch, pass_number=1 + number, first_draw=task.steps)
+        return loop.callback.progress(batches, stage2.epoch_steps, f"gate, epoch {number + 1}: batch")
+
+    stage2 = DetectorGateTask(config, task.saved, images, epoch, task.precision)
+    said(f"The gate, between {plural(len(stage2.routes), 'route')}: {plural(gate.epochs, 'epoch')}")
+    settings = LoopConfig(epochs=gate.epochs, log_every=stage2.epoch_steps, save_minutes=None)
+    callback = _GateProgress(gate.epochs, stage2.epoch_steps, said)
+    TrainingLoop(stage2, settings, loop.folder / "gated.stage2", callback=callback).run()
+    task.detector.requires_grad_(True)
+    task.save_trained(loop.folder, "gated", {**loop.data, "gate": to_plain(gate)})
+
+
+class _GateProgress(Callback):
+    """Reports the mean losses of each epoch."""
+
+    def __init__(self, epochs: int, epoch_steps: int, said: Callable[[str], None]) -> None:
+        self.epochs, self.epoch_steps, self.said = epochs, epoch_steps, said
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """Report the losses of the epoch that has ended."""
+        losses = ", ".join(f"{name} {values[name]:.3f}" for name in ("target", "complexity", "sgs"))
+        self.said(f"gate, epoch {step // self.epoch_steps} of {self.epochs}: {losses}")
 
 
 def _finished(
     folder: Path, config: DetectionConfig, saved: Checkpoint, callback: Callback
 ) -> DetectionOutcome | None:
-    """What a run came to that has nothing left to do; another gate would be."""
+    """Return the outcome of a run with nothing left to do; other settings of the gate are left to do."""
     steps = saved.data.get("steps")
     if saved.data["step"] != steps or not (folder / RESULTS).is_file():
         return None
-    if to_plain(_read_config(folder))["gate"] != to_plain(config)["gate"]:
+    if read_settings(folder, DetectionConfig).gate != config.gate:
         return None
     try:
         plain = read_json(folder / RESULTS, DETECTION_RESULTS)
-    except DsnetError as error:  # half a file: it is made again
+    except DsnetError as error:  # writing was interrupted
         callback.on_message(f"{error}: the figures are made again")
         return None
-    results = tuple(DetectionResult.from_dict(result) for result in plain["results"])
-    classes = tuple(plain["classes"])
     return DetectionOutcome(
-        folder=folder, status=RunStatus(step=steps, steps=steps), classes=classes, results=results
-    )
-
-
-def open_datasets(
-    config: DetectionConfig, device: torch.device, callback: Callback
-) -> tuple[DetectionDataset, DetectionDataset, tuple[FileProblem, ...]]:
-    """Training and test images, on the device if there is room; and what is wrong with files."""
-    data = config.data
-    first = read_splits(data.root, data.train, data.classes)
-    both = [first, read_splits(data.root, data.test, first.classes)]
-    problems = tuple(problem for part in both for problem in part.problems)
-    found = []
-    for part, side in zip(both, (data.stored_size, data.size), strict=True):
-        pictures, damaged = load_detection_dataset(part, side, callback.progress)
-        problems += damaged
-        found.append(_placed(pictures, device))
-    report_problems(problems, f"{PROBLEMS} of the run lists them", callback.on_message)
-    shared = set(found[0].paths) & set(found[1].paths)
-    if shared:
-        callback.on_message(
-            f"{len(shared)} images are in both splits, as {sorted(shared)[0]}: figures mean little"
-        )
-    for pictures, split in zip(found, (data.train, data.test), strict=True):
-        if bool((pictures.boxes.classes < 0).all()):
-            raise DsnetError(f"{data.root}, {split}: there is no box that is not marked as difficult")
-    if len(found[0]) < config.optim.batch:
-        raise DsnetError(batch_too_large(len(found[0]), config.optim.batch))
-    return found[0], found[1], problems
-
-
-def report_problems(problems: Sequence[FileProblem], rest: str, told: Callable[[str], None]) -> None:
-    """The first of them, and where the rest is."""
-    for problem in problems[:TOLD]:
-        told(f"{problem.file}: {problem.what}")
-    if len(problems) > TOLD:
-        told(f"and {len(problems) - TOLD} more problems with files: {rest}")
-
-
-def _placed(pictures: DetectionDataset, device: torch.device) -> DetectionDataset:
-    if device.type != "cuda":
-        return pictures
-    free, _ = torch.cuda.mem_get_info(device)
-    return pictures.to(device) if pictures.images.nbytes < MEMORY * free else pictures
-
-
-def _begin(folder: Path, config: DetectionConfig, *, resume: bool, callback: Callback) -> Checkpoint | None:
-    kept = [name for name in ("last", "final", "gated") if (folder / name).is_file()]
-    if "last" not in kept and has_last(folder):  # the file that names it was lost
-        kept.insert(0, "last")
-    if not resume:
-        if kept:
-            raise DsnetError(
-                f"{folder} holds a run already: go on with it (--resume) or choose another folder"
-            )
-        return None
-    if "last" not in kept:
-        callback.on_message(f"there is no checkpoint in {folder} to go on from: starting anew")
-        return None
-    before, now = to_plain(_read_config(folder)), to_plain(config)
-    changed = [key for key in now if key not in ("run", "gate") and before[key] != now[key]]
-    changed += ["run.seed"] * (before["run"]["seed"] != now["run"]["seed"])
-    if changed:
-        raise DsnetError(f"{folder} was started with other settings of {', '.join(changed)}")
-    return load_checkpoint(folder, "last")
-
-
-def _read_config(folder: Path) -> DetectionConfig:
-    path = folder / "recipe.json"
-    return settings_of(DetectionConfig, read_plain(path), path)
-
-
-def planned_network(config: DetectionConfig) -> Supernet:
-    """The network of a run, without weights."""
-    network = create_model(config.model, device="meta", **config.options)
-    if not isinstance(network, Supernet):
-        raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
-    return network
-
-
-def check_networks(config: DetectionConfig) -> None:
-    """Raises where the network, or the one to start from, cannot carry the detector."""
-    network = planned_network(config)
-    if (why := incompatibility(network, config.table)) is not None:
-        raise DsnetError(f"{config.model} cannot carry this detector: {why}; {_fit(config)}")
-    if config.start is None:
-        return
-    theirs = build_network(checkpoint_of(config.start))
-    if (why := incompatibility(theirs, config.table)) is not None:
-        raise DsnetError(
-            f"start={config.start} holds {theirs.name}, which cannot carry this detector: {why}; "
-            f"{_fit(config)}. Train one of them with `dsnet train`, or begin with none: start=none"
-        )
-
-
-def _fit(config: DetectionConfig) -> str:
-    """The networks that can carry the detector, in words."""
-    found = []
-    for name in list_models("supernet"):
-        network = create_model(name, device="meta")
-        if isinstance(network, Supernet) and incompatibility(network, config.table) is None:
-            found.append(name)
-    return f"these can: {', '.join(found) or 'none'}"
-
-
-def make_detector(
-    config: DetectionConfig, train: DetectionDataset, saved: Checkpoint | None, folder: Path
-) -> SavedDetector:
-    """A run's own, or one that begins: with the weights of a classifier, or with none."""
-    if saved is not None:
-        return detector_from_checkpoint(saved, folder)
-    draws = seeded(config.run.seed, "weights")
-    network = create_model(config.model, generator=draws, **config.options)
-    if not isinstance(network, Supernet):
-        raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
-    mean, std = train.statistics()
-    if config.start is not None:
-        begun = start_from(network, config.start)
-        known = trained_on(begun, config.start)
-        mean, std = tuple(known["mean"]), tuple(known["std"])
-    detector = Detector(network, len(train.classes), config.table, generator=draws)
-    return SavedDetector(
-        detector, train.classes, Preprocessing(config.data.size, mean, std), Checkpoint(tensors={}, data={})
+        folder=folder,
+        status=RunStatus(step=steps, steps=steps),
+        classes=tuple(plain["classes"]),
+        results=tuple(DetectionResult.from_dict(result) for result in plain["results"]),
     )
 
 

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from dsnet.detection.model.fssd import Detector
-from dsnet.errors import DsnetError
-from dsnet.routes import Route
 from dsnet.slicing import Mode
-from dsnet.training.bn_calibration import Sums
+from dsnet.training.bn_calibration import set_statistics
 
 __all__ = ["calibrate_detector_bn"]
 
 
-@torch.no_grad()
-def calibrate_detector_bn(
-    detector: Detector, batches: Iterable[Tensor], routes: Iterable[Route | int] | None = None
-) -> int:
-    """Sets the statistics that routes use (all by default), network and detector alike; counts the images."""
-    space = detector.network.space
-    wanted = list(space) if routes is None else [space.resolve(route) for route in routes]
-    training, sums, seen = detector.training, Sums(), 0
-    detector.eval()
-    try:
-        for images in batches:
-            for _ in detector.outputs(images, wanted, Mode(statistics=sums)):
-                pass
-            seen += len(images)
-    finally:
-        detector.train(training)
-    if not seen:
-        raise DsnetError("no images to re-calibrate with: the data gave no batch")
-    sums.apply(lambda added: added)
-    return seen
+def calibrate_detector_bn(detector: Detector, batches: Iterable[Tensor]) -> int:
+    """Set the statistics of all routes, of the network and the detector alike, and count the images."""
+
+    def run(images: Tensor, mode: Mode) -> None:
+        deque(detector.outputs(images, detector.network.space, mode), maxlen=0)
+
+    return set_statistics(detector, batches, run)

@@ -1,133 +1,141 @@
-"""Stage II of a detector: the gate learns which route an image needs, weights do not change.
+"""Stage II of a detector: the gate learns which route an image needs, the weights stay frozen.
 
-CLS is the multibox loss of all routes' answers mixed by a one-hot draw. Sandwich gate sparsification sends an
-image to the first route where the smallest route's loss is at most ``ratio`` times the largest's, else to the
-last one; by the strategy ``give_up`` only if the largest solves it: gives the right class to at least a share
-``solved`` of the priors that stand for a box. Cost counts the whole detector, as a share of the largest route
-of the whole network, however few the gate decides between.
+The target loss is the multibox loss of all routes' outputs mixed by a one-hot draw. Sandwich gate
+sparsification sends an image to the first route if the smallest route's loss is at most ``ratio`` times the
+largest's, else to the last one; with the strategy ``give_up`` only if the largest route solves it, that is,
+finds the class of at least a share ``solved`` of the image's matched priors. Costs are those of the whole
+detector, as shares of the largest route of the whole network, whatever routes the gate decides between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import SGD
 
-from dsnet.core.metrics_log import LossBuffer
 from dsnet.core.seeding import seeded
 from dsnet.detection.data.dataset import Boxes
 from dsnet.detection.io import SavedDetector
 from dsnet.detection.model.fssd import DetectorOutput
 from dsnet.detection.train.config import DetectionConfig, DetectorGateConfig
 from dsnet.detection.train.loss import PriorTargets, correct_shares, multibox_loss, prior_targets
-from dsnet.gate import RoutingHead
-from dsnet.training.callbacks import Callback
-from dsnet.training.optim import set_learning_rate
+from dsnet.training.loop import TrainingTask
+from dsnet.training.optim import make_optimizer, scheduled_rate
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage2.config import GateConfig
 from dsnet.training.stage2.losses import complexity_penalty, sgs_loss, sgs_targets
+from dsnet.training.stage2.task import freeze_all_but_heads
 
-__all__ = ["DetectorGateTask", "gate_terms", "mixed"]
+__all__ = ["DetectorGateTask", "gate_losses", "mix_outputs"]
 
-Epoch = Callable[[int], Iterator[tuple[Tensor, Boxes]]]
+Batch = tuple[Tensor, Boxes]
 
 
-def mixed(answers: list[DetectorOutput], draw: Tensor) -> DetectorOutput:
-    """DetectorOutput of all routes mixed by draws [B, routes]."""
+def mix_outputs(outputs: Sequence[DetectorOutput], draw: Tensor) -> DetectorOutput:
+    """Mix the outputs of all routes by draws [B, routes]."""
     shares = draw[:, :, None, None].unbind(1)
-    offsets = sum((s * a.offsets.float() for s, a in zip(shares, answers, strict=True)), torch.tensor(0.0))
-    logits = sum((s * a.logits.float() for s, a in zip(shares, answers, strict=True)), torch.tensor(0.0))
+    offsets = sum((s * o.offsets.float() for s, o in zip(shares, outputs, strict=True)), torch.tensor(0.0))
+    logits = sum((s * o.logits.float() for s, o in zip(shares, outputs, strict=True)), torch.tensor(0.0))
     return DetectorOutput(offsets, logits)
 
 
-def gate_terms(
+def gate_losses(
     scores: Tensor,
     draw: Tensor,
-    answers: list[DetectorOutput],
+    outputs: Sequence[DetectorOutput],
     targets: PriorTargets,
     costs: Tensor,
     *,
     total: float,
     gate: DetectorGateConfig,
 ) -> dict[str, Tensor]:
-    """What the gate pays, by name: of scores and a one-hot draw of them [B, routes], costs [routes].
+    """Compute the gate's losses by name.
 
-    ``total`` is the cost of the network's largest route, which need not be one of these.
+    Args:
+        scores: The gate's scores [B, routes].
+        draw: A one-hot draw of them [B, routes].
+        outputs: What the detector predicts at each route.
+        targets: Targets of the priors.
+        costs: Costs [routes].
+        total: The cost of the network's largest route, which need not be one of these.
+        gate: Settings of Stage II.
     """
     with torch.no_grad():
-        small, large = (multibox_loss(*answers[at], targets).by_image() for at in (0, -1))
+        small, large = (multibox_loss(*outputs[route], targets).by_image() for route in (0, -1))
         easy = small <= gate.ratio * large
-        solved = correct_shares(answers[-1].logits, targets) >= gate.solved
-    wanted = sgs_targets(easy, solved, len(answers), gate.strategy)
+        solved = correct_shares(outputs[-1].logits, targets) >= gate.solved
+    sparse_targets = sgs_targets(easy, solved, len(outputs), gate.strategy)
     return {
-        "target": multibox_loss(*mixed(answers, draw), targets).mean(),
+        "target": multibox_loss(*mix_outputs(outputs, draw), targets).mean(),
         "complexity": complexity_penalty(draw @ costs, total),
-        "sgs": sgs_loss([scores], [wanted]),
+        "sgs": sgs_loss([scores], [sparse_targets]),
     }
 
 
-class DetectorGateTask:
-    """New routing heads for a detector whose weights stay."""
+class DetectorGateTask(TrainingTask[Batch]):
+    """Trains a new routing head for a detector whose weights stay frozen.
 
-    def __init__(self, config: DetectionConfig, found: SavedDetector, precision: torch.dtype | None) -> None:
-        self.config, self.detector, self.precision = config, found.detector, precision
-        network, seed = self.detector.network, config.run.seed
-        network.reset_routing(
-            GateConfig(space=config.gate.space).routes(network), generator=seeded(seed, "heads")
-        )
+    Args:
+        config: Settings of the run.
+        saved: The detector and its preprocessing.
+        images: Number of training images.
+        epoch: Returns the batches of an epoch by its number.
+        precision: Precision of the detector's passes; None: that of its weights.
+    """
+
+    def __init__(
+        self,
+        config: DetectionConfig,
+        saved: SavedDetector,
+        images: int,
+        epoch: Callable[[int], Iterable[Batch]],
+        precision: torch.dtype | None = None,
+    ) -> None:
+        self.config, self.detector, self.epoch, self.precision = config, saved.detector, epoch, precision
+        network, gate, seed = self.detector.network, config.gate, config.run.seed
+        candidates = GateConfig(space=gate.space).routes(network)
+        network.reset_routing(candidates, generator=seeded(seed, "heads"))
         self.routes = [network.space.of_choices((choice,)) for choice in network.gate(0).choices]
-        self.device = network.head.classifier.weight.device
-        size = found.preprocessing.size
-        self.costs = torch.tensor(
-            [float(self.detector.cost(route, size).madds()) for route in self.routes], device=self.device
-        )
+        device, size = network.head.classifier.weight.device, saved.preprocessing.size
+        costs = [float(self.detector.cost(route, size).madds()) for route in self.routes]
+        self.costs = torch.tensor(costs, device=device)
         self.total = float(self.detector.cost(network.space.largest, size).madds())
         self.priors = self.detector.priors(size)
-        self.detector.eval().requires_grad_(False)
-        self.parameters = [
-            parameter.requires_grad_(True)
-            for module in network.modules()
-            if isinstance(module, RoutingHead)
-            for parameter in module.parameters()
-        ]
+        self.noise = seeded(seed, "gate", device=device)
+        self.batch_size, self.epoch_steps = gate.batch, -(-images // gate.batch)
+        groups = [{"params": freeze_all_but_heads(self.detector), "weight_decay": 0.0}]
+        self.optimizer = make_optimizer("sgd", groups, lr=gate.lr)
 
-    def train(
-        self,
-        epoch: Epoch,
-        steps: int,
-        callback: Callback,
-        said: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        """So many steps an epoch, of its batches; ``said`` hears what every epoch paid."""
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
         gate = self.config.gate
-        optimizer = SGD(self.parameters, lr=gate.lr, momentum=0.9, nesterov=True)
-        noise = seeded(self.config.run.seed, "gate", device=self.device)
-        for number in range(gate.epochs):
-            set_learning_rate(optimizer, gate.lr * gate.decay**number)
-            losses = LossBuffer()
-            batches = callback.progress(epoch(number), steps, f"gate, epoch {number + 1}: batch")
-            for place, (x, boxes) in enumerate(batches):
-                terms = self.terms(x, boxes, noise)
-                weights = {"target": gate.target, "complexity": gate.complexity, "sgs": gate.sgs}
-                optimizer.zero_grad()
-                total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
-                total.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                losses.add(number * steps + place, terms)
-            paid = ", ".join(f"{name} {value:.3f}" for name, value in losses.means().items())
-            said(f"gate, epoch {number + 1} of {gate.epochs}: {paid}")
-        self.detector.requires_grad_(True)
+        epoch = step // self.epoch_steps
+        steps = gate.epochs * self.epoch_steps
+        return scheduled_rate(gate.lr, step, steps=steps, factor=gate.decay**epoch)
 
-    def terms(self, x: Tensor, boxes: Boxes, noise: torch.Generator) -> dict[str, Tensor]:
-        """What the gate pays for these images. The prefix runs once, for the gate and all routes."""
+    def batches(self, epoch: int, first_step: int) -> Iterable[Batch]:
+        """Return all training images of an epoch; this task is not resumed within one."""
+        return self.epoch(epoch)
+
+    def step(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """Run forward and backward; return losses by name."""
+        gate, terms = self.config.gate, self.losses(*batch)
+        weights = {"target": gate.target, "complexity": gate.complexity, "sgs": gate.sgs}
+        loss = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {"loss": loss.detach(), **{name: value.detach() for name, value in terms.items()}}
+
+    def losses(self, x: Tensor, boxes: Boxes) -> dict[str, Tensor]:
+        """Compute the gate's losses on images. The prefix runs once, for the gate and all routes."""
         with torch.no_grad():
             targets = prior_targets(self.priors, boxes)
             with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
-                entered = self.detector.enter(x)
-                answers = [self.detector.output_from(entered, route) for route in self.routes]
-        assert entered.encoding is not None
-        scores = self.detector.network.gate(0).score(entered.encoding)
-        draw = gumbel_one_hot(scores, noise)
-        return gate_terms(scores, draw, answers, targets, self.costs, total=self.total, gate=self.config.gate)
+                prefix = self.detector.enter(x)
+                outputs = [self.detector.output_from(prefix, route) for route in self.routes]
+        assert prefix.encoding is not None
+        scores = self.detector.network.gate(0).score(prefix.encoding)
+        draw = gumbel_one_hot(scores, self.noise)
+        return gate_losses(
+            scores, draw, outputs, targets, self.costs, total=self.total, gate=self.config.gate
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dsnet.core.cuda_graphs import GraphedFunction
 from dsnet.core.seeding import reseed
@@ -32,7 +32,7 @@ from dsnet.training.stage2.losses import (
     value_loss,
 )
 
-__all__ = ["GateObjective"]
+__all__ = ["GateObjective", "freeze_all_but_heads"]
 
 Terms = dict[str, Tensor]  # losses and what is told, by name
 Gradients = tuple[Tensor, ...]  # of the routing heads' parameters
@@ -70,16 +70,10 @@ class GateObjective(Objective):
         for route in self.space if len(self.options) > 1 else ():
             model.require_statistics(route)  # several gates read them by image, where nothing else checks
         self.noise = torch.Generator(model.head.classifier.weight.device)
-        model.eval().requires_grad_(False)
         # A network with one gate runs the same kernels in every step: graphs, where there is a GPU.
         self._look = GraphedFunction(self._signals)
         self._learn = GraphedFunction(self._learned, generators=[self.noise])
-        self.parameters = [
-            parameter.requires_grad_(True)
-            for module in model.modules()
-            if isinstance(module, RoutingHead)
-            for parameter in module.parameters()
-        ]
+        self.parameters = freeze_all_but_heads(model)
 
     # --- what the loop asks for ----------------------------------------------------------------------
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
@@ -185,6 +179,13 @@ class GateObjective(Objective):
     def _autocast(self) -> AbstractContextManager[object]:
         device = self.model.head.classifier.weight.device.type
         return torch.autocast(device, self.precision, enabled=self.precision is not None)
+
+
+def freeze_all_but_heads(model: nn.Module) -> list[Tensor]:
+    """Put a model into eval mode, freeze all but its routing heads, and return their parameters."""
+    model.eval().requires_grad_(False)
+    heads = [module for module in model.modules() if isinstance(module, RoutingHead)]
+    return [parameter.requires_grad_(True) for head in heads for parameter in head.parameters()]
 
 
 def _entropy(shares: Tensor) -> Tensor:
