@@ -48,7 +48,7 @@ from dsnet.detection.train.setup import make_detector, open_datasets
 from dsnet.detection.train.task import DetectorTask
 from dsnet.recipes import get_recipe
 from dsnet.report.text import table
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.forced_routes import decisions, mixed
 from dsnet.training import GateConfig
 from dsnet.training.callbacks import Callback

@@ -31,7 +31,7 @@ from dsnet.core.time_limit import TimeLimit, TimeUpError
 from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.report.bench import bench_page, bench_plot, bench_text
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors.grouped import Graphed
 from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.forced_routes import decisions
@@ -334,7 +334,7 @@ def test_the_static_network_runs_on_the_fastest_backend_or_on_the_plans(
 
 
 def _works(name: str) -> bool:
-    return get_backend(name).missing(torch.device("cpu"), torch.float32) is None
+    return get_backend(name).unavailable(torch.device("cpu"), torch.float32) is None
 
 
 def test_clocks_are_stated_where_the_machine_says_them(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_compiled_programs_stay_what_they_are() -> None:
     from torch._dynamo.utils import counters
 
     model = network("ds_mbnet_tiny")
-    if (reason := runtime.get_backend("inductor").missing(torch.device("cpu"), torch.float32)) is not None:
+    if (
+        reason := runtime.get_backend("inductor").unavailable(torch.device("cpu"), torch.float32)
+    ) is not None:
         pytest.skip(reason)
     plan = runtime.compile(model, backend="inductor", batch_buckets=(1, 2), routes=[0, 3])
     assert plan.network.num_programs == 3 * 2

@@ -118,7 +118,7 @@ def test_bfloat16_is_near_and_gates_stay_precise() -> None:
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_vit_plus_tiny"])
 def test_openvino_in_bfloat16_takes_the_routes_of_float32(name: str) -> None:
     pytest.importorskip("openvino")
-    reason = runtime.get_backend("openvino").missing(torch.device("cpu"), torch.bfloat16)
+    reason = runtime.get_backend("openvino").unavailable(torch.device("cpu"), torch.bfloat16)
     if reason is not None:
         pytest.skip(reason)
     model = network(name)
@@ -261,10 +261,10 @@ def test_what_cannot_be_compiled_says_why() -> None:
     assert "routes are a list" in error_of(lambda: make(model, routes=5))
     assert "cuda" in error_of(lambda: make(model, device="nonsense"))
     assert "is for eager" in error_of(lambda: runtime.compile(model, backend="inductor", memory="shared"))
-    if runtime.get_backend("onnxruntime").missing(torch.device("cpu"), torch.float32) is None:
+    if runtime.get_backend("onnxruntime").unavailable(torch.device("cpu"), torch.float32) is None:
         assert "float32" in error_of(lambda: make(model, backend="onnxruntime", precision="bfloat16"))
         assert "copies weights" in error_of(lambda: make(model, backend="onnxruntime", memory="shared"))
-    if runtime.get_backend("openvino").missing(torch.device("cpu"), torch.float32) is None:
+    if runtime.get_backend("openvino").unavailable(torch.device("cpu"), torch.float32) is None:
         assert "float32 or bfloat16" in error_of(lambda: make(model, backend="openvino", precision="float64"))
         with mock.patch("dsnet.runtime.backends.openvino._core") as core:
             core().get_property.return_value = ["FP32"]

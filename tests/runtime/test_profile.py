@@ -149,7 +149,7 @@ def test_what_cannot_be_measured_is_refused(
     assert "not a Linear" in error_of(lambda: profile_plan(torch.nn.Linear(1, 1)))  # type: ignore[arg-type]
     words = ["profile", "ds_mbnet_tiny", "--device", "cpu", "--backend", "openvino"]
     backend = type(runtime.get_backend("openvino"))
-    monkeypatch.setattr(backend, "missing", lambda *args: "it is not installed: pip install it")
+    monkeypatch.setattr(backend, "unavailable", lambda *args: "it is not installed: pip install it")
     assert main(words) == 2
     assert capsys.readouterr().err == (
         "dsnet: backend openvino cannot be used: it is not installed: pip install it\n"

@@ -15,7 +15,7 @@ from dsnet import runtime
 from dsnet.routing import CostTable, Routed
 from dsnet.routing.policies import OperatingPoint, margin
 from dsnet.routing.router import Router
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures, sure_rows
 
@@ -163,7 +163,7 @@ def test_programs_for_a_gpu_are_recorded_again() -> None:
     model = network(NAME)
     x, router = pictures(model, 8), cascade(model)
     routed = Routed(model, router, router.curve[0].cost)
-    with mock.patch.object(type(get_backend("cudagraphs")), "missing", return_value=None):
+    with mock.patch.object(type(get_backend("cudagraphs")), "unavailable", return_value=None):
         plan = runtime.compile(routed, backend="cudagraphs", batch_buckets=(8,))
         dear = plan.at(router.curve[1].cost)
     assert dear.network.executor is not plan.network.executor

@@ -28,7 +28,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
 from dsnet.runtime.api import compile as make_plan
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors.host import CompiledNetwork, Memory
 
 __all__ = ["Baseline", "BatchResult", "BenchResult", "Spread", "bench"]
@@ -255,7 +255,7 @@ def _quick_backend(model: Supernet, device: torch.device | str | None, precision
     place = weight.device if device is None else pick_device(str(device))
     dtype = weight.dtype if precision is None else getattr(torch, precision, weight.dtype)
     names = QUICK_BACKENDS[place.type]
-    return next((n for n in names if get_backend(n).missing(place, dtype) is None), "eager")
+    return next((n for n in names if get_backend(n).unavailable(place, dtype) is None), "eager")
 
 
 def _static(

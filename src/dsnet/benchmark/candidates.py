@@ -17,7 +17,7 @@ from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.timer import Progress, silent
 from dsnet.extract import extract
 from dsnet.models import Supernet, run_gated
-from dsnet.runtime.backends import Executable, get_backend
+from dsnet.runtime.backends.base import Executable, get_backend
 from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.forced_routes import decisions, mixed, thresholds_for

@@ -16,7 +16,7 @@ from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.models.static_network import ReferenceNetwork
-from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.backends.base import get_backend, list_backends
 from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork
 from dsnet.runtime.partition.builders import bucketed_programs
 from dsnet.runtime.partition.segments import Segment
@@ -82,7 +82,7 @@ def static_network(
     module = module.to(compiled.device, compiled.precision)
     part = Segment(module, Shape(compiled.input_spec.channels, *compiled.image_size))
     others = [
-        n for n in list_backends() if get_backend(n).missing(compiled.device, compiled.precision) is None
+        n for n in list_backends() if get_backend(n).unavailable(compiled.device, compiled.precision) is None
     ]
     found = _timed(part, others if any_backend else [compiled.backend], batches, compiled, buckets, progress)
     if not found:

@@ -23,6 +23,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet, list_models
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.report.provenance import provenance
+from dsnet.runtime import get_backend
 from dsnet.training import GateConfig
 
 __all__ = ["run"]
@@ -31,6 +32,8 @@ __all__ = ["run"]
 @writes_files("out", "plot")
 def run(args: argparse.Namespace) -> int:
     """Measure, write and print."""
+    if args.backend != "auto":
+        get_backend(args.backend)  # raises if there is none of that name
     model, size = open_network(args)
     if args.routes is not None:
         model.reset_routing(GateConfig(space=args.routes).routes(model))

@@ -16,7 +16,7 @@ from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
 from dsnet.routes import evenly_spaced
 from dsnet.routing import LatencyTable
-from dsnet.runtime import profile_plan
+from dsnet.runtime import get_backend, profile_plan
 from dsnet.runtime.profile_network import profile
 
 __all__ = ["run"]
@@ -28,6 +28,8 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @writes_files("out")
 def run(args: argparse.Namespace) -> int:
     """Measure, write and print."""
+    if args.backend != "auto":
+        get_backend(args.backend)  # raises if there is none of that name
     model, size = open_network(args)
     model = model.to(pick_device(args.device))
     settle_for(args, model, size, batch=max(args.batch), say=not args.json)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dsnet.runtime.api import compile  # noqa: A004  (as torch.compile)
-from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.backends.base import Backend, get_backend, list_backends, register_backend
 from dsnet.runtime.executors.host import CompiledNetwork, Memory
 from dsnet.runtime.plan import Plan
 from dsnet.runtime.profile_plan import profile_plan
 
 __all__ = [
+    "Backend",
     "CompiledNetwork",
     "Memory",
     "Plan",
@@ -16,4 +17,5 @@ __all__ = [
     "get_backend",
     "list_backends",
     "profile_plan",
+    "register_backend",
 ]

@@ -18,7 +18,7 @@ from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed
 from dsnet.runtime.autotune import choose_backend
-from dsnet.runtime.backends import Backend, Executable, Joining, Rounding, get_backend, list_backends
+from dsnet.runtime.backends.base import Backend, Executable, get_backend, list_backends
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.grouped import SIDE, Graphed
 from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork, Memory
@@ -134,7 +134,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
             network, device=place, precision=dtype, image_size=image_size, candidates=names, progress=progress
         ).name
     made_by = get_backend(backend)
-    reason = made_by.missing(place, dtype)
+    reason = made_by.unavailable(place, dtype)
     if reason is not None:
         raise DsnetError(f"backend {backend} cannot be used: {reason}")
     if budgets not in (None, "all") or (budgets is not None and routes is not None):
@@ -144,7 +144,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         )
     every = budgets == "all" or memory == "shared"  # slices take no memory
     needed = needed_for(network, router, None if budget is None else float(budget), every=every)
-    spares = not every and can_fall_back(network, place, dtype, recorded=made_by.recorded(place))
+    spares = not every and can_fall_back(network, place, dtype, captured=made_by.captures(place))
     options = needed.taken if spares else needed.possible
     if routes is not None:
         options = _options(network, routes)
@@ -180,7 +180,7 @@ def _engine(
     """Everything for these choices; what a network of ``before`` has is not made again where that can be."""
     network = partitioner.network(model)
     shared_segments: Mapping[SegmentKey, SegmentKey] = {}
-    if backend.recorded(place):
+    if backend.captures(place):
         shared_segments = find_shared_segments(network, options, image_size=image_size)
     pairs = len(segment_histories(network, options, shared_segments)) > 1 + sum(map(len, options))
     buckets = _buckets(batch_buckets, _sizes(backend, place, pairs=pairs))
@@ -194,10 +194,10 @@ def _engine(
             options=options,
             shared_segments=shared_segments,
             shared=memory == "shared",
-            grouped=backend.recorded(place),
-            fused=isinstance(backend, Joining),
+            grouped=backend.captures(place),
+            fused=backend.ragged,
             image_size=image_size,
-            precision=backend.weights if isinstance(backend, Rounding) else precision,
+            precision=backend.input_dtype or precision,
             device=place,
         )
         parts, end = partitioner.segments(model, request)
@@ -220,6 +220,7 @@ def _engine(
         precision=precision,
         backend=backend.name,
         memory=memory,
+        takes=backend.input_dtype or precision,
         segments={**known, **made.segments},
         resident=made.resident + (before.resident if before is not None and known else 0),
         graph_executor=made.graph_executor,
@@ -236,7 +237,7 @@ def _usable_backends(
     precision: torch.dtype,
     device: torch.device,
 ) -> list[str]:
-    """All backends, without Triton where the ragged kernels do not know the model's layers."""
+    """Return all backends but those of ragged kernels, if the model has layers that these do not support."""
     options = [network.gate(0).choices] if routes is None else _options(network, routes)
     request = PartitionRequest(
         options=options,
@@ -250,7 +251,7 @@ def _usable_backends(
     )
     parts, _ = partitioner.segments(model, request)
     known = all(unsupported(modules) is None for modules in segment_modules(parts))
-    return [name for name in list_backends() if known or name != "triton"]
+    return [name for name in list_backends() if known or not get_backend(name).ragged]
 
 
 class _Made(NamedTuple):
@@ -273,14 +274,14 @@ def _programs(
     """Programs for one part after the other, and where there are graphs those for mixed batches."""
     modules = [part.module for part in parts.values()] + ([] if end is None else [end.module])
     resident = weight_bytes(modules)
-    if not backend.recorded(device):
+    if not backend.captures(device):
         runners = bucketed_programs(
             parts, backend, buckets, device=device, precision=precision, progress=progress
         )
         return _Made(runners, None, resident)
     choices = [network.gate(g).choices for g in range(len(network.gates))]
     image = torch.zeros(1, *parts[()].shape, device=device, dtype=precision)
-    if len(choices) == 1 and isinstance(backend, Joining):
+    if len(choices) == 1 and backend.ragged:
         made = _joined(network, backend, parts, end, buckets, image, progress)
         if made is not None:
             return made
@@ -308,7 +309,7 @@ def _programs(
 
 def _joined(
     network: Supernet,
-    backend: Joining,
+    backend: Backend,
     parts: Mapping[SegmentKey, Segment],
     end: SharedHead | None,
     buckets: Sequence[int],
@@ -321,14 +322,15 @@ def _joined(
     """
     options = [history[0] for history in parts if history]
     begin, behind = segment_modules(parts)
-    front, rest = backend.join(begin), backend.join(behind)
-    if front is None or rest is None:
+    reason = unsupported(begin) or unsupported(behind)
+    if reason is not None:
         if end is None:
             return None
-        reason = unsupported(begin) or unsupported(behind)
         raise DsnetError(f"backend {backend.name}: {reason}; try inductor or cudagraphs")
     from dsnet.runtime.executors.ragged.executor import Mixed  # needs Triton
+    from dsnet.runtime.executors.ragged.network import Ragged
 
+    front, rest = Ragged(begin), Ragged(behind)
     last = None
     if end is not None:
         last = make_end(end, get_backend("cudagraphs"), device=image.device, precision=image.dtype)
@@ -369,7 +371,7 @@ def _precision(name: str) -> torch.dtype:
 
 
 def _sizes(backend: Backend, device: torch.device, *, pairs: bool) -> tuple[int, ...]:
-    if not backend.recorded(device):
+    if not backend.captures(device):
         return backend.buckets
     return RECORDED_PAIRS if pairs else RECORDED
 

@@ -23,7 +23,7 @@ from dsnet.core.timer import Progress, silent, timed
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
-from dsnet.runtime.backends import get_backend, list_backends
+from dsnet.runtime.backends.base import get_backend, list_backends
 from dsnet.runtime.partition.segments import pack
 
 __all__ = ["Choice", "choose_backend", "remembered_in"]
@@ -60,7 +60,7 @@ def choose_backend(
 ) -> Choice:
     """Times the largest route on every backend that can be used here, at batches of 1 and 8 (CUDA: 64)."""
     asked = list_backends() if candidates is None else list(candidates)
-    usable = [name for name in asked if get_backend(name).missing(device, precision) is None]
+    usable = [name for name in asked if get_backend(name).unavailable(device, precision) is None]
     if not usable:
         raise DsnetError(f"none of the backends {', '.join(asked)} can be used on {device}")
     shape = model.input_spec.shape(image_size)
@@ -104,7 +104,7 @@ def _measure(
                 inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in batches]
                 make = backend.convert(part.module, inputs[0])
                 calls_of_part: list[Callable[[], object]] = [functools.partial(make(x), x) for x in inputs]
-                if backend.recorded(device):
+                if backend.captures(device):
                     calls_of_part = [_recorded(call, device) for call in calls_of_part]
                 ready.append(calls_of_part)
         except Exception as error:  # one that does not work here is not the fastest

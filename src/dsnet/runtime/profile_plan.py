@@ -17,7 +17,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import LatencyTable
 from dsnet.runtime.api import compile as make_plan
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.profile_network import check_counts, copy_to_time, measure
 
 __all__ = ["profile_plan"]

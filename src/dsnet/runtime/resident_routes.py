@@ -20,8 +20,7 @@ from dsnet.core.timer import Progress
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.router import Router
-from dsnet.runtime.backends import get_backend
-from dsnet.runtime.backends.base import Executable
+from dsnet.runtime.backends.base import Executable, get_backend
 from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork
 from dsnet.runtime.partition.segments import SegmentKey, share
 
@@ -59,11 +58,11 @@ def _choices(network: Supernet, routes: set[int]) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(sorted(set(row))) for row in rows)
 
 
-def can_fall_back(network: Supernet, device: torch.device, precision: torch.dtype, *, recorded: bool) -> bool:
+def can_fall_back(network: Supernet, device: torch.device, precision: torch.dtype, *, captured: bool) -> bool:
     """Whether the network's own weights can run what a plan does not hold."""
     weight = network.head.classifier.weight
     same = (weight.device, weight.dtype) == (device, precision)
-    return same and precision in (torch.float32, torch.float64) and not recorded and len(network.gates) == 1
+    return same and precision in (torch.float32, torch.float64) and not captured and len(network.gates) == 1
 
 
 class SourceNetwork:
@@ -82,7 +81,7 @@ class SourceNetwork:
             )
 
 
-class _Spare:
+class _Spare(Executable):
     """An executable of the network's weights, as long as they are those that the plan was made from."""
 
     def __init__(self, call: Executable, origin: SourceNetwork) -> None:

@@ -27,7 +27,7 @@ from dsnet.detection.postprocess import best_boxes, decode_detections
 from dsnet.errors import DsnetError
 from dsnet.runtime import api as making
 from dsnet.runtime.autotune import Choice
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors.grouped import Graphed
 from tests.support import assert_close, error_of, images
 from tests.support.detectors import NAMES, TABLE
@@ -56,8 +56,8 @@ def test_auto_times_what_runs_all_of_a_detector(known: bool) -> None:
 def recorded(detector: Detector, size: int, routes: list[int] | None = None) -> DetectorPlan:
     backend = type(get_backend("cudagraphs"))
     with (
-        mock.patch.object(backend, "missing", return_value=None),
-        mock.patch.object(backend, "recorded", return_value=True),
+        mock.patch.object(backend, "unavailable", return_value=None),
+        mock.patch.object(backend, "captures", return_value=True),
     ):
         return runtime.compile(
             detector, backend="cudagraphs", image_size=size, batch_buckets=(1, 4), routes=routes

@@ -16,7 +16,7 @@ from dsnet import runtime
 from dsnet.detection.deploy.partition import split_detector
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.model.fssd import Detector, FssdTable
-from dsnet.runtime.backends.triton import BACKEND
+from dsnet.runtime.backends.triton import TritonBackend
 from dsnet.runtime.partition.feature_maps import Front
 from tests.support import assert_close, error_of, images, randomise
 from tests.support.detectors import NAMES, TABLE
@@ -40,7 +40,7 @@ def detector(name: str) -> Detector:
 
 
 def compiled(made: Detector, routes: list[int] | None = None) -> DetectorPlan:
-    with mock.patch.object(type(BACKEND), "missing", return_value=None):  # a GPU
+    with mock.patch.object(TritonBackend, "unavailable", return_value=None):  # a GPU
         return runtime.compile(made, backend="triton", image_size=SIZE, batch_buckets=(1, 2), routes=routes)
 
 

@@ -24,7 +24,7 @@ from dsnet.routing import CostTable
 from dsnet.routing.policies import OperatingPoint, run_gated_routes
 from dsnet.routing.router import Router
 from dsnet.runtime import api as making
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.buffers import Table
 from dsnet.runtime.executors.grouped import Graphed
@@ -72,7 +72,7 @@ def recorded(
     parts = pack(
         model, options, shared_segments=find_shared_segments(model, options) if shared_segments else None
     )
-    calls = {h: get_backend(backend).convert(p.module)() for h, p in parts.items()}
+    calls = {h: get_backend(backend).convert(p.module, image)(image) for h, p in parts.items()}
     choices = [model.gate(g).choices for g in range(len(model.gates))]
     return Graphed(
         calls,
@@ -139,7 +139,7 @@ def test_a_plan_runs_on_it() -> None:
 
 def as_on_a_gpu(model: dsnet.Supernet, **options: Any) -> Plan:  # noqa: ANN401
     backend = get_backend("cudagraphs")
-    with mock.patch.object(type(backend), "missing", return_value=None):
+    with mock.patch.object(type(backend), "unavailable", return_value=None):
         return runtime.compile(model, backend="cudagraphs", batch_buckets=(1, 4), **options)
 
 

@@ -18,7 +18,7 @@ from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy
 from dsnet.routing.policies import margin
-from dsnet.runtime.backends.triton import BACKEND
+from dsnet.runtime.backends.triton import TritonBackend
 from dsnet.runtime.partition.segments import Segment, SegmentKey, pack
 from dsnet.runtime.plan import Plan
 from tests.support import assert_close, error_of, relative_error
@@ -49,7 +49,7 @@ def rest(name: str = NAME) -> Ragged:
 
 
 def compiled(name: str, routes: list[int] | None = None) -> Plan:
-    with mock.patch.object(type(BACKEND), "missing", return_value=None):  # a GPU
+    with mock.patch.object(TritonBackend, "unavailable", return_value=None):  # a GPU
         return runtime.compile(network(name), backend="triton", batch_buckets=(1, 4), routes=routes)
 
 
@@ -81,7 +81,8 @@ def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -
     """In DS-MBNet++ kernels, padding and with it the sizes of maps are those of the route, too."""
     x, out = features(len(routes), name), torch.full((len(routes), 10), 7.0)
     with mock.patch.object(ragged, "FEW", few):  # programs for few images, or for many
-        rest(name)(x, RouteAssignment.of_routes(torch.tensor(routes, dtype=torch.int32), 4), out)
+        assignment = RouteAssignment.of_routes(torch.tensor(routes, dtype=torch.int32), 4)
+        rest(name)(x, assignment=assignment, out=out)
     for i, route in enumerate(routes):
         if route < 0:
             assert bool((out[i] == 7).all())
@@ -91,9 +92,9 @@ def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -
 
 def test_an_image_alone_equals_itself_in_a_batch_bit_for_bit() -> None:
     x, which = features(5), torch.tensor([3, 0, 2, 2, 1], dtype=torch.int32)
-    (together,) = rest()(x, RouteAssignment.of_routes(which, 4))
+    (together,) = rest()(x, assignment=RouteAssignment.of_routes(which, 4))
     for i in (0, 3):
-        (alone,) = rest()(x[i : i + 1], RouteAssignment.of_routes(which[i : i + 1], 4))
+        (alone,) = rest()(x[i : i + 1], assignment=RouteAssignment.of_routes(which[i : i + 1], 4))
         assert torch.equal(alone[0], together[i])
     front, images = Ragged([parts()[()].module]), pictures(network(NAME), 4)
     for many, one in zip(front(images), front(images[2:3]), strict=True):
@@ -150,7 +151,9 @@ def test_layers_of_any_form(act: nn.Module, kernel: int, stride: int, size: tupl
             ).eval()
         )
     x = torch.randn(3, 6, *size)
-    (found,) = Ragged(routes)(x, RouteAssignment.of_routes(torch.tensor([1, 0, 1], dtype=torch.int32), 2))
+    (found,) = Ragged(routes)(
+        x, assignment=RouteAssignment.of_routes(torch.tensor([1, 0, 1], dtype=torch.int32), 2)
+    )
     with torch.no_grad():
         for i, route in enumerate((1, 0, 1)):
             assert_close(found[i : i + 1], routes[route](x[i : i + 1]), 1e-5)
@@ -169,7 +172,9 @@ def test_maps_of_different_sizes() -> None:
         for kernel, padding in ((3, 1), (7, 0), (5, 2))
     ]
     x = torch.randn(3, 8, 24, 25)
-    (found,) = Ragged(routes)(x, RouteAssignment.of_routes(torch.tensor([0, 1, 2], dtype=torch.int32), 3))
+    (found,) = Ragged(routes)(
+        x, assignment=RouteAssignment.of_routes(torch.tensor([0, 1, 2], dtype=torch.int32), 3)
+    )
     with torch.no_grad():
         assert_close(found, torch.cat([routes[i](x[i : i + 1]) for i in range(3)]), 1e-5)
 
@@ -213,7 +218,7 @@ def test_prices_and_given_choices() -> None:
 def test_programs_are_as_small_as_what_the_gate_takes() -> None:
     model = copy.deepcopy(network(NAME))
     model.reset_routing([0, 2], generator=torch.Generator().manual_seed(0))
-    with mock.patch.object(type(BACKEND), "missing", return_value=None):
+    with mock.patch.object(TritonBackend, "unavailable", return_value=None):
         some = runtime.compile(model, backend="triton", batch_buckets=(4,), routes=[0, 2, 3])
     recorded, x = some.network.executor, pictures(model, 4)
     assert isinstance(recorded, Mixed)
@@ -292,8 +297,10 @@ def test_other_networks_are_refused_with_what_to_do(name: str) -> None:
 
 def test_what_it_is_for() -> None:
     cuda = torch.device("cuda")
-    assert "float32 and bfloat16, not in torch.float64" in str(BACKEND.missing(cuda, torch.float64))
-    assert BACKEND.missing(cuda, torch.bfloat16) is None
+    assert "float32 and bfloat16, not in torch.float64" in str(
+        TritonBackend().unavailable(cuda, torch.float64)
+    )
+    assert TritonBackend().unavailable(cuda, torch.bfloat16) is None
     assert "for CUDA, not for cpu" in error_of(lambda: runtime.compile(network(NAME), backend="triton"))
 
 

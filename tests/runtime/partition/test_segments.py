@@ -12,7 +12,7 @@ import torch
 import dsnet
 from dsnet import runtime
 from dsnet.models.group_by_route import run_gated
-from dsnet.runtime.backends import get_backend
+from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.partition.segments import pack, segment_histories, weight_bytes
 from tests.support import assert_close, error_of
 from tests.support.networks import NEEDS, network, pictures, plan_of

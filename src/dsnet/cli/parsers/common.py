@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
             action="append",
             default=[],
             metavar="MODULE",
-            help="import this module first, so that the models and recipes it registers are known; "
+            help="import this module first, so that the models, backends and recipes it registers are known; "
             "the current folder is searched; may be repeated",
         )
 

@@ -35,9 +35,11 @@ def add_profile(commands: Commands) -> None:
     parser.add_device()
     parser.add_argument(
         "--backend",
-        choices=["eager", "auto", *(name for name in BACKENDS if name != "eager")],
+        metavar="NAME",
         default="eager",
-        help="eager: the network itself; others: a plan; auto: of the fastest backend here (default: eager)",
+        help=f"eager: the network itself; others time a plan: auto (the fastest backend here), "
+        f"{', '.join(name for name in BACKENDS if name != 'eager')}, or one that --import registers "
+        "(default: eager)",
     )
     text = "timings of each segment (default: 30)"
     parser.add_argument("--repeats", type=positive, default=30, metavar="N", help=text)
@@ -86,9 +88,10 @@ def add_bench(commands: Commands) -> None:
     parser.add_argument("--routes", metavar="S|0,3,7", help=text)
     parser.add_argument(
         "--backend",
-        choices=["auto", *BACKENDS],
+        metavar="NAME",
         default="auto",
-        help="backend of the plan (default: auto, the fastest here)",
+        help=f"backend of the plan: {', '.join(BACKENDS)}, or one that --import registers (default: auto, "
+        "the fastest here)",
     )
     parser.add_device()
     parser.add_argument(

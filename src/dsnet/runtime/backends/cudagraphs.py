@@ -1,65 +1,45 @@
-"""Torch's own kernels, with some of ours between them, recorded as CUDA graphs."""
+"""Torch's kernels, with some of ours between them, captured as CUDA graphs."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from dsnet.kernels.elementwise import scale_by_attention
-from dsnet.runtime.backends.base import Executable
-from dsnet.runtime.backends.eager import Call
+from dsnet.runtime.backends.base import Backend, Executable, register_backend
 from dsnet.runtime.passes.fusion import ends_at_gate, fused, reads_rows
 
-__all__ = ["BACKEND"]
 
+@register_backend("cudagraphs")
+class CudaGraphsBackend(Backend):
+    """Fuse operations where there is a kernel for it; the rest runs by torch, channels last."""
 
-class _CudaGraphs:
-    name = "cudagraphs"
-    batch_invariant = False
-    invariant_logits = False
     buckets = (1, 8, 64)
 
-    def any_batch(self, device: torch.device) -> bool:
-        """All sizes, before they are recorded."""
+    def captures(self, device: torch.device) -> bool:
+        """Return True on every device."""
         return True
 
-    def recorded(self, device: torch.device) -> bool:
-        """That is what it is for."""
-        return True
-
-    def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
-        """A GPU."""
+    def unavailable(self, device: torch.device, precision: torch.dtype) -> str | None:
+        """Require a GPU."""
         return None if device.type == "cuda" else f"it is for CUDA, not for {device.type}"
 
-    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., Executable]:
-        """The module with fewer passes over memory, channels last."""
-        made = fused(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        call = _ToGate(made) if ends_at_gate(made) else _Quick(made)
-        return lambda *examples: call
+    def compile(self, module: nn.Module, *examples: Tensor) -> Executable:
+        """Return the module with fewer passes over memory."""
+        return _Fused(fused(module).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
-class _Quick(Call):
-    """A part in fewer kernels."""
-
+class _Fused(Executable):
     def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.reads_rows = reads_rows(module)
-
-
-class _ToGate(_Quick):
-    """One that ends at a gate."""
+        self.module = module
+        self.reads_rows, self.leaves_scaling = reads_rows(module), ends_at_gate(module)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Features that the gate has scaled, and scores."""
-        features, scores, by = self.apart(*inputs)
+        if not self.leaves_scaling:
+            return self.unscaled(*inputs)
+        features, scores, by = self.unscaled(*inputs)
         return scale_by_attention(features, by), scores
 
-    def apart(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features yet to be scaled."""
-        return cast(tuple[Tensor, Tensor, Tensor], self.module(*inputs))
-
-
-BACKEND = _CudaGraphs()
+    def unscaled(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.module(*inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -2,67 +2,64 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
+from dsnet.runtime.backends.base import Backend, Executable, register_backend
 
-__all__ = ["BACKEND", "AnyBatch"]
+__all__ = ["AnyBatch"]
 
 
-class _Inductor:
-    name = "inductor"
-    batch_invariant = False
-    invariant_logits = False
-    buckets = (1, 8)  # a program takes several seconds to make
+@register_backend("inductor")
+class InductorBackend(Backend):
+    """Compile with `torch.compile`: on a CPU for one batch size, on a GPU for all."""
+
+    buckets = (1, 8)  # compiling takes several seconds each
 
     def any_batch(self, device: torch.device) -> bool:
-        """On a GPU; on the host programs of one size are the faster ones."""
+        """Return True on a GPU; on a CPU, programs for one batch size are faster."""
         return device.type == "cuda"
 
-    def recorded(self, device: torch.device) -> bool:
-        """Graphs are for GPUs."""
+    def captures(self, device: torch.device) -> bool:
+        """Return True on a GPU."""
         return device.type == "cuda"
 
-    def missing(self, device: torch.device, precision: torch.dtype) -> str | None:
-        """The host's programs need a C++ compiler."""
+    def unavailable(self, device: torch.device, precision: torch.dtype) -> str | None:
+        """Require a C++ compiler on a CPU."""
         if device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
             return "it needs a C++ compiler: install g++"
         return None
 
-    def convert(self, module: nn.Module, *examples: Tensor) -> Callable[..., _Compiled | AnyBatch]:
-        """On the host programs of one form: another one is an error, never a recompilation. On a GPU one."""
+    def compile(self, module: nn.Module, *examples: Tensor) -> Executable:
+        """Compile for the strides, types and number of threads of the examples."""
         if self.any_batch(examples[0].device):
-            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            made = AnyBatch(module, *examples)
-            return lambda *examples: made
-        return functools.partial(_Compiled, module)
+            return AnyBatch(module.to(memory_format=torch.channels_last), *examples)  # type: ignore[call-overload]
+        return _OneBatchSize(module, *examples)
 
 
-class _Compiled:
+class _OneBatchSize(Executable):
+    """A program for one batch size; other inputs are an error, never a recompilation."""
+
     def __init__(self, module: nn.Module, *examples: Tensor) -> None:
-        from torch._inductor import config  # slow to import
-
-        self.form, self.strides = _form(*examples), [example.stride() for example in examples]
-        self.call = torch.compile(_own_code(module), fullgraph=True, dynamic=False)
-        with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's own
-            self.call(*examples)
+        self.signature, self.strides = _signature(*examples), [example.stride() for example in examples]
+        self.call = _compile(module, examples, dynamic=False)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         # One kind of tensor in one mode: each would otherwise be a program of its own.
         with torch.inference_mode(False), torch.no_grad():
-            if _form(*inputs) != self.form:
-                raise DsnetError(f"this program was compiled for {self.form}, not for {_form(*inputs)}")
+            if _signature(*inputs) != self.signature:
+                raise DsnetError(
+                    f"this program was compiled for {self.signature}, not for {_signature(*inputs)}"
+                )
             same = [_like(x, strides) for x, strides in zip(inputs, self.strides, strict=True)]
-            found = self.call(*same)
-        return found if isinstance(found, tuple) else (found,)
+            outputs = self.call(*same)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _like(x: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -71,33 +68,28 @@ def _like(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     return x
 
 
-class AnyBatch:
+class AnyBatch(Executable):
     """A program for any number of images, channels last; one image runs as two."""
 
     def __init__(self, module: nn.Module, *examples: Tensor) -> None:
-        from torch._inductor import config  # slow to import
-
         self.forms = [(x.shape[1:], x.dtype) for x in examples]
-        self.call = torch.compile(_own_code(module), fullgraph=True)
         inputs = [_channels_last(x[:1].expand(4, *x.shape[1:])) for x in examples]
         for x in inputs:
             torch._dynamo.mark_dynamic(x, 0)  # the number of images alone
-        with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's own
-            self.call(*inputs)
+        self.call = _compile(module, inputs)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """One tensor, or features and scores."""
+        """Run images of the compiled shape."""
         if [(x.shape[1:], x.dtype) for x in inputs] != self.forms:
-            given = [(list(x.shape[1:]), x.dtype) for x in inputs]
-            raise DsnetError(f"this program takes images of {self.forms}, not of {given}")
+            forms = [(list(x.shape[1:]), x.dtype) for x in inputs]
+            raise DsnetError(f"this program takes images of {self.forms}, not of {forms}")
         count = len(inputs[0])
         with torch.inference_mode(False), torch.no_grad():
             if count < 2:
                 inputs = tuple(torch.cat([x, x.new_zeros(2 - count, *x.shape[1:])]) for x in inputs)
-            found = self.call(*(_channels_last(x) for x in inputs))
-        found = found if isinstance(found, tuple) else (found,)
-        return found if count > 1 else tuple(y[:count] for y in found)
+            outputs = self.call(*(_channels_last(x) for x in inputs))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return outputs if count > 1 else tuple(y[:count] for y in outputs)
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -108,19 +100,23 @@ def _channels_last(x: Tensor) -> Tensor:
     return x
 
 
-def _own_code(module: nn.Module) -> Callable[..., Any]:
-    """The module behind a function whose code nothing else has: programs are kept by code, a few for each."""
+def _compile(
+    module: nn.Module, inputs: Sequence[Tensor], *, dynamic: bool | None = None
+) -> Callable[..., Any]:
+    from torch._inductor import config  # slow to import
 
     def run(*inputs: Tensor) -> Any:  # noqa: ANN401
         return module(*inputs)
 
-    run.__code__ = run.__code__.replace(co_name=f"part_{id(run)}")
-    return run
+    # torch keeps a few programs for each code object: a name of its own makes this one different.
+    run.__code__ = run.__code__.replace(co_name=f"segment_{id(run)}")
+    program: Callable[..., Any] = torch.compile(run, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad(), config.patch(freezing=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        program(*inputs)
+    return program
 
 
-def _form(*inputs: Tensor) -> tuple[object, ...]:
-    threads = f"{torch.get_num_threads()} threads"  # of them, too, a program is made for one number
+def _signature(*inputs: Tensor) -> tuple[object, ...]:
+    threads = f"{torch.get_num_threads()} threads"  # a program is compiled for one number of threads, too
     return (*((tuple(x.shape), x.dtype, x.device) for x in inputs), threads)
-
-
-BACKEND = _Inductor()

@@ -32,7 +32,7 @@ from dsnet.kernels.dispatch import gather_indices, scatter_scores
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput, margin, unsure
-from dsnet.runtime.backends import Apart, Executable, Reading
+from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.buffers import GatePlaces, Table
 from dsnet.runtime.executors.chunks import GraphExecutor
@@ -186,7 +186,7 @@ class Graphed(GraphExecutor):
 
     # --- what programs do ----------------------------------------------------------------------------
     def _front(self, images: int) -> None:
-        features, scores, *by = _unscaled(self.calls[()], self.images[:images])
+        features, scores, *by = self.calls[()].unscaled(self.images[:images])
         self.tables[0][0].put(self.row[:images], features, *by)
         self.gates[0].scores[:images].copy_(scores)
 
@@ -237,7 +237,7 @@ class Graphed(GraphExecutor):
             if last:
                 self.logits.index_copy_(0, to, call(*inputs)[0])
                 return
-            features, scores, *by = _unscaled(call, *inputs)
+            features, scores, *by = call.unscaled(*inputs)
             self.tables[number + 1][choice].put(to, features, *by)
             following = self.gates[number + 1]
             scatter_scores(to, scores, following.scores, earlier, following.earlier, count, place)
@@ -247,7 +247,7 @@ class Graphed(GraphExecutor):
     def _reads_rows(self, number: int) -> bool:
         """Whether parts behind this gate read features where they lie in a table."""
         behind = [call for history, call in self.calls.items() if len(history) == number + 1]
-        return all(isinstance(call, Reading) and call.reads_rows for call in behind)
+        return all(call.reads_rows for call in behind)
 
     # --- running it ----------------------------------------------------------------------------------
     def run_gate(self, x: Tensor, penalties: CostPenalties | None = None) -> RoutedOutput:
@@ -377,11 +377,6 @@ class Graphed(GraphExecutor):
                 gate.starts[pair : pair + 1].add_(sizes[place - 1])
                 gate.counts[pair : pair + 1].sub_(sizes[place - 1])
             self.programs[history, number, size]()
-
-
-def _unscaled(call: Executable, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Features and scores; and what features are yet to be scaled by, if the gate leaves that to others."""
-    return call.apart(*inputs) if isinstance(call, Apart) else call(*inputs)
 
 
 def _some(x: Tensor, at: slice | None) -> Tensor:

@@ -26,7 +26,7 @@ from dsnet.routing.policies import (
     run_gated_routes,
     unsure,
 )
-from dsnet.runtime.backends import Casting, Executable, Writing
+from dsnet.runtime.backends.base import Executable, WritingExecutable
 from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.batching import Division
@@ -97,12 +97,12 @@ class BucketedProgram:
             return self._run(sizes[0], *inputs)
         first = self.executables.get(sizes[0])
         pieces = list(zip(*(_pieces(x, sizes) for x in inputs), strict=True))
-        if isinstance(first, Writing) and sum(sizes) == images:
+        if isinstance(first, WritingExecutable) and sum(sizes) == images:
             kinds = zip(first.shapes, first.dtypes, strict=True)
             whole = tuple(inputs[0].new_empty(images, *shape[1:], dtype=dtype) for shape, dtype in kinds)
             found = zip(*(_pieces(output, sizes) for output in whole), strict=True)
             for size, piece, output in zip(sizes, pieces, found, strict=True):
-                cast(Writing, self.executables[size]).into(piece, output)
+                cast(WritingExecutable, self.executables[size]).into(piece, output)
             return whole
         ran = [self._run(size, *piece) for size, piece in zip(sizes, pieces, strict=True)]
         return tuple(torch.cat(parts) for parts in zip(*ran, strict=True))
@@ -173,6 +173,7 @@ class CompiledNetwork(InProcess):
     precision: torch.dtype
     backend: str
     memory: Memory
+    takes: torch.dtype  # the precision of images
     segments: Mapping[SegmentKey, BucketedProgram]
     resident: int  # bytes of weights
     graph_executor: Executor | None = None  # the same segments for mixed batches on a GPU
@@ -182,16 +183,12 @@ class CompiledNetwork(InProcess):
     merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
     keyed: bool = field(init=False)  # whether some parts take the number of each image's history
     image_shape: tuple[int, int, int] = field(init=False)
-    takes: torch.dtype = field(init=False)  # the precision of images
     process: int = field(default_factory=os.getpid, init=False)
     threads: int = field(default_factory=torch.get_num_threads, init=False)  # when its programs were made
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keyed", any(runner.by_history for runner in self.segments.values()))
         object.__setattr__(self, "image_shape", (self.input_spec.channels, *self.image_size))
-        front = self.segments.get(())
-        first = None if front is None else next(iter(front.executables.values()), None)
-        object.__setattr__(self, "takes", first.takes if isinstance(first, Casting) else self.precision)
 
     @property
     def name(self) -> str:

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsnet.runtime.backends import Executable
+from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.executors.host import BucketedProgram
 from dsnet.runtime.partition.segments import Segment, SegmentKey
 
 __all__ = ["Ended", "any_number", "widened"]
 
 
-class _Widened:
+class _Widened(Executable):
     """A part by its stand-in: features get channels of zeros, and keys the choice before."""
 
     def __init__(self, call: Executable, channels: int, choices: int, place: int) -> None:
@@ -27,7 +27,7 @@ class _Widened:
         return self.call(F.pad(x, (0, 0, 0, 0, 0, self.channels - x.shape[1])), *keys)
 
 
-class Ended:
+class Ended(Executable):
     """A part with what is behind all parts, for images of one choice."""
 
     def __init__(self, call: Executable, end: Executable, place: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dsnet.core.timer import Progress, silent, timed
-from dsnet.runtime.backends import Backend, Executable
+from dsnet.runtime.backends.base import Backend, Executable
 from dsnet.runtime.executors.host import BucketedProgram
 from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead
 

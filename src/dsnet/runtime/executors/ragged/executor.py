@@ -21,7 +21,7 @@ from dsnet.kernels.dispatch import choose
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput, margin, unsure
-from dsnet.runtime.backends import Executable
+from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.executors.buffers import GatePlaces
 from dsnet.runtime.executors.chunks import GraphExecutor
 from dsnet.runtime.executors.penalties import set_penalties

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -12,6 +12,7 @@ from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import InferenceGate
 from dsnet.kernels.launch import on_device_of
+from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.layers import (
     Attention,
@@ -32,7 +33,7 @@ from dsnet.runtime.partition.feature_maps import Behind, Front
 __all__ = ["Ragged"]
 
 
-class Ragged:
+class Ragged(Executable):
     """Modules of one structure as one function of images and their routes.
 
     Gives what the modules give; with ``out`` logits, or a detector's rows, are written there, those of images
@@ -51,9 +52,10 @@ class Ragged:
         self.count = len(modules)
 
     def __call__(
-        self, x: Tensor, assignment: RouteAssignment | None = None, out: Tensor | None = None
+        self, *inputs: Tensor, assignment: RouteAssignment | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Images, or features, [B, C, H, W] → features and scores, or logits."""
+        (x,) = inputs
         assignment = RouteAssignment.single(len(x), x.device) if assignment is None else assignment
         images, channels, height, width = x.shape
         noted: list[State] = []
@@ -103,16 +105,9 @@ class Ragged:
         assert out is not None
         return out
 
-    def at(self, place: int) -> Callable[..., tuple[Tensor, ...]]:
-        """All images at the route of that place."""
-        if self.count == 1:
-            return self
-
-        def run(x: Tensor) -> tuple[Tensor, ...]:
-            routes = torch.full((len(x),), place, dtype=torch.int32, device=x.device)
-            return self(x, RouteAssignment.of_routes(routes, self.count))
-
-        return run
+    def at(self, route: int) -> Executable:
+        """Return what runs all images at one of the routes."""
+        return self if self.count == 1 else _SingleRoute(self, route)
 
     @property
     def resident(self) -> int:
@@ -125,6 +120,16 @@ class Ragged:
             if isinstance(tensor, Tensor)
         }
         return sum(found.values())
+
+
+class _SingleRoute(Executable):
+    def __init__(self, ragged: Ragged, route: int) -> None:
+        self.ragged, self.route = ragged, route
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        x = inputs[0]
+        routes = torch.full((len(x),), self.route, dtype=torch.int32, device=x.device)
+        return self.ragged(x, assignment=RouteAssignment.of_routes(routes, self.ragged.count))
 
 
 def _taken_apart(row: Tensor, shapes: Sequence[Shape]) -> list[State]:
