@@ -24,7 +24,7 @@ def with_copies(name: str) -> dsnet.Supernet:
         return [step._replace(size=replace(step.size)) for step in plain(choices)]
 
     model.segment_steps = copied  # type: ignore[method-assign]
-    model.seal(model.space)
+    model.seal()
     return model
 
 

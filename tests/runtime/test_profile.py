@@ -20,7 +20,7 @@ import dsnet
 from dsnet import runtime
 from dsnet.cli import main
 from dsnet.core.timer import timed
-from dsnet.models.blocks import Factory
+from dsnet.models import Factory
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CostTable, LatencyTable

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import dsnet
 from dsnet import runtime
-from dsnet.models.blocks import Factory
+from dsnet.models import Factory
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.models.supernet import ModelSpec

@@ -24,12 +24,17 @@ from torch import Tensor
 from dsnet import RouteSpace, Slice, Supernet
 from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
-from dsnet.gate import Gate
-from dsnet.models import Factory, InputSpec, Step, register_supernet, registry
-from dsnet.models.blocks import ConvNormAct, NormSpec, PoolHead, make_activation
+from dsnet.models import (
+    ConvNormAct,
+    ConvOptions,
+    Factory,
+    InputSpec,
+    PoolHead,
+    Step,
+    register_supernet,
+    registry,
+)
 from dsnet.models.loading import build_network
-from dsnet.models.options import ConvOptions
-from dsnet.slicing import SlicedConv2d
 from dsnet.training import Checkpoint, load_checkpoint, save_checkpoint, train
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
@@ -42,24 +47,19 @@ class KeptSmall(Supernet):
     """Two convolutions with a gate between them."""
 
     def __init__(self, options: ConvOptions, factory: Factory) -> None:
-        space = RouteSpace.of_table("kept_small", ROUTES)
         super().__init__(
-            "kept_small",
+            RouteSpace.of_table("kept_small", ROUTES),
             slices=(ROUTES,),
+            gate_widths=[4],
             input_spec=InputSpec(image_size=16, stride=4),
-            gates=[Gate(4, choices=space.choices[0], **factory)],
-            head=PoolHead(8, options.num_classes or 10, factory),
+            options=options,
+            factory=factory,
         )
-        norm = NormSpec(kind=options.norm, channels_per_group=4)
-        self.first, self.second = (
-            ConvNormAct(
-                SlicedConv2d(i, o, kernel=3, stride=2, **factory),
-                norm.make(o, keys, factory),
-                make_activation("relu"),
-            )
-            for i, o, keys in ((3, 4, 1), (4, 8, len(ROUTES)))
-        )
-        self.seal(space)
+        self.head = PoolHead(8, options.num_classes or 10, factory)
+        spec = options.conv_spec(factory, channels_per_group=4)
+        self.first = ConvNormAct(options.in_channels, 4, spec, kernel=3, stride=2)
+        self.second = ConvNormAct(4, 8, spec, kernel=3, stride=2, keys=len(ROUTES))
+        self.seal()
 
     def prefix_steps(self) -> list[Step]:
         return [Step(self.first, Slice(width=4, kernel=3, padding=1))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from dsnet.gate.inference import (
 )
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
+from dsnet.slicing.parameters import Factory
 
 __all__ = ["Gate", "GateEncoding", "HeadForm", "RoutingHead", "SingleRouteGate", "attention_width"]
 
@@ -82,9 +83,7 @@ class RoutingHead(nn.Module):
         hidden: int,
         choices: tuple[int, ...],
         form: HeadForm = HeadForm(),  # noqa: B008  (a frozen value)
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if not choices or not all(type(c) is int and c >= 0 for c in choices):
@@ -92,9 +91,9 @@ class RoutingHead(nn.Module):
         self.form = form
         self.choices = choices
         hidden = form.width or hidden
-        self.first = SlicedLinear(channels, hidden, device=device, dtype=dtype) if form.separate else None
+        self.first = SlicedLinear(channels, hidden, **factory) if form.separate else None
         outputs = len(choices) if form.kind == "onehot" else 1
-        self.last = SlicedLinear(hidden, outputs, init_std=0.01, device=device, dtype=dtype)
+        self.last = SlicedLinear(hidden, outputs, init_std=0.01, **factory)
 
     def forward(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
         """Compute scores [B, choices]; see `Gate.forward`."""
@@ -127,18 +126,13 @@ class Gate(nn.Module):
         *,
         choices: tuple[int, ...] | None = None,
         form: HeadForm = HeadForm(),  # noqa: B008  (a frozen value)
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         hidden = attention_width(channels, routing=choices is not None)
-        self.first = SlicedLinear(channels, hidden, init_std=(2 / hidden) ** 0.5, device=device, dtype=dtype)
-        self.attention = SlicedLinear(hidden, channels, init_std=0.0, device=device, dtype=dtype)
-        self.routing = (
-            None
-            if choices is None
-            else RoutingHead(channels, hidden, choices, form, device=device, dtype=dtype)
-        )
+        self.first = SlicedLinear(channels, hidden, init_std=(2 / hidden) ** 0.5, **factory)
+        self.attention = SlicedLinear(hidden, channels, init_std=0.0, **factory)
+        self.routing = None if choices is None else RoutingHead(channels, hidden, choices, form, **factory)
 
     def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, GateEncoding]:
         """Scale the channels of ``x`` [B, C, H, W], and return the input of a routing head too.

@@ -14,26 +14,16 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
-from dsnet.gate import Gate
-from dsnet.models.blocks import (
-    Block,
-    ConvNormAct,
-    Factory,
-    NormSpec,
-    PoolHead,
-    Step,
-    count_steps,
-    make_activation,
-    run_steps,
-)
+from dsnet.models.blocks import Block, Step, count_steps, run_steps
+from dsnet.models.conv_blocks import ConvNormAct, SeparableBlock
+from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.mobilenet import StageRow
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.separable_block import SeparableBlock
 from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice
-from dsnet.slicing import Mode, SlicedConv2d
+from dsnet.slicing import Factory, Mode
 from dsnet.slicing.static import traced
 
 __all__ = ["DepthNet", "DepthOptions", "DepthTable"]
@@ -107,39 +97,34 @@ class DepthNet(Supernet):
             )
             for depth in (1, table.deep.layers)
         )
-        space = RouteSpace.of_table(name, routes)
-        classes = table.num_classes if options.num_classes is None else options.num_classes
         super().__init__(
-            name,
+            RouteSpace.of_table(name, routes),
             slices=(routes,),
-            input_spec=replace(table.input_spec, channels=options.in_channels),
-            gates=[Gate(table.early[-1].width, choices=space.choices[0], form=options.head_form, **factory)],
-            head=PoolHead(table.late.width, classes, factory),
+            gate_widths=[table.early[-1].width],
+            input_spec=table.input_spec,
+            options=options,
+            factory=factory,
             bn_key=options.bn_key,
         )
         self.table = table
-        norm, activation = NormSpec(kind=options.norm), options.activation or "relu"
+        self.head = PoolHead(table.late.width, options.num_classes or table.num_classes, factory)
+        spec = options.conv_spec(factory)
 
         def stage(width: int, row: StageRow, keys: int) -> list[SeparableBlock]:
             return [
                 SeparableBlock(
                     width if layer == 0 else row.width,
                     row.width,
-                    kernel=3,
+                    spec,
                     stride=row.stride if layer == 0 else 1,
                     keys=(keys, keys),
-                    attention=False,
-                    norm=norm,
-                    activation=activation,
-                    factory=factory,
                 )
                 for layer in range(row.layers)
             ]
 
-        conv = SlicedConv2d(
-            options.in_channels, table.stem.width, kernel=3, stride=table.stem.stride, **factory
+        self.stem = ConvNormAct(
+            options.in_channels, table.stem.width, spec, kernel=3, stride=table.stem.stride
         )
-        self.stem = ConvNormAct(conv, norm.make(table.stem.width, 1, factory), make_activation(activation))
         self.early = nn.ModuleList()
         width = table.stem.width
         for row in table.early:
@@ -151,7 +136,7 @@ class DepthNet(Supernet):
             ResidualBlocks(others) if options.join == "residual" else nn.ModuleList(others)
         )
         self.late = nn.ModuleList(stage(table.deep.width, table.late, 2))
-        self.seal(space)
+        self.seal()
 
     def prefix_steps(self) -> list[Step]:
         """Return stem and early stages."""

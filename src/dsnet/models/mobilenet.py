@@ -13,16 +13,15 @@ from typing import Literal, NamedTuple, cast
 
 from torch import nn
 
-from dsnet.gate import Gate, SingleRouteGate
-from dsnet.models.blocks import ConvNormAct, Factory, NormSpec, PoolHead, Step, make_activation
+from dsnet.models.blocks import Step
+from dsnet.models.conv_blocks import ConvNormAct, SeparableBlock
+from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
-from dsnet.models.layout import norm_keys
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.separable_block import SeparableBlock
 from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice, small_medium_large
-from dsnet.slicing import SlicedConv2d
+from dsnet.slicing import Factory
 
 __all__ = ["MBNet", "MBNetTable", "StageRow"]
 
@@ -56,34 +55,25 @@ class MBNet(Supernet):
     """A DS-MBNet built from its table."""
 
     def __init__(self, name: str, table: MBNetTable, options: ConvOptions, factory: Factory) -> None:
-        space = RouteSpace.of_table(name, table.routes, small_medium_large(len(table.routes)))
-        channels = table.early[-1].width
-        gate = (
-            SingleRouteGate()
-            if len(space) == 1
-            else Gate(channels, choices=space.choices[0], form=options.head_form, **factory)
-        )
-        classes = table.num_classes if options.num_classes is None else options.num_classes
-        head = PoolHead(table.dynamic[-1].width, classes, factory)
-        input_spec = replace(table.input_spec, channels=options.in_channels)
         super().__init__(
-            name,
+            RouteSpace.of_table(name, table.routes, small_medium_large(len(table.routes))),
             slices=(table.routes,),
-            input_spec=input_spec,
-            gates=[gate],
-            head=head,
+            gate_widths=[table.early[-1].width],
+            input_spec=table.input_spec,
+            options=options,
+            factory=factory,
             bn_key=options.bn_key,
         )
         self.table = table
-
-        norm = NormSpec(kind=options.norm, channels_per_group=table.channels_per_group)
-        activation = options.activation or table.activation
-        (keys,) = norm_keys([len(space)], options.bn_key)
-        stem = SlicedConv2d(
-            options.in_channels, table.stem.width, kernel=3, stride=table.stem.stride, **factory
+        self.head = PoolHead(table.dynamic[-1].width, options.num_classes or table.num_classes, factory)
+        spec = options.conv_spec(
+            factory, activation=table.activation, channels_per_group=table.channels_per_group
         )
-        self.stem = ConvNormAct(stem, norm.make(table.stem.width, 1, factory), make_activation(activation))
+        self.stem = ConvNormAct(
+            options.in_channels, table.stem.width, spec, kernel=3, stride=table.stem.stride
+        )
         self.blocks = nn.ModuleList()
+        keys = len(table.routes)
         width = table.stem.width
         for stage, row in enumerate((*table.early, *table.dynamic)):
             dynamic = stage >= len(table.early)
@@ -94,17 +84,15 @@ class MBNet(Supernet):
                 block = SeparableBlock(
                     width,
                     row.width,
+                    spec,
                     kernel=kernel,
                     stride=row.stride if layer == 0 else 1,
                     keys=(keys if dynamic and not gated else 1, keys if dynamic else 1),
                     attention=table.attention and not gated,
-                    norm=norm,
-                    activation=activation,
-                    factory=factory,
                 )
                 self.blocks.append(block)
                 width = row.width
-        self.seal(space)
+        self.seal()
 
     def prefix_steps(self) -> list[Step]:
         """Return stem and early blocks, with a gate inside also the depthwise half of its block."""

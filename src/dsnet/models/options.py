@@ -7,7 +7,8 @@ from typing import Literal
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.gate import HeadForm
-from dsnet.models.blocks import ACTIVATIONS
+from dsnet.models.conv_blocks import ACTIVATIONS, ConvSpec
+from dsnet.slicing import Factory
 
 __all__ = ["ConvOptions", "GateOptions", "check_count"]
 
@@ -46,9 +47,8 @@ class GateOptions:
             check_count("num_classes", self.num_classes)
         check_count("in_channels", self.in_channels)
 
-    @property
     def head_form(self) -> HeadForm:
-        """The form of the routing heads."""
+        """Return the form of the routing heads."""
         return HeadForm(kind=self.gate_head, separate=self.gate_first_layer == "separate")
 
 
@@ -73,3 +73,20 @@ class ConvOptions(GateOptions):
         _check("bn_key", self.bn_key, ("stage", "prefix"))
         if self.activation is not None:
             _check("activation", self.activation, tuple(ACTIVATIONS))
+
+    def conv_spec(
+        self, factory: Factory, *, activation: str = "relu", channels_per_group: int = 16
+    ) -> ConvSpec:
+        """Return what all convolutional layers have in common.
+
+        Args:
+            factory: Device and precision of the parameters.
+            activation: Activation of the family, where no option is given.
+            channels_per_group: Width of the groups, for the option ``norm="group"``.
+        """
+        return ConvSpec(
+            norm=self.norm,
+            channels_per_group=channels_per_group,
+            activation=self.activation or activation,
+            factory=factory,
+        )

@@ -10,11 +10,11 @@ from torch import Tensor, fx, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
-from dsnet.models.blocks import Factory
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import check_count
 from dsnet.models.registry import register_reference
 from dsnet.models.static_network import ReferenceNetwork, plain_cost
+from dsnet.slicing import Factory
 from dsnet.slicing.attention import StaticAttention
 
 __all__ = ["DeiT", "DeiTOptions", "MobileNetV1", "ResNet50", "WidthOptions"]

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from dsnet.errors import DsnetError, printable, shorten
-from dsnet.models.blocks import Factory
 from dsnet.models.static_network import ReferenceNetwork
 from dsnet.models.supernet import ModelSpec, Supernet
+from dsnet.slicing import Factory
 
 __all__ = [
     "ModelEntry",

@@ -10,34 +10,23 @@ import copy
 import functools
 import itertools
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.gate import Gate
-from dsnet.models.blocks import (
-    Block,
-    ChannelAttention,
-    ConvNormAct,
-    Factory,
-    MaxPool,
-    NormSpec,
-    PoolHead,
-    Step,
-    count_steps,
-    drop_branch,
-    make_activation,
-)
+from dsnet.models.blocks import Block, Step, count_steps, drop_branch
+from dsnet.models.conv_blocks import ChannelAttention, ConvNormAct, ConvSpec, MaxPool
 from dsnet.models.counting import prefix_cost, segment_cost
+from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.layout import SliceTable, norm_keys
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.supernet import Supernet
 from dsnet.routes import Route, RouteSpace, Slice, small_medium_large
-from dsnet.slicing import Mode, SlicedConv2d
+from dsnet.slicing import Factory, Mode
 from dsnet.slicing.static import traced
 
 __all__ = ["Bottleneck", "ResNet", "ResNetTable"]
@@ -70,39 +59,23 @@ class Bottleneck(Block):
         self,
         width_in: int,
         size: Slice,
+        spec: ConvSpec,
         *,
         stride: int,
         project: bool,
         share: float,  # of the stochastic depth rate
         keys: int,
-        norm: NormSpec,
-        activation: str,
-        factory: Factory,
     ) -> None:
         super().__init__()
         self.share, self.stride = share, stride
         width, hidden = size.width, cast(int, size.hidden)
-
-        def layer(
-            channels: int,
-            filters: int,
-            size: Literal["hidden", "width"],
-            *,
-            kernel: int = 1,
-            stride: int = 1,
-            act: bool = False,
-            init_weight: float = 1.0,
-        ) -> ConvNormAct:
-            conv = SlicedConv2d(channels, filters, kernel=kernel, stride=stride, **factory)
-            layer_norm = norm.make(filters, keys, factory, init_weight=init_weight)
-            return ConvNormAct(conv, layer_norm, make_activation(activation) if act else None, filters=size)
-
-        self.reduce = layer(width_in, hidden, "hidden", act=True)
-        self.spatial = layer(hidden, hidden, "hidden", kernel=3, stride=stride, act=True)
-        self.attention = ChannelAttention(hidden, factory)
-        self.expand = layer(hidden, width, "width", init_weight=0.0)
-        self.shortcut = layer(width_in, width, "width", stride=stride) if project else None
-        self.act = make_activation(activation)
+        layer = functools.partial(ConvNormAct, spec=spec, keys=keys)
+        self.reduce = layer(width_in, hidden, filters="hidden")
+        self.spatial = layer(hidden, hidden, kernel=3, stride=stride, filters="hidden")
+        self.attention = ChannelAttention(hidden, spec.factory)
+        self.expand = layer(hidden, width, act=False, init_weight=0.0)
+        self.shortcut = layer(width_in, width, stride=stride, act=False) if project else None
+        self.act = spec.make_activation()
 
     def _branch(self) -> tuple[Block, ...]:
         return (self.reduce, self.spatial, self.attention, self.expand)
@@ -156,26 +129,26 @@ class ResNet(Supernet):
         order: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         full, gates = table.full, len(table.slices)
+        if gates == 1:
+            space = RouteSpace.of_table(name, table.slices[0], small_medium_large(len(table.slices[0])))
+        else:
+            space = _product_space(name, table, _order(name, table) if order is None else order)
         widths_in = (table.stem_width, *(size.width for size in full[:-1]))
-        classes = table.num_classes if options.num_classes is None else options.num_classes
         super().__init__(
-            name,
+            space,
             slices=table.slices,
-            input_spec=replace(table.input_spec, channels=options.in_channels),
-            gates=[
-                Gate(width, choices=tuple(range(len(choices))), form=options.head_form, **factory)
-                for width, choices in zip(widths_in, table.slices, strict=False)
-            ],
-            head=PoolHead(full[-1].width, classes, factory),
+            gate_widths=widths_in[:gates],
+            input_spec=table.input_spec,
+            options=options,
+            factory=factory,
             bn_key=options.bn_key,
         )
         self.table, self.gate_weights = table, dict(table.gate_weights)
-        norm = NormSpec(kind=options.norm, channels_per_group=table.channels_per_group)
-        activation = options.activation or "relu"
-        stem = SlicedConv2d(
-            options.in_channels, table.stem_width, kernel=3, stride=table.stem_stride, **factory
+        self.head = PoolHead(full[-1].width, options.num_classes or table.num_classes, factory)
+        spec = options.conv_spec(factory, channels_per_group=table.channels_per_group)
+        self.stem = ConvNormAct(
+            options.in_channels, table.stem_width, spec, kernel=3, stride=table.stem_stride
         )
-        self.stem = ConvNormAct(stem, norm.make(table.stem_width, 1, factory), make_activation(activation))
         self.max_pool = MaxPool() if table.max_pool else None
         keys = norm_keys([len(choices) for choices in table.slices], options.bn_key)
         before = list(itertools.accumulate((size.depth for size in full), initial=0))
@@ -184,22 +157,17 @@ class ResNet(Supernet):
                 Bottleneck(
                     width_in if layer == 0 else size.width,
                     size,
+                    spec,
                     stride=stride if layer == 0 else 1,
                     project=layer == 0,
                     share=(before[stage] + layer) / max(before[-1] - 1, 1),
                     keys=keys[stage if gates > 1 else 0],
-                    norm=norm,
-                    activation=activation,
-                    factory=factory,
                 )
                 for layer in range(size.depth)
             )
             for stage, (width_in, size, stride) in enumerate(zip(widths_in, full, table.strides, strict=True))
         )
-        if gates == 1:
-            self.seal(RouteSpace.of_table(name, table.slices[0], small_medium_large(len(table.slices[0]))))
-        else:
-            self.seal(_product_space(name, table, _order(name, table) if order is None else order))
+        self.seal()
 
     def prefix_steps(self) -> list[Step]:
         """Return stem and max-pool."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast, overload
 
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import Gate, GateEncoding, HeadForm
-from dsnet.models.blocks import Head, Step, run_steps
+from dsnet.gate import Gate, GateEncoding, HeadForm, SingleRouteGate
+from dsnet.models.blocks import Step, run_steps
 from dsnet.models.features import (
     Features,
     feature_shapes,
@@ -32,10 +32,12 @@ from dsnet.models.features import (
     routed_features,
 )
 from dsnet.models.group_by_route import Decide, greedy, run_from_states, run_gated
+from dsnet.models.heads import Head
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.layout import BnKey, SegmentLayout, SliceTable
+from dsnet.models.options import GateOptions
 from dsnet.routes import Route, RouteSpace, Slice
-from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d
+from dsnet.slicing import Factory, KeyState, Mode, SplitBatchNorm2d
 
 __all__ = ["BoundRoute", "GateState", "ModelSpec", "Supernet"]
 
@@ -76,6 +78,19 @@ class Supernet(nn.Module, ABC):
 
     ``model(x, route)`` runs one route; ``model(x)`` lets the gates decide for each image. A pass takes
     everything it depends on as arguments and, in eval mode, changes nothing.
+
+    A family derives from this class, sets ``head`` and its blocks in its constructor, ends that with `seal`,
+    and defines `prefix_steps` and `segment_steps`.
+
+    Args:
+        space: All routes, cheapest first.
+        slices: Sizes of the stages that each choice of each gate decides.
+        gate_widths: Channels of the features at each gate, at full width.
+        input_spec: The images that the network takes; their channels are those of ``options``.
+        options: Options of the model.
+        factory: Device and precision of the parameters.
+        bn_key: With several gates, keep norm statistics for each history of choices (``prefix``), or for each
+            choice of the stage's own gate (``stage``).
     """
 
     gated_mode = Mode(batch_invariant=True)  # of passes in which gates decide
@@ -83,21 +98,30 @@ class Supernet(nn.Module, ABC):
     gate_weights: Mapping[str, tuple[float, float, float]] = MappingProxyType({})
     """Weights (CLS, CP, SGS) of Stage II's losses by the name of a space, where they differ by space."""
 
+    head: Head
+    """The classifier. A family sets it in its constructor, after that of this class."""
+
     def __init__(
         self,
-        name: str,
+        space: RouteSpace,
         *,
         slices: SliceTable,
+        gate_widths: Sequence[int],
         input_spec: InputSpec,
-        gates: Sequence[Gate],
-        head: Head,
+        options: GateOptions,
+        factory: Factory,
         bn_key: BnKey = "prefix",
     ) -> None:
         super().__init__()
-        self.spec = ModelSpec(name=name)
-        self.slice_table, self.input_spec, self.bn_key = slices, input_spec, bn_key
-        self.gates: nn.ModuleList = nn.ModuleList(gates)
-        self.head: Head = head
+        self.spec = ModelSpec(name=space.name)
+        self.slice_table, self.bn_key, self._space = slices, bn_key, space
+        self.input_spec = replace(input_spec, channels=options.in_channels)
+        self.gates = nn.ModuleList(
+            Gate(width, choices=choices, form=options.head_form(), **factory)
+            if len(space) > 1
+            else SingleRouteGate()
+            for width, choices in zip(gate_widths, space.choices, strict=True)
+        )
 
     # --- defined by a family -----------------------------------------------------------------------
     @abstractmethod
@@ -108,12 +132,11 @@ class Supernet(nn.Module, ABC):
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """Return the blocks from the gate that made the last of ``choices`` to the next gate or the head."""
 
-    def seal(self, space: RouteSpace) -> None:
-        """End construction: a family calls this once it has all its blocks.
+    def seal(self) -> None:
+        """Lay out the steps of all segments. A family calls this at the end of its constructor.
 
-        The steps of all segments are laid out here. Call it again after replacing a block.
+        Call it again after replacing a block.
         """
-        self._space = space
         self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
         self._layout = SegmentLayout.of(self)
 

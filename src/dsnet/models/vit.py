@@ -14,28 +14,18 @@ from typing import cast
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.gate import Gate
-from dsnet.models.blocks import (
-    Block,
-    ConvNormAct,
-    Factory,
-    Head,
-    NormSpec,
-    Step,
-    drop_branch,
-    drop_features,
-    make_activation,
-)
+from dsnet.models.blocks import Block, Step, drop_branch, drop_features
+from dsnet.models.conv_blocks import ConvNormAct, ConvSpec, SeparableBlock
+from dsnet.models.heads import Head
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import GateOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.separable_block import SeparableBlock
 from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice
 from dsnet.slicing import (
+    Factory,
     Mode,
     SlicedAttention,
-    SlicedConv2d,
     SlicedLayerNorm,
     SlicedLinear,
     SlicedMLP,
@@ -180,39 +170,28 @@ class ViT(Supernet):
     drops_everywhere = True
 
     def __init__(self, name: str, table: ViTTable, options: GateOptions, factory: Factory) -> None:
-        space = RouteSpace.of_table(name, table.routes, dict(table.narrowings))
-        full = table.routes[-1][0]
-        gate = Gate(table.stem_width, choices=space.choices[0], form=options.head_form, **factory)
-        classes = table.num_classes if options.num_classes is None else options.num_classes
-        head = TokenHead(full.width, classes, factory)
-        input_spec = replace(table.input_spec, channels=options.in_channels)
-        super().__init__(name, slices=(table.routes,), input_spec=input_spec, gates=[gate], head=head)
-        self.table = table
-        norm = NormSpec()
-        kernel, stride = table.stem_kernel, table.stem_stride
-        stem = SlicedConv2d(options.in_channels, table.stem_width, kernel=kernel, stride=stride, **factory)
-        self.stem = ConvNormAct(stem, norm.make(table.stem_width, 1, factory), make_activation("silu"))
-        self.stem_blocks = nn.ModuleList(
-            SeparableBlock(
-                table.stem_width,
-                table.stem_width,
-                kernel=3,
-                stride=1,
-                keys=(1, 1),
-                attention=False,
-                norm=norm,
-                activation="silu",
-                factory=factory,
-            )
-            for _ in range(2)
+        super().__init__(
+            RouteSpace.of_table(name, table.routes, dict(table.narrowings)),
+            slices=(table.routes,),
+            gate_widths=[table.stem_width],
+            input_spec=table.input_spec,
+            options=options,
+            factory=factory,
         )
+        self.table = table
+        (full,) = table.routes[-1]
+        self.head = TokenHead(full.width, options.num_classes or table.num_classes, factory)
+        width, kernel, stride = table.stem_width, table.stem_kernel, table.stem_stride
+        spec = ConvSpec(factory=factory)
+        self.stem = ConvNormAct(options.in_channels, width, spec, kernel=kernel, stride=stride)
+        self.stem_blocks = nn.ModuleList(SeparableBlock(width, width, spec) for _ in range(2))
         grid = table.input_spec.image_size // table.input_spec.stride
-        self.embedding = Embedding(table.stem_width, full.width, table.patch, grid, factory)
+        self.embedding = Embedding(width, full.width, table.patch, grid, factory)
         self.blocks = nn.ModuleList(
             TransformerBlock(full, factory, share=layer / max(full.depth - 1, 1))
             for layer in range(full.depth)
         )
-        self.seal(space)
+        self.seal()
 
     def prefix_steps(self) -> list[Step]:
         """Return the convolutional stem."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dsnet.counts import Cost
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
+from dsnet.slicing.parameters import Factory
 from dsnet.slicing.static import plain_linear, traced
 
 __all__ = ["SlicedAttention", "StaticAttention"]
@@ -27,16 +28,13 @@ class SlicedAttention(nn.Module):
         width: int,
         heads: int,
         head_dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.width, self.heads, self.head_dim = width, heads, head_dim
-        self.q = SlicedLinear(width, heads * head_dim, device=device, dtype=dtype)
-        self.k = SlicedLinear(width, heads * head_dim, device=device, dtype=dtype)
-        self.v = SlicedLinear(width, heads * head_dim, device=device, dtype=dtype)
-        self.proj = SlicedLinear(heads * head_dim, width, device=device, dtype=dtype)
+        inner = heads * head_dim
+        self.q, self.k, self.v = (SlicedLinear(width, inner, **factory) for _ in range(3))
+        self.proj = SlicedLinear(inner, width, **factory)
 
     def forward(self, x: Tensor, heads: int, head_dim: int | None = None) -> Tensor:
         """Attend over tokens ``x`` [B, N, E] (default: with all features of each head)."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
 from dsnet.slicing import functional as SF
+from dsnet.slicing.parameters import Factory, draw_normal, new_parameter
 from dsnet.slicing.static import plain_conv2d
 
 __all__ = ["SlicedConv2d"]
@@ -35,25 +38,21 @@ class SlicedConv2d(nn.Module):
         groups: int = 1,
         per_group: bool = False,
         bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if in_channels % groups or out_channels % groups:
             raise DsnetError(f"{in_channels} → {out_channels} channels cannot be shared by {groups} groups")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel, self.stride, self.groups, self.per_group = kernel, stride, groups, per_group
-        shape = (out_channels, in_channels // groups, kernel, kernel)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.weight = new_parameter(out_channels, in_channels // groups, kernel, kernel, **factory)
+        self.bias = new_parameter(out_channels, **factory) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise by He's rule with the fan-out of a group; the bias is zero."""
-        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler
-            return
         fan_out = self.kernel**2 * self.out_channels / self.groups
-        nn.init.normal_(self.weight, std=(2 / fan_out) ** 0.5, generator=generator)
+        draw_normal(self.weight, (2 / fan_out) ** 0.5, generator)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Cost
 from dsnet.slicing import functional as SF
+from dsnet.slicing.parameters import Factory, draw_truncated, new_parameter
 from dsnet.slicing.static import plain_linear
 
 __all__ = ["SlicedLinear"]
@@ -27,25 +30,17 @@ class SlicedLinear(nn.Module):
         *,
         bias: bool = True,
         init_std: float = 0.02,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.init_std = in_features, out_features, init_std
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.weight = new_parameter(out_features, in_features, **factory)
+        self.bias = new_parameter(out_features, **factory) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise by a truncated normal of ``init_std``, or zero if that is 0; the bias is zero."""
-        if self.weight.is_meta:  # nothing to draw, and torch would import its compiler
-            return
-        if self.init_std:
-            nn.init.trunc_normal_(
-                self.weight, std=self.init_std, a=-2 * self.init_std, b=2 * self.init_std, generator=generator
-            )
-        else:
-            nn.init.zeros_(self.weight)
+        draw_truncated(self.weight, self.init_std, generator)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Unpack, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.counts import Cost
 from dsnet.slicing.linear import SlicedLinear
+from dsnet.slicing.parameters import Factory
 
 __all__ = ["SlicedMLP"]
 
@@ -21,13 +21,11 @@ class SlicedMLP(nn.Module):
         self,
         width: int,
         hidden: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
-        self.fc1 = SlicedLinear(width, hidden, device=device, dtype=dtype)
-        self.fc2 = SlicedLinear(hidden, width, device=device, dtype=dtype)
+        self.fc1 = SlicedLinear(width, hidden, **factory)
+        self.fc2 = SlicedLinear(hidden, width, **factory)
 
     def forward(self, x: Tensor, hidden: int) -> Tensor:
         """Map ``x`` [..., E] to the same shape, with ``hidden`` hidden features."""

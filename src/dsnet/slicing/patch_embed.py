@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +12,8 @@ from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
 from dsnet.slicing import functional as SF
 from dsnet.slicing.conv import SlicedConv2d
-from dsnet.slicing.static import copy_parameter, traced
+from dsnet.slicing.parameters import Factory, copy_parameter, draw_truncated, new_parameter
+from dsnet.slicing.static import traced
 
 __all__ = ["SlicedPatchEmbed"]
 
@@ -28,24 +31,19 @@ class SlicedPatchEmbed(nn.Module):
         *,
         patch: int,
         grid: int,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.patch, self.grid = patch, grid
-        self.proj = SlicedConv2d(
-            in_channels, width, kernel=patch, stride=patch, bias=True, device=device, dtype=dtype
-        )
-        self.class_token = nn.Parameter(torch.empty(width, device=device, dtype=dtype))
-        self.positions = nn.Parameter(torch.empty(1 + grid * grid, width, device=device, dtype=dtype))
+        self.proj = SlicedConv2d(in_channels, width, kernel=patch, stride=patch, bias=True, **factory)
+        self.class_token = new_parameter(width, **factory)
+        self.positions = new_parameter(1 + grid * grid, width, **factory)
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise projection, class token and positions by a truncated normal of 0.02."""
-        if self.positions.is_meta:  # nothing to draw, and torch would import its compiler
-            return
         for weight in (self.proj.weight, self.class_token, self.positions):
-            nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04, generator=generator)
+            draw_truncated(weight, 0.02, generator)
 
     def forward(self, x: Tensor, width: int) -> Tensor:
         """Embed into the first ``width`` features."""

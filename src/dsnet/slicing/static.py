@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, fx, nn
 
-__all__ = ["copy_parameter", "fuse", "plain_batch_norm", "plain_conv2d", "plain_linear", "traced"]
+from dsnet.slicing.parameters import copy_parameter
 
-
-def copy_parameter(values: Tensor) -> nn.Parameter:
-    """Return a parameter with a contiguous copy of ``values``, trainable if they are."""
-    return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format), values.requires_grad)
+__all__ = ["fuse", "plain_batch_norm", "plain_conv2d", "plain_linear", "traced"]
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -11,12 +11,12 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 import dsnet
 from dsnet import runtime
 from dsnet.core.cuda_graphs import StreamPool
-from dsnet.models.blocks import ChannelAttention, ConvNormAct, Factory, MaxPool, NormSpec, Step
+from dsnet.models import Factory, Step
+from dsnet.models.conv_blocks import ChannelAttention, ConvNormAct, ConvSpec, MaxPool
 from dsnet.models.group_by_route import run_gated
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
@@ -30,7 +30,6 @@ from dsnet.runtime.executors.buffers import Table
 from dsnet.runtime.executors.grouped import Graphed
 from dsnet.runtime.partition.segments import find_shared_segments, pack, segment_histories
 from dsnet.runtime.plan import Plan
-from dsnet.slicing import SlicedConv2d
 from tests.support import assert_close, error_of, randomise, spread_gates
 from tests.support.networks import network, pictures
 
@@ -236,11 +235,11 @@ def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, Graphed]:
     if kind == "attention":  # of as many channels as came in
         model.in_front = ChannelAttention(64, factory)
     elif kind == "depthwise":  # zeros do not stay zeros
-        conv = SlicedConv2d(64, 64, kernel=3, groups=64, dtype=torch.float64)
-        model.in_front = ConvNormAct(conv, NormSpec().make(64, 1, factory), nn.ReLU(), filters="input")
+        spec = ConvSpec(activation="relu", factory=factory)
+        model.in_front = ConvNormAct(64, 64, spec, kernel=3, groups=64, filters="input")
     else:  # maps of other sizes
         model.behind = MaxPool()
-    model.eval().seal(model.space)
+    model.eval().seal()
     randomise(model)
     model.requires_grad_(False)
     spread_gates(model, pictures(model, 64))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.detection.model.fssd import Detector
-from dsnet.models.blocks import ConvNormAct
+from dsnet.models.conv_blocks import ConvNormAct
 from dsnet.routes import Route, Slice
 from dsnet.runtime.partition.feature_maps import Behind, Front, Projections, ToFused, flat_maps, resized_maps
 from dsnet.runtime.partition.per_image_norm import by_history

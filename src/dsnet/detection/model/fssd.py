@@ -19,12 +19,13 @@ from dsnet.counts import Cost, Shape
 from dsnet.detection.model.priors import prior_boxes, priors_per_position
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.blocks import ConvNormAct, Factory, count_steps, make_activation
+from dsnet.models.blocks import count_steps
+from dsnet.models.conv_blocks import ConvNormAct, ConvSpec
 from dsnet.models.counting import prefix_cost
 from dsnet.models.features import Features, PrefixFeatures, prefix_features, route_features
 from dsnet.models.static_network import plain_cost
 from dsnet.routes import Route, Slice
-from dsnet.slicing import Mode, SlicedConv2d, SplitBatchNorm2d
+from dsnet.slicing import Factory, Mode, SlicedConv2d, SplitBatchNorm2d
 
 __all__ = [
     "Detector",
@@ -132,10 +133,10 @@ class Detector(nn.Module):
         keys, largest = len(network.space), network.feature_shapes(network.space.largest)
         weight = network.head.classifier.weight
         factory = Factory(device=weight.device, dtype=weight.dtype)
+        spec = ConvSpec(factory=factory)
 
         def block(ins: int, outs: int, kernel: int, stride: int = 1) -> ConvNormAct:
-            conv = SlicedConv2d(ins, outs, kernel=kernel, stride=stride, **factory)
-            return ConvNormAct(conv, SplitBatchNorm2d(outs, keys=keys, **factory), make_activation("silu"))
+            return ConvNormAct(ins, outs, spec, kernel=kernel, stride=stride, keys=keys)
 
         def heads(outs: int) -> nn.ModuleList:
             return nn.ModuleList(

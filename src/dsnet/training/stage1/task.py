@@ -14,7 +14,7 @@ from dsnet.core.distributed.ranks import Ranks
 from dsnet.core.seeding import reseed, seeded
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, initialise
-from dsnet.models.blocks import ConvNormAct
+from dsnet.models.conv_blocks import ConvNormAct
 from dsnet.routes import Route
 from dsnet.slicing import Mode, batch_statistics
 from dsnet.training.classifier_task import Objective

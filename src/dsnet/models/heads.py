@@ -1,0 +1,52 @@
+"""Heads: features → one vector an image → logits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import cast
+
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.models.blocks import Block, drop_features
+from dsnet.routes import Slice
+from dsnet.slicing import Factory, Mode, SlicedLinear
+
+__all__ = ["Head", "PoolHead"]
+
+
+class Head(Block):
+    """Base class of heads."""
+
+    classifier: SlicedLinear
+
+    @abstractmethod
+    def pool(self, x: Tensor) -> Tensor:
+        """Pool features [B, …] to [B, C]."""
+
+
+class PoolHead(Head):
+    """Global average pool and a classifier on the channels of its input."""
+
+    def __init__(self, channels: int, num_classes: int, factory: Factory) -> None:
+        super().__init__()
+        self.classifier = SlicedLinear(channels, num_classes, init_std=0.01, **factory)
+
+    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
+        """Compute logits [B, classes] of features [B, C, H, W]."""
+        return cast(Tensor, self.classifier(drop_features(self.pool(x), mode)))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Average over all positions."""
+        return x.mean((2, 3))
+
+    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
+        """Compute the cost and the shape of the logits."""
+        classes = self.classifier.out_features
+        linear = self.classifier.cost(shape.channels, classes)
+        return linear + Cost(pools=shape.channels * shape.area), Shape(classes, 1, 1)
+
+    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
+        """Extract pool and classifier."""
+        classifier = self.classifier.extract(shape.channels, self.classifier.out_features)
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), classifier)
