@@ -3,8 +3,9 @@
     python -m benchmarks.tables [--check]
 
 A table stands between ``<!-- table NAME [key=value …] -->`` and ``<!-- end -->``; NAME is a JSON file, and
-the keys choose some of its rows (``batch=1``, ``epochs=30``). ``NAME@BATCH,NAME@BATCH`` are files of
-`dsnet bench` side by side, one batch size of each.
+the keys choose some of its rows (``batch=1``, ``epochs=30``). ``NAME,NAME`` puts several files of
+`benchmarks.equal_accuracy` into one table; ``NAME@BATCH,NAME@BATCH`` puts files of `dsnet bench` side by
+side, one batch size of each.
 """
 
 from __future__ import annotations
@@ -43,17 +44,26 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], where: str) -
     return "\n".join([*lines, f"\n*{where}*"]) + "\n"
 
 
+def spread(timings: Iterable[tuple[float, float, float]]) -> str:
+    """Say how far the quartiles of (median, first quartile, third quartile) are from their medians."""
+    distances = [max(1 - low / median, high / median - 1) for median, low, high in timings]
+    return f"medians, with quartiles {statistics.median(distances):.1%} (at most {max(distances):.0%}) away"
+
+
 def slicing_table(name: str, data: Data, batch: str | None = None) -> str:
-    """Ways of running the smallest route, in milliseconds."""
-    rows = []
+    """Milliseconds of the smallest route, by method."""
+    rows, timings = [], []
     for row in data["results"]:
         if batch in (None, str(row["batch"])):
+            timings += [
+                (row["times"][method]["ms"], *row["times"][method]["quartiles"]) for method in METHODS
+            ]
             ms = [row["times"][method]["ms"] for method in METHODS]
             ratio = row["times"]["slicing"]["ms"] / row["times"]["ideal"]["ms"]
             rows.append([row["network"], str(row["batch"]), *(f"{t:.2f}" for t in ms), f"{ratio:.3f}"])
     where = f"{data['machine']}, {data['threads']} threads" if "cpu" in name else data["machine"]
-    about = f"{where}, torch {data['torch']}, {data['dtype']}, {data['date']}"
-    return markdown(["network", "batch", *METHODS, "slicing / ideal"], rows, about)
+    about = f"{where}, torch {data['torch']}, {data['dtype']}, {data['date']}; milliseconds a batch"
+    return markdown(["network", "batch", *METHODS, "slicing / ideal"], rows, f"{about}; {spread(timings)}")
 
 
 def training_table(name: str, data: Data) -> str:
@@ -62,12 +72,12 @@ def training_table(name: str, data: Data) -> str:
         "network",
         "batch",
         "precision",
-        "how",
+        "execution",
         "step, ms",
         "parts, ms",
         "step / parts",
         "images/s",
-        "batch made in",
+        "data preparation",
     ]
     rows = [
         [
@@ -203,16 +213,18 @@ def bench_table(name: str, data: Data) -> str:
     others = [way for way in ("masking", "indexing", "slicing") if way in data["results"][0]["times"]]
     streamed = ["ideal / stream"] if "stream" in data["results"][0]["times"] else []
     of_gate = ["gate largest"] if "gate largest" in data["results"][0]["times"] else []
-    header = ["batch", "all at the largest", *others, "plan", "ideal", "ideal / plan", *streamed, "speed-up"]
-    header[2:2] = [f"at the gate's largest ({data['gate_largest']})" for _ in of_gate]
+    header = ["batch", "largest route", *others, "plan", "ideal", "ideal / plan", *streamed, "speed-up"]
+    header[2:2] = [f"route {data['gate_largest']} (gate's largest)" for _ in of_gate]
     header.append("cascade")
     static = [(own["way"], f"{own['name']} ({own['backend']})") for own in data.get("baselines", [])]
     if not static and data["twin"]:  # of earlier versions
         static = [("twin", f"{data['twin']} ({data['twin_backend']})")]
     header += ["ideal / cascade", *(name for _, name in static)]
-    rows = []
+    rows, timings = [], []
     for row in data["results"]:
-        ms = {way: spread["median"] for way, spread in row["times"].items()}
+        ms = {way: timing["median"] for way, timing in row["times"].items()}
+        shown = ("full", *of_gate, *others, "gated", "cascade", *(way for way, _ in static))
+        timings += [_quartiles(row["times"][way]) for way in shown]
         cells = [f"{ms[way]:.2f}" for way in ("full", *of_gate, *others, "gated")]
         cells += [f"{row['ideal']:.2f}", f"{row['ratio']:.2f}"]
         cells += [f"{row['ratio_stream']:.2f}" for _ in streamed]
@@ -223,27 +235,29 @@ def bench_table(name: str, data: Data) -> str:
     if len(data["shares"]) <= 8:
         mix = ", ".join(f"{share:.0%} at route {route}" for route, share in data["shares"].items())
     return markdown(
-        header, rows, f"{about}, {data['precision']}, {data['date']}; milliseconds a batch; {mix}"
+        header,
+        rows,
+        f"{about}, {data['precision']}, {data['date']}; milliseconds a batch, {spread(timings)}; {mix}",
     )
 
 
+def _quartiles(timing: Mapping[str, float]) -> tuple[float, float, float]:
+    return timing["median"], timing["low"], timing["high"]
+
+
 def equal_accuracy_table(name: str, data: Data) -> str:
-    """A cascade beside the single route of its accuracy, and everyone at the largest route."""
-    found = data["measured"]
-    header = [
-        "images",
-        "cascade, ms",
-        f"route {found['route']} for all, ms",
-        "largest for all, ms",
-        "faster by",
-    ]
+    """A cascade, the single route it is compared with, and the largest route, all images at each of them."""
     ways = ("cascade", "single", "largest")
-    rows = [
-        [f"{row['batch']:,}", *(f"{row[way]['median']:.2f}" for way in ways), f"{row['gain']:.2f} ×"]
-        for row in data["results"]
-    ]
-    where = f"{data['machine']}, {data['threads']} threads, {data['backend']}, {data['precision']}"
-    return markdown(header, rows, f"{where}, torch {data['torch']}, {data['date']}; medians")
+    rows = []
+    for file in name.split(","):
+        data = _read(file)
+        machine = f"{data['machine']}, {data['threads']} threads, {data['backend']}, {data['precision']}"
+        for row in data["results"]:
+            times = [f"{m:.2f} ({low:.2f}–{high:.2f})" for m, low, high in (_quartiles(row[w]) for w in ways)]
+            times[1] = f"route {data['measured']['route']}: {times[1]}"
+            rows.append([machine, f"{row['batch']:,}", *times, f"{row['gain']:.2f} ×"])
+    header = ["machine", "batch", "cascade, ms", "single route, ms", "largest route, ms", "cascade faster by"]
+    return markdown(header, rows, f"{data['date']}; milliseconds a batch, medians (quartiles)")
 
 
 def photos_table(name: str, data: Data) -> str:
@@ -283,13 +297,16 @@ def speed_table(wanted: str) -> str:
     (mix,) = shares  # the same in all of them, or they cannot be compared
     largest = max(int(route) for route, _ in mix)
     ways = {
-        "plan": "gated",
-        f"route {largest} for all": f"alone {largest}",
-        "largest route of all": "full",
+        "routed": "gated",
+        f"route {largest}": f"alone {largest}",
+        "largest route": "full",
         "MobileNetV1": "twin",
         "MobileNetV1 × 0.5": HALF,
     }
     ways = {title: way for title, way in ways.items() if any(way in row["times"] for _, row in places)}
+    timings = [
+        _quartiles(row["times"][way]) for _, row in places for way in ways.values() if way in row["times"]
+    ]
     rows = []
     for data, row in places:
         where = f"{data['device']}, {data['threads']} threads, {data['backend']}, {data['precision']}"
@@ -300,8 +317,9 @@ def speed_table(wanted: str) -> str:
         rows.append([f"{where}, {images}", cells[0], f"{row['ideal']:.2f}", *cells[1:]])
     titles = list(ways)
     dates = ", ".join(sorted({data["date"] for data, _ in places}))
-    said = ", ".join(f"{share:.0%} at route {route}" for route, share in mix)
-    return markdown(["", titles[0], "ideal", *titles[1:]], rows, f"{dates}; milliseconds a batch; {said}")
+    routes = ", ".join(f"{share:.0%} at route {route}" for route, share in mix)
+    about = f"{dates}; milliseconds a batch, {spread(timings)}; routed and ideal: {routes}"
+    return markdown(["machine", titles[0], "ideal", *titles[1:]], rows, about)
 
 
 def transfer_table(name: str, data: Data) -> str:
@@ -404,7 +422,7 @@ def make_table(name: str, chosen: str) -> str:
     """The table of a JSON file, with some of its rows."""
     if "@" in name:
         return speed_table(name)
-    data = _read(name)
+    data = _read(name.partition(",")[0])
     return KINDS[data["benchmark"]](name, data, **dict(pair.split("=") for pair in chosen.split()))
 
 
