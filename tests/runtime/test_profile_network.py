@@ -250,7 +250,7 @@ def test_the_command_teaches(
 def test_a_sample_of_many_routes_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsnet.cli.profile.MOST_ROWS", 5)
+    monkeypatch.setattr("dsnet.cli.profile.MAX_ROWS", 5)
     assert main(["profile", "ds_resnet_tiny", "--repeats", "1", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert re.findall(r"^ +(\d+) +\d \d ", text, re.M) == ["0", "4", "8", "11", "15"]

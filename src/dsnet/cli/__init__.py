@@ -57,7 +57,7 @@ def _own_threads(args: argparse.Namespace) -> Iterator[None]:
     """Imports modules of the user, notes whether anybody chose how many threads torch has, restores that."""
     called = "torch" in sys.modules  # by a program, which keeps its threads
     modules = [*args.import_before, *args.import_after]
-    if not called and not (modules and args.computes):
+    if not called and not (modules and "threads" in args):
         args.keep_threads = False
         import_modules(modules)
         yield

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from dsnet.cli.parsers.common import plain as as_set
+from dsnet.cli.parsers.common import setting_text
 from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.threads import forward_work, kept_threads, settle
 from dsnet.cli.training import stop_status
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         print(
             json.dumps(plain, indent=2, allow_nan=False)
             if args.json
-            else "\n".join(f"{k}={as_set(v)}" for k, v in plain.items())
+            else "\n".join(f"{k}={setting_text(v)}" for k, v in plain.items())
         )
         return 0
     settle(

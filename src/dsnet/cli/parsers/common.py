@@ -1,44 +1,41 @@
-"""The parser class, with the arguments that several commands take. Nothing here imports torch."""
+"""The parser class, with the arguments that several commands take."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import NoReturn, cast
 
 from dsnet.errors import printable, shorten
 
 __all__ = [
     "BACKENDS",
-    "ROUTERS",
     "SETS",
     "Commands",
     "Parser",
-    "add_parser",
     "image_size",
-    "plain",
     "positive",
     "seconds",
+    "setting_text",
     "threads",
 ]
 
 # Copies of lists in modules that import torch; a test compares them.
 SETS = (
-    "digits",
     "cifar10",
     "cifar100",
-    "fashion_mnist",
+    "digits",
     "digits_0_to_6",
     "digits_7_to_9",
-    "imagenette",
+    "fashion_mnist",
     "imagenet",
+    "imagenette",
 )
 BACKENDS = ("eager", "cudagraphs", "inductor", "triton", "onnxruntime", "openvino")
-ROUTERS = ("auto", "gate", "cascade", "single")
-
-NEWEST = "gated, else final, else last"
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,8 +45,40 @@ class Parser(argparse.ArgumentParser):
         """Print usage and message, and exit with status 2."""
         super().error(printable(message, 1000))
 
+    def add_commands(self, commands: Commands, *, title: str, metavar: str) -> None:
+        """Add subcommands.
+
+        Args:
+            commands: Functions that add the arguments of a command to its parser, each with the
+                ``module:function`` that runs the command; None if it has subcommands instead. The function's
+                docstring is the help: a summary line, a description, and examples.
+            title: Heading of the list of commands.
+            metavar: What a command is called in the usage line.
+        """
+        parsers = self.add_subparsers(title=title, metavar=metavar, required=True)
+        for describe, target in commands.items():
+            summary, _, text = inspect.cleandoc(describe.__doc__ or "").partition("\n\n")
+            description, *examples = re.split(r"\n\n(?=Examples?:)", text)
+            parser = parsers.add_parser(
+                describe.__name__,
+                help=summary[:1].lower() + summary[1:].rstrip("."),
+                description=description,
+                epilog="\n".join(examples),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            if target is not None:
+                parser.add_import("import_after")
+                # A program that runs a command by itself, not through `main`, keeps its number of threads.
+                parser.set_defaults(run_command=_deferred(target), keep_threads=True)
+            describe(parser)
+
+    def add_list(self, title: str, items: Mapping[str, str], width: int) -> None:
+        """Add a list of names with explanations to the description."""
+        lines = "\n".join(f"  {name:{width}}{text}" for name, text in items.items())
+        self.description = f"{self.description}\n\n{title}:\n{lines}"
+
     def add_import(self, dest: str) -> None:
-        """``--import``; before and after the command it needs a ``dest`` of its own."""
+        """Add ``--import``; before and after the command it needs a ``dest`` of its own."""
         self.add_argument(
             "--import",
             dest=dest,
@@ -60,97 +89,78 @@ class Parser(argparse.ArgumentParser):
             "the current folder is searched; may be repeated",
         )
 
-    def add_run(self, command: str = "dsnet train") -> None:
-        """The folder of a run."""
-        self.add_argument("run", type=Path, metavar="RUN", help=f"folder of a run of `{command}`")
-
-    def add_network(self) -> None:
-        """A model by name or the folder of a run, with options of the model and an image size."""
-        text = "a supernet (`dsnet models` lists them), or the folder of a run"
-        self.add_argument("network", metavar="MODEL|RUN", help=text)
-        self.add_settings("an option of the model, as create_model takes it")
-        text = "height and width (default: that of the run's training, else the model's)"
-        self.add_argument("--image-size", type=image_size, metavar="N", help=text)
+    def add_threads(self) -> None:
+        """Add ``--threads``."""
         self.add_argument(
-            "--precision", choices=["float32", "bfloat16"], help="number format (default: the network's)"
-        )
-
-    def add_checkpoint(self, default: str = NEWEST) -> None:
-        """``--name`` of a checkpoint."""
-        self.add_argument("--name", help=f"checkpoint: gated, final, best or last (default: {default})")
-
-    def add_data(self, split: str) -> None:
-        """``--data`` and ``--root``: the data that a checkpoint is used on."""
-        self.add_argument(
-            "--data",
-            help=f"{', '.join(SETS)}, or a folder with {split}/CLASS/*.jpg; the {split} split is used "
-            "(default: the run's training data)",
-        )
-        self.add_argument(
-            "--root", help="folder of named data sets (default: as in the run, else DSNET_DATA)"
-        )
-
-    def add_batch(self, default: int) -> None:
-        """``--batch``."""
-        self.add_argument("--batch", type=positive, default=default, help=f"batch size (default: {default})")
-
-    def add_device(self) -> None:
-        """``--device``."""
-        self.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-
-    def add_settings(self, text: str, option: str = "--set") -> None:
-        """``--set KEY=VALUE``."""
-        self.add_argument(
-            option, action="append", default=[], metavar="KEY=VALUE", help=f"{text}; may be repeated"
-        )
-
-    def add_json(self, text: str = "print JSON") -> None:
-        """``--json``."""
-        self.add_argument("--json", action="store_true", help=text)
-
-    def add_flag(self, option: str, text: str) -> None:
-        """An option without a value."""
-        self.add_argument(option, action="store_true", help=text)
-
-
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-
-
-def add_parser(
-    commands: Commands,
-    name: str,
-    module: str,
-    *,
-    function: str = "run",
-    computes: bool = True,
-    **options: Any,  # noqa: ANN401  (argparse's own)
-) -> Parser:
-    """Add a command and return its parser.
-
-    Args:
-        commands: The subparsers to add it to.
-        name: Name of the command.
-        module: Module of the function, imported when the command runs.
-        function: Function that runs the command.
-        computes: Whether the command takes ``--threads``.
-        options: Further arguments of argparse, for example ``help`` and ``description``.
-    """
-    parser = commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-    parser.add_import("import_after")
-    if computes:
-        parser.add_argument(
             "--threads",
             type=threads,
             metavar="N|auto",
             help="CPU threads; auto: the fastest number by a short measurement (default: with --resume "
             "that of the run, else OMP_NUM_THREADS, else auto)",
         )
-    # A program that runs a command by itself, not through `main`, keeps its number of threads.
-    parser.set_defaults(run_command=_deferred(module, function), computes=computes, keep_threads=True)
-    return parser
+
+    def add_device(self) -> None:
+        """Add ``--device`` and ``--threads``."""
+        self.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+        self.add_threads()
+
+    def add_run(self, command: str = "dsnet train") -> None:
+        """Add the folder of a run."""
+        self.add_argument("run", type=Path, metavar="RUN", help=f"folder of a run of `{command}`")
+
+    def add_network(self) -> None:
+        """Add a model by name or the folder of a run, with the options of a network that is timed."""
+        text = "a supernet (`dsnet models` lists them), or the folder of a run"
+        self.add_argument("network", metavar="MODEL|RUN", help=text)
+        self.add_settings("an option of the model, as create_model takes it")
+        text = "height and width (default: that of the run's training, else the model's)"
+        self.add_argument("--image-size", type=image_size, metavar="N", help=text)
+        text = "number format (default: the network's)"
+        self.add_argument("--precision", choices=["float32", "bfloat16"], help=text)
+        self.add_device()
+
+    def add_checkpoint(self, default: str = "gated, else final, else last") -> None:
+        """Add ``--name`` of a checkpoint."""
+        self.add_argument("--name", help=f"checkpoint: gated, final, best or last (default: {default})")
+
+    def add_data(self, split: str) -> None:
+        """Add ``--data`` and ``--root``: the data that a checkpoint is used on."""
+        self.add_argument(
+            "--data",
+            help=f"{', '.join(SETS)}, or a folder with {split}/CLASS/*.jpg; the {split} split is used "
+            "(default: the run's training data)",
+        )
+        text = "folder of named data sets (default: as in the run, else DSNET_DATA)"
+        self.add_argument("--root", help=text)
+
+    def add_batch(self, default: int) -> None:
+        """Add ``--batch``."""
+        self.add_argument("--batch", type=positive, default=default, help=f"batch size (default: {default})")
+
+    def add_settings(self, text: str = "change a setting", option: str = "--set") -> None:
+        """Add ``--set KEY=VALUE``."""
+        text += "; may be repeated"
+        self.add_argument(option, action="append", default=[], metavar="KEY=VALUE", help=text)
+
+    def add_json(self, text: str = "print JSON") -> None:
+        """Add ``--json``."""
+        self.add_flag("--json", text)
+
+    def add_resume(self) -> None:
+        """Add ``--resume``."""
+        self.add_flag("--resume", "continue from the folder's last checkpoint")
+
+    def add_flag(self, option: str, text: str) -> None:
+        """Add an option without a value."""
+        self.add_argument(option, action="store_true", help=text)
 
 
-def _deferred(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+Commands = Mapping[Callable[[Parser], None], str | None]
+
+
+def _deferred(target: str) -> Callable[[argparse.Namespace], int]:
+    module, _, function = target.partition(":")
+
     def run(args: argparse.Namespace) -> int:
         return cast(int, getattr(importlib.import_module(module), function)(args))
 
@@ -197,6 +207,6 @@ def seconds(text: str) -> float:
     return value
 
 
-def plain(value: object) -> str:
+def setting_text(value: object) -> str:
     """Format a setting's value as ``--set`` takes it."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

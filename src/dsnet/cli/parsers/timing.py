@@ -4,42 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsnet.cli.parsers.common import BACKENDS, Commands, add_parser, positive, seconds
+from dsnet.cli.parsers.common import BACKENDS, Parser, positive, seconds
 
-__all__ = ["add_bench", "add_profile"]
+__all__ = ["bench", "profile"]
 
 
-def add_profile(commands: Commands) -> None:
-    """Add ``dsnet profile``."""
-    parser = add_parser(
-        commands,
-        "profile",
-        "dsnet.cli.profile",
-        help="time every route of a network on this machine, for budgets in milliseconds",
-        description="Times a network's segments on this machine: the prefix before the first gate, and\n"
-        "the segments of every choice of every gate. A route's time is the sum over its segments. --out\n"
-        "writes a latency table, by which budgets can be given in milliseconds; it holds for this network\n"
-        "on this device and backend. --backend other than eager times a plan, as `dsnet.runtime.compile`\n"
-        "makes it: take the backend that will serve. Weights do not matter, so a model by name will do.",
-        epilog="Examples:\n"
-        "  dsnet profile ds_mbnet\n"
-        "  dsnet profile ds_mbnet_cifar --set num_classes=100 --batch 1 8 64\n"
-        "  dsnet profile runs/digits_mbnet --threads 1 --out latency.json\n"
-        "  dsnet profile runs/mine --backend openvino --out openvino.json\n"
-        "  dsnet profile ds_resnet --device cuda --batch 32 --image-size 160 --json",
-    )
+def profile(parser: Parser) -> None:
+    """Time every route of a network on this machine, for budgets in milliseconds.
+
+    Times a network's segments on this machine: the prefix before the first gate, and the segments of every
+    choice of every gate. A route's time is the sum over its segments. --out writes a latency table, by which
+    budgets can be given in milliseconds; it holds for this network on this device and backend. --backend
+    other than eager times a plan, as `dsnet.runtime.compile` makes it: take the backend that will serve.
+    Weights do not matter, so a model by name will do.
+
+    Examples:
+      dsnet profile ds_mbnet
+      dsnet profile ds_mbnet_cifar --set num_classes=100 --batch 1 8 64
+      dsnet profile runs/digits_mbnet --threads 1 --out latency.json
+      dsnet profile runs/mine --backend openvino --out openvino.json
+      dsnet profile ds_resnet --device cuda --batch 32 --image-size 160 --json
+    """
     parser.add_network()
-    parser.add_argument(
-        "--batch", type=positive, nargs="+", default=[1], metavar="N", help="batch sizes (default: 1)"
-    )
-    parser.add_device()
+    text = "batch sizes (default: 1)"
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1], metavar="N", help=text)
+    plans = ", ".join(name for name in BACKENDS if name != "eager")
     parser.add_argument(
         "--backend",
         metavar="NAME",
         default="eager",
-        help=f"eager: the network itself; others time a plan: auto (the fastest backend here), "
-        f"{', '.join(name for name in BACKENDS if name != 'eager')}, or one that --import registers "
-        "(default: eager)",
+        help=f"eager: the network itself; others time a plan: auto (the fastest backend here), {plans}, "
+        "or one that --import registers (default: eager)",
     )
     text = "timings of each segment (default: 30)"
     parser.add_argument("--repeats", type=positive, default=30, metavar="N", help=text)
@@ -47,26 +42,22 @@ def add_profile(commands: Commands) -> None:
     parser.add_json("print the latency table as JSON")
 
 
-def add_bench(commands: Commands) -> None:
-    """Add ``dsnet bench``."""
-    parser = add_parser(
-        commands,
-        "bench",
-        "dsnet.cli.bench",
-        help="what routing saves on this machine, beside ideal stand-alone networks",
-        description="Times mixed batches, in which every image takes its own route, side by side with\n"
-        "all images at the largest route, with masking and indexing as others do it, with slicing\n"
-        "without a plan, with ideal stand-alone networks in the same mix, with a cascade, and\n"
-        "with the static network that one would use instead. Weights do not matter, so a\n"
-        "model by name will do.",
-        epilog="Examples:\n"
-        "  dsnet bench ds_mbnet --routes S --quick\n"
-        "  dsnet bench ds_mbnet --routes S --backend openvino --batch 1 16 --time-limit 10m\n"
-        "  dsnet bench ds_mbnet_cifar --device cuda --precision bfloat16 --batch 64 256 1024\n"
-        "  dsnet bench ds_resnet_cifar --set bn_key=stage --batch 8\n"
-        "  dsnet bench runs/cifar10_mbnet --mix measured --budget 45% --plot bench.html\n"
-        '  dsnet bench runs/cifar10_mbnet --mix mix.json --json     (mix.json: {"0": 0.7, "13": 0.3})',
-    )
+def bench(parser: Parser) -> None:
+    """Measure what routing saves on this machine, beside ideal stand-alone networks.
+
+    Times mixed batches, in which every image takes its own route, side by side with all images at the
+    largest route, with masking and indexing as others do it, with slicing without a plan, with ideal
+    stand-alone networks in the same mix, with a cascade, and with the static network that one would use
+    instead. Weights do not matter, so a model by name will do.
+
+    Examples:
+      dsnet bench ds_mbnet --routes S --quick
+      dsnet bench ds_mbnet --routes S --backend openvino --batch 1 16 --time-limit 10m
+      dsnet bench ds_mbnet_cifar --device cuda --precision bfloat16 --batch 64 256 1024
+      dsnet bench ds_resnet_cifar --set bn_key=stage --batch 8
+      dsnet bench runs/cifar10_mbnet --mix measured --budget 45% --plot bench.html
+      dsnet bench runs/cifar10_mbnet --mix mix.json --json     (mix.json: {"0": 0.7, "13": 0.3})
+    """
     parser.add_network()
     text = "batch sizes (default: 1 8 64; with --quick: 1 8)"
     parser.add_argument("--batch", type=positive, nargs="+", metavar="N", help=text)
@@ -78,12 +69,8 @@ def add_bench(commands: Commands) -> None:
         "by route (default: uniform, over a sample of 32 where there are more)",
     )
     parser.add_argument("--budget", metavar="COST", help="for --mix measured: 300M, 45%%, 5ms")
-    parser.add_argument(
-        "--router",
-        metavar="NAME",
-        default="auto",
-        help="for --mix measured; auto: the more accurate one at the budget (default: auto)",
-    )
+    text = "for --mix measured; auto: the more accurate one at the budget (default: auto)"
+    parser.add_argument("--router", metavar="NAME", default="auto", help=text)
     text = "candidate routes of the gate (default: those of the checkpoint)"
     parser.add_argument("--routes", metavar="S|0,3,7", help=text)
     parser.add_argument(
@@ -93,13 +80,8 @@ def add_bench(commands: Commands) -> None:
         help=f"backend of the plan: {', '.join(BACKENDS)}, or one that --import registers (default: auto, "
         "the fastest here)",
     )
-    parser.add_device()
-    parser.add_argument(
-        "--memory",
-        choices=["packed", "shared"],
-        default="packed",
-        help="weights of the plan (default: packed)",
-    )
+    text = "weights of the plan (default: packed)"
+    parser.add_argument("--memory", choices=["packed", "shared"], default="packed", help=text)
     text = "batch sizes to compile programs for (default: the backend's)"
     parser.add_argument("--buckets", type=positive, nargs="+", metavar="N", help=text)
     text = "rounds of measurements (default: 20; with --quick: 3)"

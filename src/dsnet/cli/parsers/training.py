@@ -5,158 +5,139 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from dsnet.cli.parsers.common import Commands, Parser, add_parser, plain, positive
+from dsnet.cli.parsers.common import Parser, positive, setting_text
 from dsnet.cli.parsers.recipe_names import classifier_recipes
 from dsnet.training.stage2.config import GateConfig
 
-__all__ = ["add_demo", "add_gate", "add_recalibrate", "add_train", "add_transfer"]
+__all__ = ["demo", "gate", "recalibrate", "train", "transfer"]
 
 
-def add_train(commands: Commands) -> None:
-    """Add ``dsnet train``."""
-    names = "\n".join(f"  {name:31}{summary}" for name, summary in classifier_recipes().items())
-    parser = add_parser(
-        commands,
-        "train",
-        "dsnet.cli.train",
-        help="train a supernet by a recipe, or on your own images (Stage I)",
-        description="Trains a supernet, computes the batch-norm statistics of all its routes, and shows the\n"
-        "accuracy of every route on the test split. The run's folder holds checkpoints (last, best, final),\n"
-        "recipe.json, metrics.jsonl, results.json, report.html (what was reached, what to do next) and,\n"
-        "where TensorBoard is installed, its event files. Ctrl-C and SIGTERM save before they stop;\n"
-        "--resume continues. The cost of the run is printed before it starts.\n\n"
-        "With --data and no recipe the settings follow the data: network, image size, batch, epochs.\n"
-        "DIR has one folder of images per class, or train/ and test/ with such folders in them.\n\n"
-        "Recipes:\n" + names,
-        epilog="Examples:\n"
-        "  dsnet train --data photos                      (photos/CLASS/*.jpg; nothing else is needed)\n"
-        "  dsnet train --data photos --dry-run            (what would be trained, and how long it takes)\n"
-        "  dsnet train digits_mbnet\n"
-        "  dsnet train digits_mbnet --set scheme.name=h-ib+mvco --set epochs=30 --out runs/hib\n"
-        "  dsnet train cifar10_mbnet --set data.root=/data --dry-run\n"
-        "  dsnet train cifar10_mbnet --data /data/my-images      (the recipe's settings on other images)\n"
-        "  dsnet train cifar10_mbnet --set scheme.name=label --set scheme.route=0   (stand-alone network)\n"
-        "  dsnet train runs/hib/recipe.json --out runs/again --set seed=1\n"
-        "  torchrun --nproc-per-node 8 -m dsnet train imagenet_ds_mbnet --set data.root=/data",
-    )
+def train(parser: Parser) -> None:
+    """Train a supernet by a recipe, or on your own images (Stage I).
+
+    Trains a supernet, computes the batch-norm statistics of all its routes, and shows the accuracy of every
+    route on the test split. The run's folder holds checkpoints (last, best, final), recipe.json,
+    metrics.jsonl, results.json, report.html (what was reached, what to do next) and, where TensorBoard is
+    installed, its event files. Ctrl-C and SIGTERM save before they stop; --resume continues. The cost of the
+    run is printed before it starts.
+
+    With --data and no recipe the settings follow the data: network, image size, batch, epochs. DIR has one
+    folder of images per class, or train/ and test/ with such folders in them.
+
+    Examples:
+      dsnet train --data photos                      (photos/CLASS/*.jpg; nothing else is needed)
+      dsnet train --data photos --dry-run            (what would be trained, and how long it takes)
+      dsnet train digits_mbnet
+      dsnet train digits_mbnet --set scheme.name=h-ib+mvco --set epochs=30 --out runs/hib
+      dsnet train cifar10_mbnet --set data.root=/data --dry-run
+      dsnet train cifar10_mbnet --data /data/my-images      (the recipe's settings on other images)
+      dsnet train cifar10_mbnet --set scheme.name=label --set scheme.route=0   (stand-alone network)
+      dsnet train runs/hib/recipe.json --out runs/again --set seed=1
+      torchrun --nproc-per-node 8 -m dsnet train imagenet_ds_mbnet --set data.root=/data
+    """
+    parser.add_list("Recipes", classifier_recipes(), 31)
     text = "a recipe by name, or the recipe.json of a run; optional with --data"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=text)
-    parser.add_argument(
-        "--data", metavar="NAME|DIR", help="a data set, or a folder of images (default: the recipe's)"
-    )
+    text = "a data set, or a folder of images (default: the recipe's)"
+    parser.add_argument("--data", metavar="NAME|DIR", help=text)
     parser.add_settings("change a setting; --dry-run shows all of them")
     text = "folder of the run (default: runs/RECIPE, runs/DATA or runs/RECIPE-DATA)"
     parser.add_argument("--out", type=Path, help=text)
-    _add_resume(parser)
+    parser.add_resume()
     parser.add_flag("--dry-run", "show the settings, the routes and the cost of the run; train nothing")
     parser.add_json("print the settings (--dry-run) or the results as JSON")
+    parser.add_threads()
 
 
-def add_transfer(commands: Commands) -> None:
-    """Add ``dsnet transfer``."""
-    parser = add_parser(
-        commands,
-        "transfer",
-        "dsnet.cli.transfer",
-        help="fine-tune a trained supernet on other data",
-        description="Takes all weights of a run but its classifier, fine-tunes all routes together on other\n"
-        "data by the run's scheme, computes their batch-norm statistics, and trains a gate like the run's,\n"
-        "if it has one: from random weights, or from the run's routing heads (--gate-transfer). Image size\n"
-        "and normalisation are those of the run. Settings are the run's but for the schedule, which is the\n"
-        "paper's: 70 epochs, 15 of warm-up. Learning rate: for SGD the paper's 0.7 for a batch of 1024, in\n"
-        "proportion to the batch; for AdamW the run's, times the square root of the ratio of batches\n"
-        "(1e-3 for 1024 if the run was trained by SGD). A run with an external teacher is fine-tuned by\n"
-        "labels, since its teacher knows other classes. --set changes all of this.",
-        epilog="Examples:\n"
-        "  dsnet transfer runs/imagenet --data /data/flowers --out runs/flowers\n"
-        "  dsnet transfer runs/digits_mbnet --data my-digits --set optim.epochs=10 --set optim.warmup=1\n"
-        "  dsnet transfer runs/imagenette_mbnet --data cifar10   # resized to the run's 128 pixels\n"
-        "  dsnet transfer runs/imagenet --data /data/flowers --gate-transfer --gate-set epochs=5",
-    )
+def transfer(parser: Parser) -> None:
+    """Fine-tune a trained supernet on other data.
+
+    Takes all weights of a run but its classifier, fine-tunes all routes together on other data by the run's
+    scheme, computes their batch-norm statistics, and trains a gate like the run's, if it has one: from
+    random weights, or from the run's routing heads (--gate-transfer). Image size and normalisation are those
+    of the run. Settings are the run's but for the schedule, which is the paper's: 70 epochs, 15 of warm-up.
+    Learning rate: for SGD the paper's 0.7 for a batch of 1024, in proportion to the batch; for AdamW the
+    run's, times the square root of the ratio of batches (1e-3 for 1024 if the run was trained by SGD). A run
+    with an external teacher is fine-tuned by labels, since its teacher knows other classes. --set changes
+    all of this.
+
+    Examples:
+      dsnet transfer runs/imagenet --data /data/flowers --out runs/flowers
+      dsnet transfer runs/digits_mbnet --data my-digits --set optim.epochs=10 --set optim.warmup=1
+      dsnet transfer runs/imagenette_mbnet --data cifar10   # resized to the run's 128 pixels
+      dsnet transfer runs/imagenet --data /data/flowers --gate-transfer --gate-set epochs=5
+    """
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("--data", required=True, metavar="NAME|DIR", help="a data set, or a folder of images")
     parser.add_argument("--out", type=Path, help="folder of the new run (default: RUN-DATA)")
-    parser.add_settings("change a setting")
+    parser.add_settings()
     gates = parser.add_mutually_exclusive_group()
     gates.add_argument("--gate-transfer", action="store_true", help="start from the run's routing heads")
     gates.add_argument("--no-gate", action="store_true", help="train no gate")
     parser.add_settings("change a setting of the gate", "--gate-set")
-    _add_resume(parser)
+    parser.add_resume()
+    parser.add_threads()
 
 
-def add_recalibrate(commands: Commands) -> None:
-    """Add ``dsnet recalibrate``."""
-    parser = add_parser(
-        commands,
-        "recalibrate",
-        "dsnet.cli.recalibrate",
-        help="compute the batch-norm statistics of every route of a checkpoint",
-        description="Every route has its own batch-norm statistics. This computes all of them exactly, in\n"
-        "one pass over training images, and saves them in the checkpoint. Images are augmented as in\n"
-        "training, because the weights were trained on such images.",
-        epilog="Example:\n  dsnet recalibrate runs/mine --name best --data cifar10 --images 10000",
-    )
+def recalibrate(parser: Parser) -> None:
+    """Compute the batch-norm statistics of every route of a checkpoint.
+
+    Every route has its own batch-norm statistics. This computes all of them exactly, in one pass over
+    training images, and saves them in the checkpoint. Images are augmented as in training, because the
+    weights were trained on such images.
+
+    Example:
+      dsnet recalibrate runs/mine --name best --data cifar10 --images 10000
+    """
     parser.add_run()
     parser.add_checkpoint()
     parser.add_data("train")
     parser.add_batch(256)
     parser.add_device()
-    parser.add_argument("--images", type=positive, default=10_000, help="at most so many (default: 10000)")
+    text = "maximum number of images (default: 10000)"
+    parser.add_argument("--images", type=positive, default=10_000, help=text)
     parser.add_flag("--plain", "do not augment the images")
     text = "seed of the choice of images and routes (default: 1)"
     parser.add_argument("--seed", type=positive, default=1, help=text)
 
 
-def add_gate(commands: Commands) -> None:
-    """Add ``dsnet gate``."""
-    settings = "\n".join(
-        f"  {f'{f.name}={plain(f.default)}':20}{f.metadata['about']}" for f in fields(GateConfig)
-    )
-    parser = add_parser(
-        commands,
-        "gate",
-        "dsnet.cli.gate",
-        help="train the gates of a trained supernet (Stage II)",
-        description="Gives the network of a run new routing heads and trains them; its weights stay bitwise\n"
-        "the same. Saved as the checkpoint `gated` of the run. Networks with one gate take seconds: the\n"
-        "outputs of the frozen weights are kept in memory.\n\n"
-        "Settings and their defaults:\n" + settings,
-        epilog="Examples:\n"
-        "  dsnet gate runs/digits_mbnet                                    the paper's losses\n"
-        "  dsnet gate runs/mine --set goal=value                          scores learn the chance that each\n"
-        "                                              route is right: what a budget is best spent by\n"
-        "  dsnet gate runs/mine --set space=S --save-as gated-S           the paper's DS-MBNet-S\n"
-        "  dsnet gate runs/resnet --set space=L       DS-ResNet's S, M, L: all routes, other loss weights\n"
-        "  dsnet gate runs/mine --set latency=t.json                      a penalty in milliseconds\n"
-        "Then: dsnet calibrate RUN, and dsnet evaluate RUN --routed.",
-    )
+def gate(parser: Parser) -> None:
+    """Train the gates of a trained supernet (Stage II).
+
+    Gives the network of a run new routing heads and trains them; its weights stay bitwise the same. Saved as
+    the checkpoint `gated` of the run. Networks with one gate take seconds: the outputs of the frozen weights
+    are kept in memory.
+
+    Examples:
+      dsnet gate runs/digits_mbnet                                    the paper's losses
+      dsnet gate runs/mine --set goal=value                          scores learn the chance that each
+                                                  route is right: what a budget is best spent by
+      dsnet gate runs/mine --set space=S --save-as gated-S           the paper's DS-MBNet-S
+      dsnet gate runs/resnet --set space=L       DS-ResNet's S, M, L: all routes, other loss weights
+      dsnet gate runs/mine --set latency=t.json                      a penalty in milliseconds
+    Then: dsnet calibrate RUN, and dsnet evaluate RUN --routed.
+    """
+    settings = {f"{f.name}={setting_text(f.default)}": f.metadata["about"] for f in fields(GateConfig)}
+    parser.add_list("Settings and their defaults", settings, 20)
     parser.add_run()
     parser.add_checkpoint("final, else last")
     text = "checkpoint to write (default: gated)"
     parser.add_argument("--save-as", default="gated", metavar="NAME", help=text)
-    parser.add_settings("change a setting")
+    parser.add_settings()
     parser.add_device()
-    _add_resume(parser)
+    parser.add_resume()
     parser.add_flag("--dry-run", "show the settings; train nothing")
     parser.add_json("print the settings (--dry-run) or the results as JSON")
 
 
-def add_demo(commands: Commands) -> None:
-    """Add ``dsnet demo``."""
-    parser = add_parser(
-        commands,
-        "demo",
-        "dsnet.cli.demo",
-        help="train, route and evaluate a small network on digits, and write a report",
-        description="All steps in about a minute on two cores, on the digits of scikit-learn: Stage I (one\n"
-        "supernet, all routes), exact batch-norm statistics, stand-alone networks to compare with,\n"
-        "Stage II (its gate), calibration for budgets, evaluation on test images, and measured time.\n"
-        "Writes one HTML file with pictures, and test images as PNG files for `dsnet predict`. Nothing is\n"
-        "downloaded, nothing is opened.",
-    )
+def demo(parser: Parser) -> None:
+    """Train, route and evaluate a small network on digits, and write a report.
+
+    All steps in about a minute on two cores, on the digits of scikit-learn: Stage I (one supernet, all
+    routes), exact batch-norm statistics, stand-alone networks to compare with, Stage II (its gate),
+    calibration for budgets, evaluation on test images, and measured time. Writes one HTML file with images,
+    and test images as PNG files for `dsnet predict`. Nothing is downloaded, nothing is opened.
+    """
     parser.add_argument("--out", type=Path, default=Path("dsnet-demo"), help="folder (default: dsnet-demo)")
     parser.add_argument("--epochs", type=positive, default=16, help="epochs of Stage I (default: 16)")
-
-
-def _add_resume(parser: Parser) -> None:
-    parser.add_flag("--resume", "continue from the folder's last checkpoint")
+    parser.add_threads()
