@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,26 +27,18 @@ from dsnet.routing import (
     register_router,
 )
 from tests.support import error_of, random_model
+from tests.support.docs import example_modules
 from tests.support.routers import ONE, spread
-
-PAGE = Path(__file__).parents[2] / "docs/routing.md"
-
-
-def example() -> str:
-    """The worked example of the documentation."""
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "register" in b)
-    return block
 
 
 @pytest.fixture
 def own() -> Iterator[type[policies.Policy]]:
     """The example's policy, registered while a test runs."""
-    space: dict[str, Any] = {}
-    sys.modules["own_router"] = SimpleNamespace(__dict__=space)  # type: ignore[assignment]
-    space["__name__"] = "own_router"
-    exec(compile(example(), "own_router", "exec"), space)
+    module = ModuleType("careful")
+    sys.modules["careful"] = module
+    exec(example_modules()["careful"], module.__dict__)
     yield policies.policy_class("careful")
-    del policies._POLICIES["careful"], sys.modules["own_router"]
+    del policies._POLICIES["careful"], sys.modules["careful"]
 
 
 def test_calibration_plan_and_session_run_an_own_router(own: type[policies.Policy]) -> None:
@@ -112,7 +102,7 @@ def test_the_command_line_takes_an_own_router(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "own_router.py").write_text(example())
+    (tmp_path / "careful.py").write_text(example_modules()["careful"])
     run = Path(shutil.copytree(run, tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -126,7 +116,7 @@ def test_the_command_line_takes_an_own_router(
     for budget in (["--budget", "45%"], []):
         assert "unknown router 'careful'" in command("predict", files[0], *budget, status=2)
     assert "needs a budget" in command("predict", files[0], router="single", status=2)
-    own = ["--import", "own_router"]
+    own = ["--import", "careful"]
     try:
         budget = str(json.loads(command("calibrate", *own, "--json"))["budgets"][4]["target"])
         assert "4 images" in command("predict", *files[:4], *own, "--budget", budget)
@@ -135,4 +125,4 @@ def test_the_command_line_takes_an_own_router(
         assert {row["router"] for row in rows} == {"careful"}
     finally:
         policies._POLICIES.pop("careful", None)
-        sys.modules.pop("own_router", None)
+        sys.modules.pop("careful", None)

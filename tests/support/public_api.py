@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 
 PACKAGES = (
@@ -21,7 +22,8 @@ PACKAGES = (
 
 def public_api() -> str:
     """One line for each public name, and for each public method of the package's own classes."""
-    return "".join(f"{line}\n" for package in PACKAGES for line in _lines(package))
+    text = "".join(f"{line}\n" for package in PACKAGES for line in _lines(package))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # of functions that are defaults
 
 
 def _lines(package: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ A family is a subclass of `Supernet`, registered by `register_supernet`. It is b
 from dsnet.counts import Shape
 from dsnet.models.blocks import Block, Step, drop_branch, drop_features
 from dsnet.models.conv_blocks import ChannelAttention, ConvNormAct, ConvSpec, MaxPool, SeparableBlock
-from dsnet.models.group_by_route import Decide, GatedOutput, greedy, run_gated
+from dsnet.models.group_by_route import Decide, GatedOutput, Routable, greedy, run_gated
 from dsnet.models.heads import Head, PoolHead
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.layout import norm_keys
@@ -41,6 +41,7 @@ __all__ = [
     "ModelSpec",
     "GateState",
     "PoolHead",
+    "Routable",
     "SeparableBlock",
     "Shape",
     "Step",
