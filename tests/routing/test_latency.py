@@ -205,8 +205,8 @@ def test_what_is_no_table_at_all(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     assert f"--out {path}" in error_of(lambda: LatencyTable.load(path))
     for content, words in (
-        (b"{", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
         (b"[1]", "the content is [1], expected an object"),
         (b"null", "the content is None, expected an object"),
     ):

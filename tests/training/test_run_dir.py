@@ -121,7 +121,7 @@ def test_removing_a_folder_lets_nobody_else_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("recipe.json", b"\xff\xfe", "is no JSON"),
+        ("recipe.json", b"\xff\xfe", "is not JSON"),
         ("recipe.json", b"[]", "holds no settings"),
         ("last-00000005/checkpoint.json", b"[]", "not a complete checkpoint"),
         ("last-00000005/checkpoint.json", b'{"format": 1}', "not a complete checkpoint"),

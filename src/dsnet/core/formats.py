@@ -7,18 +7,19 @@ Settings (recipes, and those inside checkpoints) are declared by their dataclass
 from __future__ import annotations
 
 from dsnet.core.schema import (
-    Fields,
-    Flag,
-    IfObject,
-    Items,
-    Maybe,
-    Number,
-    OneOf,
-    Plain,
-    Row,
-    Table,
-    Text,
-    Whole,
+    ANY,
+    FLAG,
+    Kind,
+    if_object,
+    items,
+    maybe,
+    number,
+    one_of,
+    record,
+    row,
+    table,
+    text,
+    whole,
 )
 
 __all__ = [
@@ -39,227 +40,175 @@ __all__ = [
 GROUP = r"[A-Za-z][\w-]*"
 LARGE = 2**16  # of sizes and counts that tensors are made from
 
-_NUMBERS = Text(20, r"[0-9]+", "a whole number as text,")
-_SHARE = Number(0, 1)
-_COUNTS = Table(Whole(), key=_NUMBERS)
-_SIDE = Whole(1, 2**14)
+_DIGITS = text(20, r"[0-9]+", "a whole number as text,")
+_SIZE = whole(1, LARGE)
+_INDEX = whole(0, LARGE)
+_SHARE = number(0, 1)
+_COST = number(0)
+_COUNTS = table(whole(), _DIGITS)
+_SIDE = whole(1, 2**14)
+
+
+def _normalisation(least: int, most: int) -> dict[str, Kind]:
+    return {
+        "mean": items(number(-1e6, 1e6), least, most),
+        "std": items(number(1e-6, 1e6), least, most),
+    }
+
 
 # --- checkpoint.json ---------------------------------------------------------------------------------
-_SIZE = Maybe(Whole(0, LARGE))
-_SLICE = Fields(
-    {"width": Whole(1, LARGE)},
-    {"depth": Whole(1, LARGE), **dict.fromkeys(("kernel", "padding", "hidden", "heads", "head_dim"), _SIZE)},
+_OPTIONAL_SIZES = ("kernel?", "padding?", "hidden?", "heads?", "head_dim?")
+_SLICE = record({"width": _SIZE, "depth?": _SIZE, **dict.fromkeys(_OPTIONAL_SIZES, maybe(_INDEX))})
+_ROUTE = record(
+    {"space": text(), "number": _INDEX, "choices": items(_INDEX, 1, 64), "stages": items(_SLICE, 1, 256)}
 )
-_ROUTE = Fields(
+_NUMBERS = items(_INDEX, 1, LARGE)
+_SPACE = record({"name": text(), "routes": items(_ROUTE, 1, LARGE), "narrowings": table(_NUMBERS)})
+_HEAD = record({"kind?": one_of("onehot", "scalar"), "separate?": FLAG, "width?": maybe(_SIZE)})
+_NETWORK = record(
     {
-        "space": Text(),
-        "number": Whole(0, LARGE),
-        "choices": Items(Whole(0, LARGE), 1, 64),
-        "stages": Items(_SLICE, 1, 256),
-    }
-)
-_SPACE = Fields(
-    {
-        "name": Text(),
-        "routes": Items(_ROUTE, 1, LARGE),
-        "narrowings": Table(Items(Whole(0, LARGE), 1, LARGE)),
-    }
-)
-_HEAD = Fields(
-    optional={"kind": OneOf("onehot", "scalar"), "separate": Flag(), "width": Maybe(Whole(1, LARGE))}
-)
-_NETWORK = Fields(
-    {
-        "name": Text(200),
-        "options": Table(Plain(), key=Text(100, r"[A-Za-z_]\w*", "a name")),
+        "name": text(200),
+        "options": table(ANY, text(100, r"[A-Za-z_]\w*", "a name")),
         "space": _SPACE,
-        "gates": Items(Items(Whole(0, LARGE), 1, LARGE), 1, 64),
-    },
-    {"heads": Items(Maybe(_HEAD), 0, 64)},
-    more=True,
-)
-_INPUT = Fields(
-    {"mean": Items(Number(-1e6, 1e6), 1, 64), "std": Items(Number(1e-6, 1e6), 1, 64)},
-    {"size": Maybe(_SIDE), "crop_ratio": Number(1e-3, 1)},
-    more=True,
-)
-_RECIPE = Fields(
-    optional={
-        "data": IfObject(
-            Fields(
-                optional={"name": Maybe(Text()), "root": Maybe(Text()), "size": Maybe(_SIDE)},
-                more=True,
-            )
-        ),
-        "scheme": Fields(more=True),
+        "gates": items(_NUMBERS, 1, 64),
+        "heads?": items(maybe(_HEAD), 0, 64),
     },
     more=True,
 )
-CHECKPOINT = Fields(
+_INPUT = record({**_normalisation(1, 64), "size?": maybe(_SIDE), "crop_ratio?": number(1e-3, 1)}, more=True)
+_DATA = record({"name?": maybe(text()), "root?": maybe(text()), "size?": maybe(_SIDE)}, more=True)
+_RECIPE = record({"data?": if_object(_DATA), "scheme?": record(more=True)}, more=True)
+CHECKPOINT = record(
     {
-        "format": Whole(1),
-        "step": Whole(0),
-        "groups": Items(Text(100, GROUP, "letters, digits, _ and -"), 1, 64),
+        "format": whole(1),
+        "step": whole(),
+        "groups": items(text(100, GROUP, "letters, digits, _ and -"), 1, 64),
         "network": _NETWORK,
-    },
-    {
-        "recipe": IfObject(_RECIPE),
-        "input": Maybe(_INPUT),
-        "classes": Items(Text(), 0),
-        "route": Maybe(Whole(0, LARGE)),
-        "best": Maybe(Fields({"score": Number(), "step": Whole(0)})),
-        "steps": Whole(0),
-        "gate": IfObject(Fields(optional={"images": Text(), "seed": Whole()}, more=True)),
+        "recipe?": if_object(_RECIPE),
+        "input?": maybe(_INPUT),
+        "classes?": items(text()),
+        "route?": maybe(_INDEX),
+        "best?": maybe(record({"score": number(), "step": whole()})),
+        "steps?": whole(),
+        "gate?": if_object(record({"images?": text(), "seed?": whole()}, more=True)),
     },
     more=True,
 )
 
 # --- parts of a checkpoint that are read on their own ------------------------------------------------
-DETECTOR = Fields(
+DETECTOR = record(
     {
-        "classes": Items(Text(), 1, LARGE),
-        "table": Fields(more=True),
-        "input": Fields(
-            {
-                "size": _SIDE,
-                "mean": Items(Number(-1e6, 1e6), 3, 3),
-                "std": Items(Number(1e-6, 1e6), 3, 3),
-            }
-        ),
+        "classes": items(text(), 1, LARGE),
+        "table": record(more=True),
+        "input": record({"size": _SIDE, **_normalisation(3, 3)}),
     },
     more=True,
 )
-_COST = Number(0)
-_COSTS = Fields(
+_COSTS = record(
     {
-        "unit": OneOf("madds", "ms"),
+        "unit": one_of("madds", "ms"),
         "prefix": _COST,
-        "segments": Items(Items(Items(_COST, 1), 1), 1, 64),
-    },
-    {"network": Text()},
+        "segments": items(items(items(_COST, 1), 1), 1, 64),
+        "network?": text(),
+    }
 )
-_POINT = Row(  # cost, accuracy, numbers, routes, taken
-    Number(0),
-    _SHARE,
-    Items(Number(infinite=True)),
-    Items(Whole(0, LARGE)),
-    Items(Row(Whole(0, LARGE), Whole())),
+_POINT = row(  # cost, accuracy, parameters, routes, images by route
+    _COST, _SHARE, items(number(infinite=True)), items(_INDEX), items(row(_INDEX, whole()))
 )
-ROUTING = Fields(
+_ROUTER = record({"kind": text(), "costs": _COSTS, "curve": items(_POINT, 1)}, more=True)
+ROUTING = record(
     {
-        "format": Whole(1),
-        "images": Whole(1),
-        "digest": Text(),
-        "routers": Table(
-            Fields({"kind": Text(), "costs": _COSTS, "curve": Items(_POINT, 1)}, more=True), least=1
-        ),
-        "singles": Table(_SHARE, key=_NUMBERS),
+        "format": whole(1),
+        "images": whole(1),
+        "digest": text(),
+        "routers": table(_ROUTER, least=1),
+        "singles": table(_SHARE, _DIGITS),
+        "verdict?": maybe(record({"text": text(4000)}, more=True)),
     },
-    {"verdict": Maybe(Fields({"text": Text(4000)}, more=True))},
     more=True,
 )
-GATE_REPORTS = Items(
-    Fields(
+GATE_REPORTS = items(
+    record(
         {
-            "gate": Whole(0, LARGE),
-            "taken": Table(Whole(), key=_NUMBERS, least=1),
-            "entropy": Number(0),
-            "information": Number(0),
-        },
-        {"static": Flag()},
+            "gate": _INDEX,
+            "taken": table(whole(), _DIGITS, least=1),
+            "entropy": number(0),
+            "information": number(0),
+            "static?": FLAG,
+        }
     )
 )
 
 # --- files of their own ------------------------------------------------------------------------------
-RECIPE = Fields(more=True)
-_MILLISECONDS = Number(0)
-_TIME = Fields({"p50": _MILLISECONDS, "p95": _MILLISECONDS})
+RECIPE = record(more=True)
+_TIME = record({"p50": number(0), "p95": number(0)})
+_BATCH = record(
+    {"batch": whole(1, 2**31), "prefix": _TIME, "segments": items(items(items(_TIME, 1), 1), 1, 64)}
+)
 _LATENCY_TEXTS = ("device", "backend", "backend_version", "dtype", "torch_version", "date")
-LATENCY = Fields(
+LATENCY = record(
     {
-        "format": Whole(1),
-        "model": Fields({"name": Text(200), "options": Table(Plain())}),
-        "image_size": Items(_SIDE, 2, 2),
-        "kind": OneOf("cpu", "cuda"),
-        "memory": OneOf("shared", "packed"),
-        **dict.fromkeys(_LATENCY_TEXTS, Text(1000)),
-        "threads": Whole(1, LARGE),
-        "entries": Items(
-            Fields(
-                {
-                    "batch": Whole(1, 2**31),
-                    "prefix": _TIME,
-                    "segments": Items(Items(Items(_TIME, 1), 1), 1, 64),
-                }
-            ),
-            1,
-            1000,
-        ),
+        "format": whole(1),
+        "model": record({"name": text(200), "options": table(ANY)}),
+        "image_size": items(_SIDE, 2, 2),
+        "kind": one_of("cpu", "cuda"),
+        "memory": one_of("shared", "packed"),
+        **dict.fromkeys(_LATENCY_TEXTS, text(1000)),
+        "threads": _SIZE,
+        "entries": items(_BATCH, 1, 1000),
     }
 )
-MIX = Table(Number(0), key=_NUMBERS, least=1)
-BACKENDS = Table(IfObject(Table(Number(0))))
+MIX = table(number(0), _DIGITS, least=1)
+BACKENDS = table(if_object(table(number(0))))
 
-_ROUTE_RESULT = Fields(
+_RIGHT = {"correct": whole(), "images": whole(1), "accuracy?": _SHARE}
+_ROUTE_RESULT = record(
     {
-        **{"route": Whole(0, LARGE), "correct": Whole(), "images": Whole(1), "madds": Whole(1)},
-        **{"params": Whole(), "statistics": OneOf("fresh", "running", "calibrated")},
-    },
-    {"accuracy": _SHARE},
+        "route": _INDEX,
+        "madds": whole(1),
+        "params": whole(),
+        "statistics": one_of("fresh", "running", "calibrated"),
+        **_RIGHT,
+    }
 )
-RESULTS = Fields(
+_IMAGES = record(
     {
-        "steps": Whole(1),
-        "held_out": Items(Row(Maybe(_ROUTE_RESULT), _ROUTE_RESULT)),
-        "test": Items(_ROUTE_RESULT, 1),
-        "images": Fields(
-            {
-                "classes": Items(Text(), 1),
-                "counts": Items(Whole(), 1),
-                "held_out": Whole(),
-                "test": Whole(),
-                "size": _SIDE,
-            },
-            {"damaged": Whole()},
-        ),
-    },
+        "classes": items(text(), 1),
+        "counts": items(whole(), 1),
+        "held_out": whole(),
+        "test": whole(),
+        "size": _SIDE,
+        "damaged?": whole(),
+    }
+)
+_CLASSES = record(
     {
-        "gated": Maybe(
-            Fields(
-                {"correct": Whole(), "images": Whole(1), "madds": Number(0), "taken": _COUNTS},
-                {"accuracy": _SHARE},
-            )
-        ),
-        "classes": Maybe(
-            Fields(
-                {
-                    "route": Whole(0, LARGE),
-                    "images": Items(Whole(), 1),
-                    "correct": Items(Whole(), 1),
-                    "confused": Items(Items(Whole(), 3, 3)),
-                }
-            )
-        ),
+        "route": _INDEX,
+        "images": items(whole(), 1),
+        "correct": items(whole(), 1),
+        "confused": items(items(whole(), 3, 3)),
+    }
+)
+RESULTS = record(
+    {
+        "steps": whole(1),
+        "held_out": items(row(maybe(_ROUTE_RESULT), _ROUTE_RESULT)),
+        "test": items(_ROUTE_RESULT, 1),
+        "images": _IMAGES,
+        "gated?": maybe(record({"madds": number(0), "taken": _COUNTS, **_RIGHT})),
+        "classes?": maybe(_CLASSES),
     },
     more=True,
 )
-DETECTION_RESULTS = Fields(
+_DETECTION_RESULT = record(
     {
-        "classes": Items(Text(), 1),
-        "results": Items(
-            Fields(
-                {
-                    "route": Maybe(Whole(0, LARGE)),
-                    "madds": Number(0),
-                    "map": Fields(dict.fromkeys(("voc2007", "voc2010", "coco"), _SHARE), more=True),
-                    "classes": Table(Maybe(_SHARE)),
-                    "images": Whole(1),
-                    "taken": _COUNTS,
-                }
-            ),
-            1,
-        ),
-    },
-    more=True,
+        "route": maybe(_INDEX),
+        "madds": number(0),
+        "map": record(dict.fromkeys(("voc2007", "voc2010", "coco"), _SHARE), more=True),
+        "classes": table(maybe(_SHARE)),
+        "images": whole(1),
+        "taken": _COUNTS,
+    }
 )
-METRICS = Fields({"kind": Text(100), "step": Whole()}, more=True)
+DETECTION_RESULTS = record({"classes": items(text(), 1), "results": items(_DETECTION_RESULT, 1)}, more=True)
+METRICS = record({"kind": text(100), "step": whole()}, more=True)

@@ -1,9 +1,9 @@
-"""What JSON files may hold: declared as values, checked in one place, with errors that name the key.
+"""Kinds of values that JSON files may contain, checked with errors that name the file and the key.
 
-A `Kind` says what is allowed at one place of a file. `read_json` bounds size and depth before it parses.
+`read_json` limits size and depth before it parses.
 
->>> check(Fields({"step": Whole(1)}), {"step": 3}, "example.json")
->>> check(Fields({"step": Whole(1)}), {"step": "x"}, "example.json")
+>>> check(record({"step": whole(1)}), {"step": 3}, "example.json")
+>>> check(record({"step": whole(1)}), {"step": "x"}, "example.json")
 Traceback (most recent call last):
     ...
 dsnet.errors.DsnetError: example.json: step is 'x', expected a whole number of at least 1
@@ -14,31 +14,32 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 from dsnet.core.files import open_regular
 from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = [
-    "Fields",
-    "Flag",
-    "IfObject",
-    "Items",
+    "ANY",
+    "FLAG",
     "Kind",
-    "Maybe",
-    "Number",
-    "OneOf",
-    "Plain",
-    "Row",
-    "Table",
-    "Text",
-    "Whole",
     "check",
+    "if_object",
+    "items",
+    "maybe",
+    "number",
+    "one_of",
     "parse_json",
     "read_json",
+    "record",
+    "row",
+    "table",
+    "text",
+    "whole",
 ]
 
 LARGEST = 64 * 2**20  # bytes of a JSON file
@@ -47,265 +48,181 @@ WHOLE = 2**53  # largest whole number that every JSON reader keeps exactly
 
 
 class _WrongError(Exception):
-    """A value that is not allowed, and where it is."""
+    """A value that is not allowed, and the path of its key."""
 
     def __init__(self, at: str, text: str) -> None:
         super().__init__(text)
         self.at, self.text = at, text
 
 
-class Kind(Protocol):
-    """What is allowed at one place."""
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where the value at this key path is not allowed."""
-
-    def __str__(self) -> str: ...
-
-
-def _refuse(kind: Kind, value: object, at: str) -> None:
-    raise _WrongError(at, f"is {shorten(value)}, expected {kind}")
-
-
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """Any JSON value is allowed here."""
+class Kind:
+    """What is allowed at one place of a file.
 
-    def check(self, value: object, at: str) -> None:
-        """Accept every value without a check."""
+    Args:
+        expected: Describes it in errors.
+        allows: Whether a value is allowed, apart from what is inside.
+        inside: Maps a value and its key path to the kinds, values and key paths inside.
+    """
 
-    def __str__(self) -> str:
-        return "any value"
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """Only true and false are allowed here."""
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is no Boolean."""
-        if not isinstance(value, bool):
-            _refuse(self, value, at)
-
-    def __str__(self) -> str:
-        return "true or false"
+    expected: str
+    allows: Callable[[Any], bool] = lambda value: True
+    inside: Callable[[Any, str], Iterable[tuple[Kind, Any, str]]] = lambda value, at: ()
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number within limits."""
-
-    least: int = 0
-    most: int = WHOLE
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is no whole number or beyond the limits."""
-        if isinstance(value, bool) or not isinstance(value, int) or not self.least <= value <= self.most:
-            _refuse(self, value, at)
-
-    def __str__(self) -> str:
-        if self.most == WHOLE:
-            return f"a whole number of at least {self.least}"
-        return f"a whole number from {self.least} to {self.most}"
+ANY = Kind("any value")
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number within limits, finite unless ``infinite``; never NaN."""
+def whole(least: int = 0, most: int = WHOLE) -> Kind:
+    """Return the kind of whole numbers within limits."""
+    limits = f"of at least {least}" if most == WHOLE else f"from {least} to {most}"
+    return Kind(
+        f"a whole number {limits}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most,
+    )
 
-    least: float = -math.inf
-    most: float = math.inf
-    infinite: bool = False
 
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is no number or beyond the limits."""
+def number(least: float = -math.inf, most: float = math.inf, *, infinite: bool = False) -> Kind:
+    """Return the kind of numbers within limits: finite unless ``infinite``, never NaN."""
+
+    def allows(value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            _refuse(self, value, at)
-            return
-        large = isinstance(value, int) and abs(value) >= 2**1023  # no float holds it
-        finite = not large and math.isfinite(value)
-        if large or (not finite and not self.infinite) or not self.least <= value <= self.most:
-            _refuse(self, value, at)
+            return False
+        if isinstance(value, int) and abs(value) >= 2**1023:  # no float holds it
+            return False
+        return (infinite or math.isfinite(value)) and least <= value <= most
 
-    def __str__(self) -> str:
-        kind = "a number" if self.infinite else "a finite number"
-        if math.isfinite(self.least) and math.isfinite(self.most):
-            return f"{kind} from {self.least:g} to {self.most:g}"
-        return f"{kind} of at least {self.least:g}" if math.isfinite(self.least) else kind
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Text of limited length, of a form where ``pattern`` gives one."""
-
-    most: int = 4096
-    pattern: str | None = None
-    form: str = "text"  # the pattern in words
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is no text, too long, or of another form."""
-        fits = isinstance(value, str) and len(value) <= self.most
-        if not fits or (self.pattern and re.fullmatch(self.pattern, str(value), re.ASCII) is None):
-            _refuse(self, value, at)
-
-    def __str__(self) -> str:
-        return f"{self.form} of at most {self.most} characters"
+    expected = "a number" if infinite else "a finite number"
+    if math.isfinite(most):
+        expected += f" from {least:g} to {most:g}"
+    elif math.isfinite(least):
+        expected += f" of at least {least:g}"
+    return Kind(expected, allows)
 
 
-class OneOf:
-    """One of several texts or numbers."""
-
-    def __init__(self, *values: str | int) -> None:
-        self.values = values
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is none of them."""
-        if not any(type(value) is type(known) and value == known for known in self.values):
-            _refuse(self, value, at)
-
-    def __str__(self) -> str:
-        return " or ".join(map(repr, self.values))
+def text(most: int = 4096, pattern: str = ".*", form: str = "text") -> Kind:
+    """Return the kind of texts of limited length that match a pattern; ``form`` describes the pattern."""
+    matcher = re.compile(pattern, re.ASCII | re.DOTALL)
+    return Kind(
+        f"{form} of at most {most} characters",
+        lambda value: isinstance(value, str) and len(value) <= most and bool(matcher.fullmatch(value)),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Maybe:
-    """Null, or what another kind allows."""
-
-    kind: Kind
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is neither."""
-        if value is not None:
-            self.kind.check(value, at)
-
-    def __str__(self) -> str:
-        return f"{self.kind}, or null"
+def one_of(*values: str) -> Kind:
+    """Return the kind of one of several texts."""
+    return Kind(" or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values)
 
 
-@dataclass(frozen=True, slots=True)
-class IfObject:
-    """Any value; an object must be as another kind says."""
-
-    kind: Kind
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is an object that the kind does not allow."""
-        if isinstance(value, Mapping):
-            self.kind.check(value, at)
-
-    def __str__(self) -> str:
-        return f"{self.kind}, or no object"
+def maybe(kind: Kind) -> Kind:
+    """Return the kind of null or another kind."""
+    return Kind(
+        f"{kind.expected}, or null",
+        inside=lambda value, at: () if value is None else ((kind, value, at),),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
-    """A list of limited length."""
-
-    kind: Kind
-    least: int = 0
-    most: int = 2**24
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is no list, of another length, or holds what is not allowed."""
-        if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
-            _refuse(self, value, at)
-            return
-        for position, item in enumerate(value):
-            self.kind.check(item, f"{at}[{position}]")
-
-    def __str__(self) -> str:
-        if self.least == self.most:
-            return f"a list of {self.least}, each {self.kind}"
-        least = f"at least {self.least}" if self.least else "any number"
-        return f"a list of {least}, each {self.kind}"
+def if_object(kind: Kind) -> Kind:
+    """Return the kind of any value, in which an object must be of another kind."""
+    return Kind(
+        f"{kind.expected}, or no object",
+        inside=lambda value, at: ((kind, value, at),) if isinstance(value, Mapping) else (),
+    )
 
 
-class Row:
-    """A list with a kind of its own at every position."""
-
-    def __init__(self, *kinds: Kind) -> None:
-        self.kinds = kinds
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is no list, of another length, or holds what is not allowed."""
-        if not isinstance(value, list | tuple) or len(value) != len(self.kinds):
-            _refuse(self, value, at)
-            return
-        for position, (kind, item) in enumerate(zip(self.kinds, value, strict=True)):
-            kind.check(item, f"{at}[{position}]")
-
-    def __str__(self) -> str:
-        return f"a list of {len(self.kinds)}: {', '.join(map(str, self.kinds))}"
+def items(kind: Kind, least: int = 0, most: int = 2**24) -> Kind:
+    """Return the kind of lists of limited length with items of one kind."""
+    length = f"at least {least}" if least else "any number"
+    return Kind(
+        f"a list of {least if least == most else length}, each {kind.expected}",
+        lambda value: isinstance(value, list | tuple) and least <= len(value) <= most,
+        lambda value, at: ((kind, item, f"{at}[{position}]") for position, item in enumerate(value)),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """An object whose keys are data: every key of one form, every value of one kind."""
-
-    kind: Kind
-    key: Text = field(default_factory=Text)
-    least: int = 0
-    most: int = 2**20
-
-    def check(self, value: object, at: str) -> None:
-        """Raise where it is no object, or holds what is not allowed."""
-        if not isinstance(value, Mapping) or not self.least <= len(value) <= self.most:
-            _refuse(self, value, at)
-            return
-        for key, item in value.items():
-            try:
-                self.key.check(key, at)
-            except _WrongError as error:
-                raise _WrongError(at, f"has the key {shorten(key)}, expected {self.key}") from error
-            self.kind.check(item, _join(at, key))
-
-    def __str__(self) -> str:
-        least = f" with at least {self.least} entries" if self.least else ""
-        return f"an object{least}, each value {self.kind}"
+def row(*kinds: Kind) -> Kind:
+    """Return the kind of lists with a kind for every position."""
+    return Kind(
+        f"a list of {len(kinds)}: {', '.join(kind.expected for kind in kinds)}",
+        lambda value: isinstance(value, list | tuple) and len(value) == len(kinds),
+        lambda value, at: ((kind, value[i], f"{at}[{i}]") for i, kind in enumerate(kinds)),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """An object with known keys; ``more`` lets others pass unchecked."""
+def table(kind: Kind, key: Kind | None = None, least: int = 0) -> Kind:
+    """Return the kind of objects whose keys are data: keys of one kind (default: text), values of another."""
+    key = key or text()
 
-    required: Mapping[str, Kind] = field(default_factory=dict)
-    optional: Mapping[str, Kind] = field(default_factory=dict)
-    more: bool = False
+    def inside(value: Mapping[str, Any], at: str) -> Iterator[tuple[Kind, Any, str]]:
+        for name, item in value.items():
+            if not key.allows(name):
+                raise _WrongError(at, f"has the key {shorten(name)}, expected {key.expected}")
+            yield kind, item, _join(at, name)
 
-    def check(self, value: object, at: str) -> None:
-        """Raise where a key is missing or unknown, or a value is not allowed."""
-        if not isinstance(value, Mapping):
-            _refuse(self, value, at)
-            return
-        for key, kind in self.required.items():
+    entries = f" with at least {least} entries" if least else ""
+    return Kind(
+        f"an object{entries}, each value {kind.expected}",
+        lambda value: isinstance(value, Mapping) and least <= len(value) <= 2**20,
+        inside,
+    )
+
+
+def record(kinds: Mapping[str, Kind] = MappingProxyType({}), *, more: bool = False) -> Kind:
+    """Return the kind of objects with known keys.
+
+    Args:
+        kinds: Kinds by key. A key that ends with a question mark may be missing.
+        more: Whether other keys may be there, with any value.
+    """
+    known = {key.rstrip("?"): kind for key, kind in kinds.items()}
+    required = [key for key in kinds if not key.endswith("?")]
+
+    def inside(value: Mapping[str, Any], at: str) -> Iterator[tuple[Kind, Any, str]]:
+        for key in required:
             if key not in value:
-                raise _WrongError(_join(at, key), f"is missing, expected {kind}")
-        known = {**self.required, **self.optional}
+                raise _WrongError(_join(at, key), f"is missing, expected {known[key].expected}")
         for key, item in value.items():
             if key in known:
-                known[key].check(item, _join(at, key))
-            elif not self.more:
+                yield known[key], item, _join(at, key)
+            elif not more:
                 raise _WrongError(_join(at, key), f"is unknown; possible: {', '.join(known)}")
 
-    def __str__(self) -> str:
-        return f"an object with {', '.join(self.required)}" if self.required else "an object"
+    expected = f"an object with {', '.join(required)}" if required else "an object"
+    return Kind(expected, lambda value: isinstance(value, Mapping), inside)
 
 
 def _join(at: str, key: object) -> str:
-    text = printable(str(key), 60)
-    return f"{at}.{text}" if at else text
+    name = printable(str(key), 60)
+    return f"{at}.{name}" if at else name
+
+
+def _check(kind: Kind, value: object, at: str) -> None:
+    if not kind.allows(value):
+        raise _WrongError(at, f"is {shorten(value)}, expected {kind.expected}")
+    for inner, item, place in kind.inside(value, at):
+        _check(inner, item, place)
 
 
 def check(kind: Kind, value: object, where: str | Path) -> None:
     """Raise a `DsnetError` that names the file, the key, the value and what is allowed there."""
     try:
-        kind.check(value, "")
+        _check(kind, value, "")
     except _WrongError as error:
         raise DsnetError(f"{where}: {error.at or 'the content'} {error.text}") from None
 
 
 def read_json(path: Path, kind: Kind | None = None, *, missing: str | None = None) -> Any:  # noqa: ANN401
-    """The content of a JSON file, checked; ``missing`` is what to say where there is none."""
+    """Return the content of a JSON file.
+
+    Args:
+        path: The file.
+        kind: What the file may contain (default: anything).
+        missing: The error message if there is no such file.
+
+    Raises:
+        DsnetError: If the file cannot be read, or its content is not allowed.
+    """
     try:
         with open_regular(path) as file:
             raw = file.read(LARGEST + 1)
@@ -320,25 +237,25 @@ def read_json(path: Path, kind: Kind | None = None, *, missing: str | None = Non
 
 
 def parse_json(raw: bytes, where: str | Path) -> Any:  # noqa: ANN401
-    """Parse JSON of limited size and depth; ``where`` is its file."""
+    """Parse JSON of limited size and depth; errors name the file ``where``."""
     if len(raw) > LARGEST:
         raise DsnetError(f"{where} has more than {LARGEST} bytes, expected at most that many")
     try:
-        text = raw.decode("utf-8")
+        content = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DsnetError(f"{where} is no JSON: {error.reason} at byte {error.start}") from error
-    if (deep := _depth(text)) > DEEPEST:
+        raise DsnetError(f"{where} is not JSON: {error.reason} at byte {error.start}") from error
+    if (deep := _depth(content)) > DEEPEST:
         raise DsnetError(f"{where} is nested {deep} levels deep, expected at most {DEEPEST}")
     try:
-        return json.loads(text)
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DsnetError(f"{where} is no JSON: {printable(str(error), 200)}") from error
+        raise DsnetError(f"{where} is not JSON: {printable(str(error), 200)}") from error
 
 
-def _depth(text: str) -> int:
-    """How deep objects and arrays are inside each other, without parsing."""
+def _depth(content: str) -> int:
+    """Return how deep objects and arrays are nested, without parsing."""
     depth = deepest = 0
-    for bracket in re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^\[\]{}"]+', "", text, flags=re.DOTALL):
+    for bracket in re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^\[\]{}"]+', "", content, flags=re.DOTALL):
         if bracket in "[{":
             depth += 1
             deepest = max(deepest, depth)
