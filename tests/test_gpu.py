@@ -105,16 +105,15 @@ def test_graphs_train_as_steps_do(name: str, text: str) -> None:
     model, stage, routes, views, labels = on_gpu(name, text)
     other, other_stage = copy.deepcopy(model), copy.deepcopy(stage)
     steps = GraphedStep(stage, model)
-    share = None if stage.scheme.target is None and stage.scheme.external is None else 0.3
     swapped = (routes[0], routes[2], routes[1], routes[3])
-    plan = [(routes, None), (routes, None), (swapped, share), (routes, 1.0), (routes, share), (swapped, None)]
+    plan = [(routes, False), (swapped, False), (routes, True), (swapped, True), (routes, False)]
     optimizers = [torch.optim.SGD(network.parameters(), lr=1e-3) for network in (model, other)]
-    for number, (chosen, given) in enumerate(plan):
+    for number, (chosen, labels_only) in enumerate(plan):
         seen, wanted = [view + 0.1 * number for view in views], labels.roll(number)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=number % 2 == 0)
-        ours = steps.step(model, chosen, seen, wanted, label_share=given)
-        theirs = other_stage.step(other, chosen, seen, wanted, label_share=given)
+        ours = steps.step(model, chosen, seen, wanted, labels_only=labels_only)
+        theirs = other_stage.step(other, chosen, seen, wanted, labels_only=labels_only)
         assert_close(ours.total, theirs.total, 1e-9)
         for a, b in zip(ours.networks, theirs.networks, strict=True):
             assert [key for key, _ in a.terms] == [key for key, _ in b.terms]
@@ -138,12 +137,12 @@ def test_a_graphed_step_never_waits_for_the_device() -> None:
     steps = GraphedStep(stage, model)
     routes = (model.space[3], model.space[1], model.space[2], model.space[0])
     x, labels = images(model, 64).to("cuda"), torch.arange(64, device="cuda") % 10
-    steps.step(model, routes, [x], labels, label_share=0.5)
+    steps.step(model, routes, [x], labels)
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
         for step in (steps, stage):
-            step.step(model, routes, [x], labels, label_share=0.25)
+            step.step(model, routes, [x], labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -10,7 +10,7 @@ import torch
 import dsnet
 from dsnet.slicing import KeyState, Mode
 from dsnet.training import Scheme, Stage1
-from dsnet.training.stage1.graphed_step import GraphedStep, _Replays
+from dsnet.training.stage1.graphed_step import GraphedStep, _GraphedPasses
 from tests.support import error_of, images
 from tests.support.replays import pretend_cuda
 from tests.support.stage1 import KINDS, SCHEMES, setting
@@ -24,7 +24,7 @@ def _cuda_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def graphed(stage: Stage1, model: dsnet.Supernet) -> GraphedStep:
     """A GraphedStep without its check of the device."""
     step = object.__new__(GraphedStep)
-    step.stage, step.model, step._passes, step._form = stage, model, _Replays(stage, model), None
+    step.stage, step.model, step._passes, step._form = stage, model, _GraphedPasses(stage, model), None
     return step
 
 
@@ -35,15 +35,14 @@ def test_replays_give_what_steps_give(name: str, text: str) -> None:
     model, stage, routes, views, labels = setting(name, text)
     other, other_stage = copy.deepcopy(model), copy.deepcopy(stage)
     steps = graphed(stage, model)
-    share = None if stage.scheme.target is None and stage.scheme.external is None else 0.3
-    plan = [(routes, None), (routes, share), (routes[:1] + routes[2:], 1.0), (routes, share)]
-    for number, (chosen, given) in enumerate(plan):
+    plan = [(routes, False), (routes, False), (routes[:1] + routes[2:], True), (routes, False)]
+    for number, (chosen, labels_only) in enumerate(plan):
         seen = [view + number for view in views[: stage.scheme.views(len(chosen))]]
         for network in (model, other):
             if number != 2:  # the third step adds to the gradients of the second
                 network.zero_grad()
-        ours = steps.step(model, chosen, seen, labels.roll(number), label_share=given)
-        theirs = other_stage.step(other, chosen, seen, labels.roll(number), label_share=given)
+        ours = steps.step(model, chosen, seen, labels.roll(number), labels_only=labels_only)
+        theirs = other_stage.step(other, chosen, seen, labels.roll(number), labels_only=labels_only)
         assert torch.equal(ours.total, theirs.total)
         assert [n.terms for n in ours.networks] == [n.terms for n in theirs.networks]
         for (key, a), b in zip(model.named_parameters(), other.parameters(), strict=True):
@@ -70,9 +69,9 @@ def test_a_batch_of_another_size_runs_without_graphs() -> None:
     model, stage, routes, views, labels = setting("ds_mbnet_tiny", "ib")
     steps = graphed(stage, model)
     steps.step(model, routes, views, labels)
-    made = len(steps._passes._networks)
+    made = len(steps._passes._captured)
     losses = steps.step(model, routes, [views[0][:4]], labels[:4])
-    assert len(steps._passes._networks) == made
+    assert len(steps._passes._captured) == made
     assert losses.total.isfinite()
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 import dsnet
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
 from dsnet.training import Average, Scheme, Stage1
-from dsnet.training.stage1.step import Target
 from tests.support import assert_close, error_of, images, randomise, relative_error
 from tests.support.stage1 import KINDS, SCHEMES, setting
 
@@ -107,27 +106,17 @@ def test_losses_can_be_added_instead_of_averaged() -> None:
     assert_close(totals[1][1], 4 * totals[0][1], 1e-10)
 
 
-@pytest.mark.parametrize(("share", "text"), [(1.0, "label"), (0.5, "ib+label"), (0.0, "ib")])
-def test_the_share_of_the_labels_may_change_from_step_to_step(share: float, text: str) -> None:
+def test_a_step_may_be_by_labels_only() -> None:
     results = []
-    for start, given in ((text, None), ("ib+label", share)):
-        model, stage, routes, views, labels = setting("ds_mbnet_tiny", start)
-        if share == 1 and stage.average is not None:
+    for text, labels_only in (("label", False), ("ib+label", True), ("label", True)):
+        model, stage, routes, views, labels = setting("ds_mbnet_tiny", text)
+        if stage.average is not None:
             stage.average.model.register_forward_hook(lambda *_: pytest.fail("the teacher has run"))
-        losses = stage.step(model, routes, views, labels, label_share=given)
-        results.append((losses, [p.grad for p in model.parameters() if p.grad is not None]))
-    (expected, gradients), (actual, others) = results
-    assert [dict(n.terms).keys() for n in actual.networks] == [
-        dict(n.terms).keys() for n in expected.networks
-    ]
-    assert torch.equal(actual.total, expected.total)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, others, strict=True))
-
-
-@pytest.mark.parametrize(("share", "words"), [(0.5, "labels only"), (1.5, "between 0 and 1, not 1.5")])
-def test_a_share_that_cannot_be_is_an_error(share: float, words: str) -> None:
-    model, stage, routes, views, labels = setting("ds_mbnet_tiny", "label")
-    assert words in error_of(lambda: stage.step(model, routes, views, labels, label_share=share))
+        losses = stage.step(model, routes, views, labels, labels_only=labels_only)
+        assert all([name for name, _ in network.terms] == ["label"] for network in losses.networks)
+        results.append([losses.total, *(p.grad for p in model.parameters() if p.grad is not None)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -178,9 +167,9 @@ def test_under_autocast_losses_stay_precise() -> None:
 def test_halves_of_the_schemes_with_labels() -> None:
     """id+label: the largest's decision as a hard label; id and ib+label: probabilities."""
     logits = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64)
-    taught = Target(torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64))  # decides for class 0
+    taught = (torch.tensor([[3.0, 1.0, 0.0]], dtype=torch.float64),)  # decides for class 0
     log_p = logits[0] - logits[0].exp().sum().log()
-    q = taught.logits[0].exp() / taught.logits[0].exp().sum()
+    q = taught[0][0].exp() / taught[0][0].exp().sum()
     hard, soft = -log_p[0].item(), -(q * log_p).sum().item()
     average = Average(dsnet.create_model("ds_mbnet_tiny"))
     for text, expected in (("id+label", hard), ("id+label+mvco", hard), ("id", soft), ("ib+label", soft)):
@@ -192,7 +181,7 @@ def test_halves_of_the_schemes_with_labels() -> None:
         if "label" in text:  # the true label, smoothed
             value = stage.value("label", logits, (), torch.tensor([1]), taught)
             assert value.item() == pytest.approx(-0.9 * log_p[1].item() - 0.1 * log_p.mean().item())
-            assert stage.weights(("label", scheme.target), scheme.label_share) == (0.5, 0.5)
+            assert scheme.terms(1) == (("label", 0.5), (scheme.target, 0.5))
     assert "hard is for id" in error_of(lambda: Scheme(target="ib", hard=True))
 
 
@@ -220,8 +209,8 @@ def test_the_average_follows_parameters_only() -> None:
     assert torch.equal(average.model.stem.norm.mean, statistics)
     x = images(model, 6)
     stored = Average(model, mode=Mode())
-    assert_close(stored.logits(x, model.space[1]), model.eval()(x, 1).detach(), 1e-12)
-    assert relative_error(average.logits(x, model.space[1]), model(x, 1)) > 0.01
+    assert_close(stored.model(x, 1, mode=stored.mode), model.eval()(x, 1).detach(), 1e-12)
+    assert relative_error(average.model(x, 1, mode=average.mode), model(x, 1)) > 0.01
     warm = Average(model, 0.997, warmup=True)
     assert [warm.alpha_at(t) for t in (0, 1, 10**6)] == [1 / 10, 2 / 11, 0.997]
 

@@ -137,6 +137,17 @@ class Scheme:
         """Whether a moving average of the weights is needed."""
         return self.target in ("ib", "e-ib")
 
+    def terms(self, index: int) -> tuple[tuple[str, float], ...]:
+        """Return the name and the weight of each term in the loss of a step's network, by its index."""
+        taught_by = "ed" if self.external is not None else self.target if index else None
+        if taught_by is None or self.label_share == 1:
+            return (("label", 1.0),)
+        rest = 1 - self.label_share
+        label = (("label", self.label_share),) if self.label_share else ()
+        if self.hierarchical:
+            return *label, (taught_by, rest / 2), ("h-ib", rest / 2)
+        return *label, (taught_by, rest)
+
     def networks(self, space: RouteSpace, random: int) -> int:
         """Return the number of networks in a step."""
         return len(self.draw(space, random, torch.Generator().manual_seed(0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from dsnet.slicing import Mode, batch_statistics
 from dsnet.training.classifier_task import Objective
 from dsnet.training.config import SchemeConfig, TrainConfig
 from dsnet.training.optim import parameter_groups
-from dsnet.training.stage1.compiled import CompiledNetwork, enough_programs
+from dsnet.training.stage1.compiled import compiled, enough_programs
 from dsnet.training.stage1.ema import Average
 from dsnet.training.stage1.graphed_step import GraphedStep
 from dsnet.training.stage1.projector import Projector
@@ -88,7 +88,7 @@ class Stage1Objective(Objective):
             largest_mode=modes.largest,
             autocast=torch.bfloat16 if config.run.precision == "bfloat16" else None,
         )
-        self.network = cast(Supernet, CompiledNetwork(model)) if config.run.compile else model
+        self.network = compiled(model) if config.run.compile else model
         self.stepper = GraphedStep(self.stage, model) if self._wants_graphs(device) else self.stage
 
     def _wants_graphs(self, device: torch.device) -> bool:
@@ -130,10 +130,9 @@ class Stage1Objective(Objective):
         views, targets = self.views(
             images, labels, count=self.scheme.views(len(routes)), step=step, classes=self.classes
         )
-        early = step < self.config.scheme.start * self.steps
-        share = 1.0 if early else None
+        labels_only = step < self.config.scheme.start * self.steps
         with enough_programs(self.model) if self.config.run.compile else nullcontext():
-            losses = self.stepper.step(self.network, routes, views, targets, label_share=share)
+            losses = self.stepper.step(self.network, routes, views, targets, labels_only=labels_only)
         return _named(losses)
 
     def end_step(self) -> None:
