@@ -1,4 +1,4 @@
-"""``dsnet demo``: the whole story on digits, from training to a budget, and a report to look at."""
+"""``dsnet demo``: all steps on digits, from training to a budget, with a report."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dsnet.calibration import collect
-from dsnet.calibration.compare import Comparison, compare
+from dsnet.calibration.compare import compare
 from dsnet.cli.progress import TrainingProgress
 from dsnet.core.files import write_text
 from dsnet.core.formats import RESULTS
 from dsnet.core.metrics_log import read_metrics
 from dsnet.core.schema import read_json
+from dsnet.core.timer import timed
 from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe
 from dsnet.report.comparison import router_table
+from dsnet.report.demo import Example, demo_page
 from dsnet.report.page import png_bytes
-from dsnet.report.routing import Example, Story, story_page
 from dsnet.report.text import table
-from dsnet.routing import CostTable, OperatingPoint, Routed
+from dsnet.routing import OperatingPoint, Routed
 from dsnet.training import GateConfig, train_gate
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
@@ -41,39 +41,39 @@ from dsnet.training.stage2.api import TrainedRun, calibrate_run
 
 __all__ = ["run"]
 
-BUDGETS = (0.18, 0.2, 0.25, 0.3, 0.4)  # of the largest route's cost
-MAIN = 0.2
-SHOWN = 8  # example images of every route
-IMAGES = "images"  # folder of test images as files
-FILES = 2  # of every class
+BUDGETS = (0.18, 0.2, 0.25, 0.3, 0.4)  # shares of the largest route's cost
+MAIN_BUDGET = 0.2  # shown in detail
+EXAMPLES = 8  # images of every route on the page
+FILES = 2  # test images of every class that are written as files
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the demo."""
+    """Run the demo."""
     args.out.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     # Small networks: more threads only wait for each other.
     torch.set_num_threads(args.threads if isinstance(args.threads, int) else 1)
     try:
-        story = _tell(args.out, args.epochs)
+        page = _run_steps(args.out, args.epochs)
     finally:
         torch.set_num_threads(threads)
     report = args.out / "report.html"
-    write_text(report, story_page(story))
+    write_text(report, page)
     print(f"\nReport: {report}")
-    print(f"Test images, by digit: {args.out / IMAGES}")
+    print(f"Test images, by digit: {args.out / 'images'}")
     return 0
 
 
 @contextmanager
-def _step(what: str) -> Iterator[None]:
-    print(what, flush=True)
+def _step(title: str) -> Iterator[None]:
+    print(title, flush=True)
     start = time.perf_counter()
     yield
     print(f"  {time.perf_counter() - start:.1f} s", flush=True)
 
 
-def _tell(out: Path, epochs: int) -> Story:
+def _run_steps(out: Path, epochs: int) -> str:
+    """Run all steps and return the page."""
     recipe = get_recipe("digits_mbnet").config
     config = replace(
         recipe,
@@ -89,50 +89,56 @@ def _tell(out: Path, epochs: int) -> Story:
         alone = _stand_alone(config, out)
     with _step("3. Stage II: the gate learns the chance that each route is right"):
         gate = GateConfig(goal="value", first_layer="separate", width=64, lr=0.2, epochs=30)
-        _whole(train_gate(folder, gate, device="cpu", callback=TrainingProgress(quiet=True)).status)
+        _check_finished(train_gate(folder, gate, device="cpu", callback=TrainingProgress(quiet=True)).status)
     with _step("4. Calibration on held-out images: which settings keep which budget"):
-        done = calibrate_run(folder, name="gated", device="cpu")
-        opened, calibration = done.run, done.calibration
+        calibrated = calibrate_run(folder, name="gated", device="cpu")
+        opened, calibration = calibrated.run, calibrated.calibration
     costs = calibration.costs
+    budget = MAIN_BUDGET * costs.largest
     with _step("5. Evaluation on test images"):
         outputs = collect(opened.model, opened.seen(opened.test))
-        budgets = [share * costs.largest for share in BUDGETS]
-        found = compare(outputs, calibration, budgets, alone)
+        comparison = compare(outputs, calibration, [share * costs.largest for share in BUDGETS], alone)
         low, high = calibration.budget_range()
         curve = compare(outputs, calibration, [low + i / 24 * (high - low) for i in range(25)], alone)
-    _write_images(opened, out / IMAGES)
-    _print_table(found, costs)
+    _write_images(opened, out / "images")
+    print("\n" + table(*router_table(comparison, costs), left=("router",)))
+    print(
+        "Budgets and mean costs are shares of the largest route's cost. Best single route: within the\n"
+        "budget, chosen on held-out images; difference in points, ± standard error. Stand-alone: at the\n"
+        f"same mean cost.\n\n{comparison.verdict}\n"
+    )
     with _step("6. Measured time"):
-        pick = calibration.pick(MAIN * costs.largest, ("gate", "cascade")).kind
-        routed = Routed(opened.model, calibration.routers[pick], MAIN * costs.largest)
+        router = calibration.pick(budget, ("gate", "cascade")).kind
+        routed = Routed(opened.model, calibration.routers[router], budget)
         times = _times(opened, routed)
-    return Story(
+    return demo_page(
         model=config.model,
         command=f"dsnet demo --epochs {epochs}",
-        costs=costs,
-        comparison=found,
+        comparison=comparison,
         curve=curve,
-        main=MAIN * costs.largest,
-        picked=pick,
+        costs=costs,
+        space=opened.model.space,
+        budget=budget,
+        router=router,
         examples=_examples(opened, routed),
-        stage1=_metrics(folder / "metrics.jsonl"),
-        stage2=_metrics(folder / "gated.stage2" / "metrics.jsonl"),
         times=times,
+        stage1=read_metrics(folder / "metrics.jsonl"),
+        stage2=read_metrics(folder / "gated.stage2" / "metrics.jsonl"),
     )
 
 
 def _train(config: TrainConfig, folder: Path) -> None:
-    """Anew, in place of what an earlier demo left."""
+    """Train a network, in place of the one of an earlier demo."""
     if folder.exists():
         if not (folder / "recipe.json").is_file():
-            raise DsnetError(f"{folder} is there already and is no run of the demo; choose another --out")
+            raise DsnetError(f"{folder} exists and is not a run of the demo; choose another --out")
         with locked(folder):  # another demo may be at work in it
             shutil.rmtree(folder)
-    _whole(train(config, folder, callback=TrainingProgress(quiet=True)).status)
+    _check_finished(train(config, folder, callback=TrainingProgress(quiet=True)).status)
 
 
-def _whole(status: RunStatus) -> None:
-    """Training that was told to stop ends the demo too: half-trained networks make no report."""
+def _check_finished(status: RunStatus) -> None:
+    """Stop the demo if training was stopped: half-trained networks make no report."""
     if not status.finished:
         raise KeyboardInterrupt
 
@@ -140,7 +146,7 @@ def _whole(status: RunStatus) -> None:
 def _stand_alone(config: TrainConfig, out: Path) -> list[OperatingPoint]:
     points = []
     model: Supernet = create_model(config.model, device="meta")
-    for route in (route.number for route in model.space):
+    for route in range(len(model.space)):
         folder = out / f"alone-{route}"
         alone = replace(config.scheme, name="label", add=False, route=route)
         optim = replace(config.optim, lr=0.2)  # the better one for a single loss
@@ -150,53 +156,37 @@ def _stand_alone(config: TrainConfig, out: Path) -> list[OperatingPoint]:
     return points
 
 
-def _print_table(found: Comparison, costs: CostTable) -> None:
-    print("\n" + table(*router_table(found, costs), left=("router",)))
-    print(
-        "Budgets and mean costs are shares of the largest route's cost. Best single route: within the\n"
-        "budget, chosen on held-out images; difference in points, ± standard error. Stand-alone: at the\n"
-        "same mean cost."
-    )
-    print(f"\n{found.verdict}\n")
-
-
 @torch.inference_mode()
 def _times(opened: TrainedRun, routed: Routed, repeats: int = 15) -> dict[str, float]:
-    """Median milliseconds an image, of every route and routed; they take turns."""
+    """Return median milliseconds an image of every route and of the router, timed in turns."""
     x, _ = next(opened.seen(opened.test, 256))
     calls: dict[str, Callable[[], object]] = {
         f"route {route.number}": functools.partial(opened.model, x, route) for route in opened.model.space
     }
-    calls[f"routed, {MAIN:.0%} of the cost"] = functools.partial(routed, x)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 2):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if turn >= 2:  # the first ones warm up
-                samples[name].append(1e3 * (time.perf_counter() - start) / len(x))
-    return {name: statistics.median(taken) for name, taken in samples.items()}
+    calls[f"routed, {MAIN_BUDGET:.0%} of the cost"] = functools.partial(routed, x)
+    rounds = [{name: timed(call, x.device) for name, call in calls.items()} for _ in range(repeats + 2)]
+    # The first two rounds warm up.
+    return {name: statistics.median(times[name] for times in rounds[2:]) / len(x) for name in calls}
 
 
 @torch.inference_mode()
 def _examples(opened: TrainedRun, routed: Routed) -> list[Example]:
-    """Test images by the route that answered them, wrong answers first."""
+    """Return test images of every route that answered, wrong predictions first."""
     x, labels = next(opened.seen(opened.test, len(opened.test)))
     raw, _ = next(opened.test.batches([torch.arange(len(opened.test))], full=False))
     output = routed.run(x)
-    answers = output.logits.argmax(1)
+    predicted = output.logits.argmax(1)
     examples = []
     for route in sorted(set(output.routes.tolist())):
-        at = (output.routes == route).nonzero()[:, 0]
-        wrong = answers[at] != labels[at]
-        chosen = at[wrong.long().argsort(descending=True, stable=True)[:SHOWN]]
+        rows = (output.routes == route).nonzero()[:, 0]
+        wrong = predicted[rows] != labels[rows]
+        chosen = rows[wrong.long().argsort(descending=True, stable=True)[:EXAMPLES]]
         examples += [
             Example(
                 image=raw[0, i].float() / 255,
-                route=route,
-                ran=routed.path(route),
+                path=routed.path(route),
                 label=opened.test.classes[int(labels[i])],
-                answer=opened.test.classes[int(answers[i])],
+                predicted=opened.test.classes[int(predicted[i])],
             )
             for i in chosen.tolist()
         ]
@@ -213,7 +203,3 @@ def _write_images(opened: TrainedRun, folder: Path) -> None:
             written[label] += 1
             path = folder / f"digit-{opened.test.classes[label]}-{written[label]}.png"
             path.write_bytes(png_bytes(image.float() / 255))
-
-
-def _metrics(path: Path) -> list[dict[str, Any]]:
-    return read_metrics(path)

@@ -13,6 +13,7 @@ from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import format_cost
 
 __all__ = [
+    "answered_section",
     "comparison_page",
     "comparison_text",
     "gated_rows",
@@ -140,14 +141,23 @@ def comparison_page(
         "route. Oracle: the cheapest route that is right, which nobody can know beforehand.</p>",
         router_section(comparison, costs),
     ]
-    for row in _middle(comparison):
-        cost = escape(format_cost(row.cost, costs.unit))
-        parts.append(f"<h2>Routes that answered: {row.router}</h2>")
-        parts.append(f"<p>At a mean of {cost}, {_percent(row.accuracy)} right.</p>")
-        for name, counts in _counts(row, space).items():
-            labels = [f"{name} {choice}" for choice in counts]
-            parts.append(bar_chart(labels, list(counts.values()), [f"{n} images" for n in counts.values()]))
+    parts += [answered_section(row, costs, space) for row in _middle(comparison)]
     return page(title, *parts)
+
+
+def answered_section(row: ComparisonRow, costs: CostTable, space: RouteSpace) -> str:
+    """Build a section on the routes that answered, with accuracies by difficulty."""
+    groups = ", ".join(f"{_percent(accuracy)} of {name} ones" for name, accuracy in row.by_difficulty.items())
+    parts = [
+        f"<h2>Routes that answered: {row.router}</h2>",
+        f"<p>At a mean of {escape(format_cost(row.cost, costs.unit))}, {_percent(row.accuracy)} right "
+        f"({groups}).</p>",
+    ]
+    for name, counts in _counts(row, space).items():
+        labels = [f"{name} {choice}" for choice in counts]
+        captions = [f"{count} images, {count / sum(counts.values()):.0%}" for count in counts.values()]
+        parts.append(bar_chart(labels, list(counts.values()), captions))
+    return "\n".join(parts)
 
 
 def _percent(value: float | None) -> str:

@@ -17,7 +17,7 @@ from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import Estimate
 from dsnet.training.results import Images, Outcome
 
-__all__ = ["before_text", "low_accuracy", "training_page"]
+__all__ = ["before_text", "low_accuracy", "training_charts", "training_page"]
 
 FEW = 20  # images of a class below which little can be learnt of it
 WORST = 10  # classes that are shown
@@ -71,8 +71,7 @@ def training_page(
     images, where Stage II has trained them; ``verdict`` says whether routing pays, once it is calibrated.
     """
     assert outcome.images is not None
-    checks = [line for line in metrics if {"score", "epoch"} <= line.keys()]
-    trend = _trend(checks, outcome.images.held_out)
+    trend = _trend(_checks(metrics), outcome.images.held_out)
     body = [_summary(outcome, config, outcome.images), notes(_notes(outcome, outcome.images))]
     if outcome.test:
         body += ["<h2>Accuracy against cost</h2>", _routes(outcome)]
@@ -81,7 +80,7 @@ def training_page(
         body += _classes(outcome, outcome.images)
     advice = _advice(outcome, config, trend, gated=bool(gates) or outcome.gated is not None)
     body += ["<h2>What to do next</h2>", *(command(*one) for one in advice)]
-    body += _training(metrics, checks)
+    body += training_charts(metrics)
     return page(_title(outcome, config), *body)
 
 
@@ -171,21 +170,26 @@ def _classes(outcome: Outcome, images: Images) -> list[str]:
     return parts
 
 
-def _training(metrics: Metrics, checks: Metrics) -> list[str]:
-    parts = []
+def training_charts(metrics: Metrics) -> list[str]:
+    """Build charts of held-out accuracy and losses from the lines of ``metrics.jsonl``, with a heading."""
+    parts, checks = [], _checks(metrics)
     if len(checks) > 1:
         routes = [name for name in checks[-1] if name.startswith("route_")]
-        reached = {
+        accuracies = {
             name.replace("_", " "): [(line["epoch"] + 1, 100 * line[name]) for line in checks if name in line]
             for name in routes
         }
-        parts.append(line_plot("Held-out accuracy", reached, axis="epoch", percent=True).html())
+        parts.append(line_plot("Held-out accuracy", accuracies, axis="epoch", percent=True).html())
     steps = [line for line in metrics if "loss" in line]
     if len(steps) > 1:
         terms = list(dict.fromkeys(name for line in steps for name in line if "/" in name))[:LINES]
         losses = {name: [(line["step"], line[name]) for line in steps if name in line] for name in terms}
         parts.append(line_plot("Losses, network by network", losses, axis="step").html())
     return ["<h2>Training</h2>", *parts] if parts else []
+
+
+def _checks(metrics: Metrics) -> Metrics:
+    return [line for line in metrics if {"score", "epoch"} <= line.keys()]
 
 
 # --- what to think of it ------------------------------------------------------------------------------
