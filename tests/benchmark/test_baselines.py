@@ -9,8 +9,7 @@ import torch
 from benchmarks import slicing
 
 from dsnet.benchmark.baselines import IndexedConv2d, IndexedLinear, indexing, masking
-from dsnet.models import run_gated
-from dsnet.runtime.executors.assigned import AssignedNetwork
+from dsnet.models.group_by_route import run_assigned
 from dsnet.slicing import SlicedConv2d, SlicedLinear
 from tests.support import assert_close, random_model
 from tests.support.networks import network, pictures
@@ -48,7 +47,7 @@ def test_indexing_is_the_network(name: str, bn_key: str | None) -> None:
     for route in (model.space.smallest, model.space.largest, model.space[1]):
         assert_close(indexed(x, route), model(x, route), 1e-12)
     mixed = [model.space[i] for i in (1, 0, -1, 1, 0, 2)]
-    found = run_gated(AssignedNetwork.of(indexed, torch.tensor([route.choices for route in mixed])), x).logits
+    found = run_assigned(indexed, x, torch.tensor([route.choices for route in mixed])).logits
     for image, route in enumerate(mixed):
         assert_close(found[image : image + 1], model(x[image : image + 1], route), 1e-9)
 

@@ -16,11 +16,10 @@ import dsnet
 from dsnet.benchmark.workloads import CASCADE_SHARE, Cascade, measured_mix, mix_of, shares_of
 from dsnet.calibration.calibration import Calibration
 from dsnet.cli import main
-from dsnet.models import run_gated
+from dsnet.models.group_by_route import run_assigned
 from dsnet.routing import CostTable
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.router import Router
-from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.forced_routes import decisions
 from dsnet.training import save_checkpoint
 from tests.support import assert_close, error_of
@@ -77,7 +76,7 @@ def test_images_take_the_routes_that_were_drawn(name: str, bn_key: str | None, d
     model = network(name, torch.float64, bn_key)
     routes = [model.space[number % len(model.space)] for number in drawn]
     x = pictures(model, len(routes))
-    found = run_gated(AssignedNetwork.of(model, torch.tensor([route.choices for route in routes])), x)
+    found = run_assigned(model, x, torch.tensor([route.choices for route in routes]))
     assert [tuple(choices) for choices in found.choices.tolist()] == [route.choices for route in routes]
     for image, route in enumerate(routes):
         assert_close(found.logits[image : image + 1], model(x[image : image + 1], route), 1e-9)
@@ -88,15 +87,13 @@ def test_a_plan_takes_them_too() -> None:
     numbers = decisions(shares_of(model, "uniform"), 40)
     x = pictures(model, 40)
     choices = torch.tensor([model.space[number].choices for number in numbers])
-    drawn = AssignedNetwork.of(compiled, choices)
-    found = run_gated(drawn, x)
+    found = run_assigned(compiled, x, choices)
     taken = Counter(model.space.of_choices(tuple(choices)).number for choices in found.choices.tolist())
     assert taken == Counter(numbers)
     assert set(taken.values()) == {2, 3}
-    assert_close(drawn.run_route(x, model.space.smallest), model(x, 0), 1e-4)
-    assert_close(
-        drawn.run_from_states({(): drawn.run_prefix(x)}, model.space.largest.choices), model(x, 15), 1e-4
-    )
+    for number in set(numbers):
+        rows = [row for row, own in enumerate(numbers) if own == number]
+        assert_close(found.logits[rows], model(x[rows], number), 1e-4)
 
 
 # --- measured ----------------------------------------------------------------------------------------

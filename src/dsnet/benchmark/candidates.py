@@ -16,9 +16,9 @@ from dsnet.benchmark.workloads import Cascade, Mix, decided_routes
 from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.timer import Progress, silent
 from dsnet.extract import extract
-from dsnet.models import Supernet, run_gated
+from dsnet.models import Supernet
+from dsnet.models.group_by_route import run_assigned
 from dsnet.runtime.backends.base import Executable, get_backend
-from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.forced_routes import decisions, mixed, thresholds_for
 from dsnet.runtime.partition.segments import SegmentKey
@@ -109,8 +109,7 @@ def make_ways(
     at = torch.tensor([others.places[number] for number in drawn[0]], device=place)
     for way, asked in (("slicing", others.sliced), ("indexing", others.indexed)):
         choices = [torch.tensor([route.choices for route in own], device=place) for own in routes]
-        drawn_for = [AssignedNetwork.of(asked, own) for own in choices]
-        calls[way] = _one_by_one([functools.partial(run_gated, own, x) for own in drawn_for])
+        calls[way] = _one_by_one([functools.partial(run_assigned, asked, x, own) for own in choices])
     calls["masking"] = lambda: others.masked(x, at)  # one batch will do: the mix does not matter
     calls["largest"] = lambda: others.sliced(x, space.largest)
     return Ways(calls, runs)

@@ -13,7 +13,7 @@ from dsnet.errors import DsnetError
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode
 
-__all__ = ["Decide", "GatedOutput", "Routable", "Standing", "run_from_states", "greedy", "run_gated"]
+__all__ = ["Decide", "GatedOutput", "Routable", "greedy", "run_assigned", "run_from_states", "run_gated"]
 
 
 class Standing(Protocol):
@@ -123,11 +123,15 @@ def run_from_states(
 
 
 class _Group(NamedTuple):
-    """Images that stand at the same gate with the same features' shape and norm keys."""
+    """Images at the same gate whose features have the same shape and norm keys."""
 
-    rows: Tensor  # their places in the batch
+    rows: Tensor  # positions in the batch
     choices: tuple[int, ...]
     state: Any  # a Standing
+
+
+_DecideGroup = Callable[[Tensor, int, _Group], Tensor]
+"""(scores [n, choices], gate, group) → positions [n] of the choices taken."""
 
 
 def run_gated(
@@ -137,6 +141,38 @@ def run_gated(
 
     Without ``answer`` the last segment is left out and the logits are empty.
     """
+
+    def decide_group(scores: Tensor, stage: int, group: _Group) -> Tensor:
+        return decide(scores, stage, group.choices[-1] if group.choices else None)
+
+    return _run(model, x, decide_group, _options, mode, answer=answer)
+
+
+def run_assigned(model: Routable[Any], x: Tensor, choices: Tensor) -> GatedOutput:
+    """Run each image at its own ``choices`` [B, gates]; the gates' scores are computed and ignored."""
+    positions = []
+    for stage, options in enumerate(model.space.choices):
+        matches = choices[:, stage, None] == torch.tensor(options, device=choices.device)
+        unknown = choices[:, stage][~matches.any(1)]
+        if len(unknown):
+            raise DsnetError(f"{model.name} does not have choice {int(unknown[0])} at gate {stage}")
+        positions.append(matches.int().argmax(1))
+
+    def decide_group(scores: Tensor, stage: int, group: _Group) -> Tensor:
+        return positions[stage][group.rows]
+
+    return _run(model, x, decide_group, lambda model, stage: model.space.choices[stage], None, answer=True)
+
+
+def _run(
+    model: Routable[Any],
+    x: Tensor,
+    decide: _DecideGroup,
+    options_of: Callable[[Routable[Any], int], tuple[int, ...]],
+    mode: Mode | None,
+    *,
+    answer: bool,
+) -> GatedOutput:
     if model.training:
         raise DsnetError("a gated pass needs the network in eval mode: call .eval(), or give a route")
     if cast(Any, torch.jit).is_tracing():  # torch does not declare it
@@ -151,17 +187,17 @@ def run_gated(
     if x.device.type == "meta" and batch:
         raise DsnetError("decisions need values: a gated pass cannot run on the meta device; give a route")
     if batch == 1:
-        return _run_one(model, x, decide, before, mode, answer=answer)
+        return _run_one(model, x, decide, options_of, before, mode, answer=answer)
     choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
     if batch == 0:  # nothing to decide, but the logits still have their shape
         return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
     groups = [_Group(torch.arange(batch, device=x.device), (), model.run_prefix(x, before))]
     for _ in range(gates - 1):
         moved = []
-        for group in _split(model, groups, decide, choices):
+        for group in _split(model, groups, decide, options_of(model, len(groups[0].choices)), choices):
             moved.append(group._replace(state=model.run_segment(group.state, group.choices, before)))
         groups = _merge(model, moved)
-    groups = _split(model, groups, decide, choices)
+    groups = _split(model, groups, decide, options_of(model, len(groups[0].choices)), choices)
     logits = []
     for group in groups if answer else ():
         logits.append(model.run_last_segment(group.state, group.choices, mode))
@@ -172,16 +208,24 @@ def run_gated(
 
 
 def _run_one(
-    model: Routable[Any], x: Tensor, decide: Decide, before: Mode | None, mode: Mode | None, *, answer: bool
+    model: Routable[Any],
+    x: Tensor,
+    decide: _DecideGroup,
+    options_of: Callable[[Routable[Any], int], tuple[int, ...]],
+    before: Mode | None,
+    mode: Mode | None,
+    *,
+    answer: bool,
 ) -> GatedOutput:
-    """One image has no groups: the same, with less around it."""
+    """Run one image, which needs no groups."""
+    row = torch.zeros(1, dtype=torch.long, device=x.device)
     state, taken = model.run_prefix(x, before), tuple[int, ...]()
     for stage in range(len(model.gates)):
         if stage:
             state = model.run_segment(state, taken, before)
-        decided = decide(model.gate_scores(state), stage, taken[-1] if taken else None)
+        decided = decide(model.gate_scores(state), stage, _Group(row, taken, state))
         _check_positions(decided, 1)
-        taken = (*taken, _choice(_options(model, stage), stage, int(decided)))
+        taken = (*taken, _choice(options_of(model, stage), stage, int(decided)))
     choices = torch.tensor([taken], device=x.device)
     return GatedOutput(model.run_last_segment(state, taken, mode) if answer else x.new_empty(0), choices)
 
@@ -200,14 +244,19 @@ def _choice(options: tuple[int, ...], stage: int, position: int) -> int:
     return options[position]
 
 
-def _split(model: Routable[Any], groups: list[_Group], decide: Decide, choices: Tensor) -> list[_Group]:
-    """Asks the gate at which the groups stand, notes its decisions and divides the groups by them."""
+def _split(
+    model: Routable[Any],
+    groups: list[_Group],
+    decide: _DecideGroup,
+    options: tuple[int, ...],
+    choices: Tensor,
+) -> list[_Group]:
+    """Decide at the gate of the groups, write the choices and split the groups by them."""
     stage = len(groups[0].choices)
-    options = _options(model, stage)
     taken = []
     for group in groups:
         scores = model.gate_scores(group.state)
-        taken.append(decide(scores, stage, group.choices[-1] if group.choices else None))
+        taken.append(decide(scores, stage, group))
         _check_positions(taken[-1], len(scores))
     positions = torch.cat(taken).tolist()  # the one time per gate that the host waits
     for position in set(positions):

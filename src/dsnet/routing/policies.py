@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import run_gated
-from dsnet.models.group_by_route import Decide, Routable, greedy
+from dsnet.models.group_by_route import Decide, GatedOutput, Routable, greedy
 from dsnet.routes import RouteSpace
 from dsnet.routing.budget import best_within
 from dsnet.routing.cost_table import CostPenalties, CostTable
@@ -42,6 +42,7 @@ __all__ = [
     "penalised_decision",
     "policy_class",
     "register_router",
+    "routed_output",
     "run_cascade",
     "run_gated_routes",
     "unsure",
@@ -213,11 +214,16 @@ def penalised_decision(penalties: CostPenalties) -> Decide:
 
 def run_gated_routes(model: Routable[Any], x: Tensor, decide: Decide = greedy) -> RoutedOutput:
     """Run `run_gated` and return routes by their number."""
-    output = run_gated(model, x, decide)
+    return routed_output(model, run_gated(model, x, decide))
+
+
+def routed_output(model: Routable[Any], output: GatedOutput) -> RoutedOutput:
+    """Replace choices by route numbers."""
     if len(model.gates) == 1:
         return RoutedOutput(output.logits, output.choices[:, 0])
     numbers = [model.space.of_choices(choices).number for choices in output.choices.tolist()]
-    return RoutedOutput(output.logits, torch.tensor(numbers, dtype=torch.long, device=x.device))
+    routes = torch.tensor(numbers, dtype=torch.long, device=output.choices.device)
+    return RoutedOutput(output.logits, routes)
 
 
 class _AllowanceDecision:

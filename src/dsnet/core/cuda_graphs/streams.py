@@ -38,9 +38,6 @@ class StreamPool:
         """Launch what is inside on this stream."""
         return contextlib.nullcontext()
 
-    def fork(self) -> None:
-        """Make all streams wait for what the caller has launched; the host does not wait."""
-
     def join(self, streams: Iterable[int]) -> None:
         """Make the caller's stream wait for these; the host does not wait."""
 
@@ -79,11 +76,6 @@ class _CudaStreamPool(StreamPool):
 
     def use(self, stream: int) -> AbstractContextManager[object]:
         return torch.cuda.stream(self.streams[stream]) if stream else contextlib.nullcontext()
-
-    def fork(self) -> None:
-        self.reached.record(torch.cuda.current_stream(self.device))
-        for stream in self.streams[1:]:
-            stream.wait_event(self.reached)
 
     def join(self, streams: Iterable[int]) -> None:
         current = torch.cuda.current_stream(self.device)

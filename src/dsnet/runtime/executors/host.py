@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dsnet.core.process_bound import InProcess
 from dsnet.errors import DsnetError
-from dsnet.models.group_by_route import greedy, run_from_states
+from dsnet.models.group_by_route import greedy, run_assigned, run_from_states
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
@@ -22,12 +22,12 @@ from dsnet.routing.policies import (
     RoutedOutput,
     margin,
     penalised_decision,
+    routed_output,
     run_cascade,
     run_gated_routes,
     unsure,
 )
 from dsnet.runtime.backends.base import Executable, WritingExecutable
-from dsnet.runtime.executors.assigned import AssignedNetwork
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.partition.segments import SegmentKey, canonical_key
@@ -117,20 +117,6 @@ class BucketedProgram:
             return (self.division.best,) * full + ((rest,) if rest else ())
         return self.division(images)
 
-    def time(self, images: int) -> float:
-        """Milliseconds for so many images; sizes that were not timed as a share of the next larger one."""
-        sizes = self.split(images)
-        return sum(self.milliseconds.get(size) or self._between(size) for size in sizes)
-
-    def _between(self, images: int) -> float:
-        known = sorted(self.milliseconds)
-        above = next((size for size in known if size >= images), known[-1])
-        below = max((size for size in known if size <= images), default=0)
-        if above == below:
-            return self.milliseconds[above]
-        low = self.milliseconds.get(below, 0.0)
-        return low + (self.milliseconds[above] - low) * (images - below) / (above - below)
-
     def _run(self, size: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         executable = self.executables.get(size)
         if executable is None:
@@ -204,12 +190,6 @@ class CompiledNetwork(InProcess):
     def executor(self) -> Executor:
         """What runs batches."""
         return HostExecutor(self) if self.graph_executor is None else self.graph_executor
-
-    def milliseconds(self, history: SegmentKey, images: int) -> float:
-        """What so many images take in a part, in the batches that it runs best; as measured."""
-        if not images:
-            return 0.0
-        return self._runner(history).time(images)
 
     def gate(self, stage: int) -> GateChoices:
         """The gate in front of a stage."""
@@ -343,7 +323,7 @@ class HostExecutor:
 
     def run_assigned(self, x: Tensor, choices: Tensor, *, within_gates: bool = False) -> RoutedOutput:
         """Run each image at its own ``choices`` [B, gates]; ``within_gates`` makes no difference here."""
-        return run_gated_routes(AssignedNetwork.of(self.network, choices), x)
+        return routed_output(self.network, run_assigned(self.network, x, choices))
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
         """Run all images at one route and return their logits."""
