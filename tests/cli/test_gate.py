@@ -19,7 +19,7 @@ from dsnet.cli import main
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.models.loading import build_network
 from dsnet.routing import CostTable, LatencyTable, Routed
-from dsnet.runtime.profile_network import profile
+from dsnet.runtime.profile import profile
 from dsnet.training import open_trained
 from dsnet.training.api import train
 from dsnet.training.run_dir import locked

@@ -22,7 +22,7 @@ from dsnet.models.loading import build_network
 from dsnet.report.run_page import update_run_page
 from dsnet.routing import LatencyTable
 from dsnet.runtime.autotune import _read, remembered_in
-from dsnet.runtime.profile_network import profile
+from dsnet.runtime.profile import profile
 from dsnet.training import load_checkpoint
 from dsnet.training.loop import _Best
 from dsnet.training.run_dir import read_config

@@ -25,8 +25,10 @@ from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CostTable, LatencyTable
 from dsnet.runtime import autotune as choose
-from dsnet.runtime import profile_network as profiling
+from dsnet.runtime import profile as profiling
 from dsnet.runtime import profile_plan
+from dsnet.runtime.executors.host import HostExecutor
+from dsnet.runtime.executors.segment_calls import SegmentCalls
 from tests.support import error_of, images
 
 CPU = torch.device("cpu")
@@ -41,7 +43,7 @@ def watched_plans(monkeypatch: pytest.MonkeyPatch) -> list[runtime.Plan]:
         plans.append(runtime.compile(*args, **settings))
         return plans[-1]
 
-    monkeypatch.setattr("dsnet.runtime.profile_plan.make_plan", make)
+    monkeypatch.setattr("dsnet.runtime.profile.make_plan", make)
     return plans
 
 
@@ -99,7 +101,7 @@ def test_every_time_is_in_its_place(
         previous = history[-2] if len(history) > 1 else None
         return expected.segment(len(history) - 1, previous, history[-1]) if history else expected.prefix
 
-    monkeypatch.setattr(profiling, "_milliseconds", clock)
+    monkeypatch.setattr(profiling, "timed_on_device", clock)
     table = profile_plan(model, backend="eager", batches=(2,), repeats=1, image_size=16)
     assert table.at(2).prefix.p50 == expected.prefix
     assert [[[t.p50 for t in row] for row in gate] for gate in table.at(2).segments] == [
@@ -107,6 +109,37 @@ def test_every_time_is_in_its_place(
     ]
     assert set(rows.values()) == {2}
     assert len(plans[0].network.segments) == len(rows) == parts
+
+
+def test_the_executor_that_serves_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls run whole paths, as a GPU's do: a segment's time is what it adds to the path before it."""
+    model = dsnet.create_model("ds_resnet_tiny")
+    expected = CostTable.of_model(model)
+    ran: list[tuple[int, ...]] = []
+
+    class Serving(HostExecutor):
+        def segment_calls(self, x: torch.Tensor) -> SegmentCalls:
+            calls = {path: functools.partial(ran.append, path) for path in super().segment_calls(x).calls}
+            return SegmentCalls(calls, cumulative=True)
+
+    def make(*args: Any, **settings: Any) -> runtime.Plan:  # noqa: ANN401  (compile's own)
+        plan = runtime.compile(*args, **settings)
+        return replace(plan, network=replace(plan.network, graph_executor=Serving(plan.network)))
+
+    def clock(call: Any, device: torch.device) -> float:  # noqa: ANN401  (a partial)
+        call()
+        (path,) = call.args
+        pairs = enumerate(zip((None, *path[:-1]), path, strict=True)) if path else ()
+        return expected.prefix + sum(expected.segment(gate, *pair) for gate, pair in pairs)
+
+    monkeypatch.setattr("dsnet.runtime.profile.make_plan", make)
+    monkeypatch.setattr(profiling, "timed_on_device", clock)
+    times = profile_plan(model, backend="eager", repeats=1).at()
+    assert times.prefix.p50 == expected.prefix
+    for gate, rows in enumerate(times.segments):
+        for row, costs in zip(rows, expected.segments[gate], strict=True):
+            assert [time.p50 for time in row] == pytest.approx(costs)
+    assert len(ran) == (1 + 4 + 16) * (profiling.WARM_UP + 1)
 
 
 def test_the_network_stays_as_it_is_whatever_its_gate_and_statistics() -> None:

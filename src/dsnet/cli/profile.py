@@ -17,7 +17,7 @@ from dsnet.report.text import bar, human, table
 from dsnet.routes import evenly_spaced
 from dsnet.routing import LatencyTable
 from dsnet.runtime import get_backend, profile_plan
-from dsnet.runtime.profile_network import profile
+from dsnet.runtime.profile import profile
 
 __all__ = ["run"]
 
@@ -86,5 +86,5 @@ def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:
         print(f"{len(routes)} of {len(model.space)} routes, evenly spaced")
     print(
         "\nMilliseconds an image: a batch's time over its size. A route's time is the sum of its parts'\n"
-        "medians, its p95 the sum of theirs, which is on the high side. Deciding and regrouping are left out."
+        "medians, its p95 the sum of theirs, which is on the high side. Regrouping is left out."
     )

@@ -1,43 +1,92 @@
-"""How long a call takes, until the device is done; and how whoever waits is told."""
+"""Timing of calls, and progress callbacks."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Progress", "logged", "silent", "timed"]
+__all__ = ["Progress", "logged", "silent", "time_interleaved", "timed", "timed_on_device"]
 
 LOG = logging.getLogger("dsnet.runtime")
 EVERY = 5.0  # seconds between two lines about the same items
+K = TypeVar("K", bound=Hashable)
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
-"""(items, how many, what they are) → the items, passed on one by one; as `dsnet.cli.progress` does."""
+"""Function of (items, their number, a label) that yields the items and shows how many are done."""
 
 
 def silent(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
-    """Tells nobody."""
+    """Show nothing."""
     return items
 
 
 def logged(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
-    """Logs how many have gone by, at level INFO of the logger ``dsnet.runtime``."""
-    begun = told = time.monotonic()
+    """Log the number of items done, at level INFO of the logger ``dsnet.runtime``, every five seconds."""
+    start = last = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item
         now = time.monotonic()
-        if now - told > EVERY or done == total:
-            told = now
-            LOG.info("%s %d of %d, %.0f s", label, done, total, now - begun)
+        if now - last > EVERY or done == total:
+            last = now
+            LOG.info("%s %d of %d, %.0f s", label, done, total, now - start)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds, from the host's point of view."""
-    begun = time.perf_counter()
+    """Return the milliseconds of a call by the host's clock, until the device is done."""
+    start = time.perf_counter()
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return 1e3 * (time.perf_counter() - begun)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def timed_on_device(call: Callable[[], object], device: torch.device) -> float:
+    """Return the milliseconds of a call by the clock of a CUDA device; launching on an idle device counts."""
+    if device.type != "cuda":
+        return timed(call, device)
+    stream = torch.cuda.current_stream(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize(device)
+    start.record(stream)
+    call()
+    end.record(stream)
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+@torch.no_grad()
+def time_interleaved(
+    calls: Mapping[K, Callable[[], object]],
+    device: torch.device,
+    *,
+    rounds: int,
+    warm_up: int,
+    clock: Callable[[Callable[[], object], torch.device], float] = timed,
+    progress: Progress = silent,
+    label: str = "round",
+) -> dict[K, list[float]]:
+    """Time calls in turn, round after round, so that a slow moment of the machine affects all of them.
+
+    Args:
+        calls: Functions without arguments, by any key.
+        device: Where they run.
+        rounds: Times per call.
+        warm_up: Rounds before these, which do not count.
+        clock: Function that times one call.
+        progress: Progress callback for the rounds.
+        label: What it says beside their number.
+
+    Returns:
+        The milliseconds of every call, one per round.
+    """
+    samples: dict[K, list[float]] = {key: [] for key in calls}
+    for number in progress(range(warm_up + rounds), warm_up + rounds, label):
+        for key, call in calls.items():
+            milliseconds = clock(call, device)
+            if number >= warm_up:
+                samples[key].append(milliseconds)
+    return samples

@@ -1,8 +1,8 @@
 """What every part of a route takes on a device: measured once, kept in a file, used as a table of costs.
 
 A route's time is that of the prefix plus that of each segment, as in a `CostTable`. Times are of whole
-batches at one route; deciding and regrouping a mixed batch are not in them. A plan's parts end with the
-scores of a gate, the network's own are timed without.
+batches at one route; regrouping of a mixed batch is not in them. With a plan, the time of a segment includes
+the scores of the gate behind it; with the network itself, it does not.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dsnet.runtime.api import compile  # noqa: A004  (as torch.compile)
 from dsnet.runtime.backends.base import Backend, get_backend, list_backends, register_backend
 from dsnet.runtime.executors.host import CompiledNetwork, Memory
 from dsnet.runtime.plan import Plan
-from dsnet.runtime.profile_plan import profile_plan
+from dsnet.runtime.profile import profile_plan
 
 __all__ = [
     "Backend",

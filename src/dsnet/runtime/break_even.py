@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsnet.core.timer import timed
+from dsnet.core.timer import time_interleaved
 from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
@@ -91,14 +91,9 @@ def measure(
     for batch in sorted(set(batches)):
         several = max(1, -(-FEWEST // batch))
         calls = _calls(compiled, shares, single, batch, several, cascade)
-        taken: dict[str, list[float]] = {way: [] for way in calls}
-        for number in range(WARM_UP + ROUNDS):
-            for way, call in calls.items():
-                took = timed(call, compiled.device)
-                if number >= WARM_UP:
-                    taken[way].append(took)
-        middle = {way: statistics.median(samples) for way, samples in taken.items()}
-        found.append(Times(batch, middle["routed"] / several, middle["single"], middle["largest"]))
+        samples = time_interleaved(calls, compiled.device, rounds=ROUNDS, warm_up=WARM_UP)
+        medians = {name: statistics.median(times) for name, times in samples.items()}
+        found.append(Times(batch, medians["routed"] / several, medians["single"], medians["largest"]))
     where = f"{compiled.backend} on {compiled.device.type}, {human(compiled.resident)}B of weights"
     return BreakEven(
         network=compiled.name, where=where, shares=dict(shares), single=single, times=tuple(found)

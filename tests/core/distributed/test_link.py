@@ -23,7 +23,7 @@ from dsnet.core.settings import to_plain
 from dsnet.data import load_dataset
 from dsnet.errors import DsnetError
 from dsnet.models import create_model
-from dsnet.runtime.profile_network import profile
+from dsnet.runtime.profile import profile
 from dsnet.training import GateConfig, save_checkpoint, train_gate
 from dsnet.training.agreement import code_digest, settings_facts, state_facts
 from dsnet.training.api import train

@@ -354,3 +354,23 @@ def test_choices_that_are_not_held_are_refused_and_nothing_is_left_behind() -> N
     assert graphed.run_assigned(x, given).routes.tolist() == [0, 2, 2]
     given[0] = 2  # the same tensor with other choices
     assert graphed.run_assigned(x, given).routes.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("name", "bn_key", "shared"), KINDS)
+def test_the_calls_of_a_profile_run_their_paths(name: str, bn_key: str | None, shared: bool) -> None:
+    model, executor = made(name, bn_key, shared)
+    x = pictures(model, 5)
+    calls, cumulative = executor.segment_calls(x)
+    assert cumulative
+    for route in model.space:
+        if route.choices in calls:
+            executor.logits.zero_()
+            calls[route.choices]()
+            assert_close(executor.logits[:5], model(x, route), 1e-10)
+    depths = {len(path) for path in calls}
+    assert depths == set(range(len(model.gates) + 1))
+    executor.logits.zero_()
+    calls[()]()
+    assert not executor.logits.any()
+    _, scores = executor.calls[()](x)
+    assert_close(executor.gates[0].scores[:5], scores, 1e-10)

@@ -325,3 +325,22 @@ def test_bytes_are_those_of_the_joined_weights() -> None:
     front = sum(p.numel() for p in parts()[()].module.parameters())
     held = plan().network.resident / 4
     assert 4 * largest + front <= held < 1.1 * (4 * largest + front)
+
+
+def test_the_calls_of_a_profile_run_the_prefix_or_a_route() -> None:
+    executor, model = plan().network.graph_executor, network(NAME)
+    assert isinstance(executor, Mixed)
+    x = pictures(model, 3)
+    calls, cumulative = executor.segment_calls(x)
+    assert cumulative
+    assert list(calls) == [(), *((choice,) for choice in model.space.choices[0])]
+    for choice in model.space.choices[0]:
+        executor.logits.zero_()
+        calls[choice,]()
+        assert_close(executor.logits[:3], model(x, model.space.of_choices((choice,))), 1e-5)
+    executor.logits.zero_()
+    calls[()]()
+    assert not executor.logits.any()
+    _, scores = parts()[()].module(x)
+    decided = executor.unheard[:3]
+    assert torch.equal(decided, scores.argmax(1))

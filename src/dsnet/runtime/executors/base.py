@@ -10,6 +10,7 @@ from torch import Tensor
 from dsnet.routes import Route
 from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput
+from dsnet.runtime.executors.segment_calls import SegmentCalls
 
 __all__ = ["Executor", "GateChoices"]
 
@@ -57,3 +58,6 @@ class Executor(Protocol):
 
     def run_cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
         """Run ``routes`` one after the other, each for the images whose margin is below the threshold."""
+
+    def segment_calls(self, x: Tensor) -> SegmentCalls:
+        """Return functions that run the prefix, or a path of choices, on all of ``x``; for profiles."""

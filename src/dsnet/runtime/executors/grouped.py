@@ -37,6 +37,7 @@ from dsnet.runtime.executors.batching import Division
 from dsnet.runtime.executors.buffers import GatePlaces, Table
 from dsnet.runtime.executors.chunks import GraphExecutor
 from dsnet.runtime.executors.penalties import set_penalties
+from dsnet.runtime.executors.segment_calls import SegmentCalls, segment_paths
 from dsnet.runtime.partition.segment_index import SegmentIndex
 from dsnet.runtime.partition.segments import SegmentKey, segment_key
 
@@ -268,6 +269,16 @@ class Graphed(GraphExecutor):
             raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
         return self.in_chunks(x, lambda rows: self._cascade(_some(x, rows), routes, thresholds))
 
+    def segment_calls(self, x: Tensor) -> SegmentCalls:
+        """Return functions that run all images of ``x`` along a path of choices; for profiles."""
+
+        def run(path: SegmentKey) -> RoutedOutput:
+            return self.in_chunks(x, lambda rows: self._run_path(_some(x, rows), path))
+
+        choices = [len(options) for options in self.space.choices]
+        paths = [path for gate in range(len(choices)) for path in segment_paths(choices, gate)]
+        return SegmentCalls({path: functools.partial(run, path) for path in ((), *paths)}, cumulative=True)
+
     def _run(self, x: Tensor, prices: CostPenalties | None, given: Tensor | None) -> RoutedOutput:
         images, size = self._load(x)
         set_penalties(self.gates, self.prices, prices)
@@ -296,7 +307,7 @@ class Graphed(GraphExecutor):
 
     def _run_route(self, x: Tensor, route: Route) -> RoutedOutput:
         images, size = self._load(x)
-        self._run_everyone(route, images, size)
+        self._run_everyone(route.choices, images, size)
         self.gates[-1].taken.fill_(self.gates[-1].held.index(route.choices[-1]))
         return self._found(images, torch.full((images,), route.number, device=self.device))
 
@@ -304,7 +315,7 @@ class Graphed(GraphExecutor):
         images, size = self._load(x)
         gate = self.gates[0]
         numbers = torch.full((images,), routes[0], dtype=torch.long, device=self.device)
-        self._run_everyone(self.space.resolve(routes[0]), images, size)
+        self._run_everyone(self.space.resolve(routes[0]).choices, images, size)
         self.asked.copy_(self.row < self.valid)
         for number, threshold in zip(routes[1:], thresholds, strict=True):
             self.threshold.fill_(threshold)
@@ -318,12 +329,17 @@ class Graphed(GraphExecutor):
             numbers[gate.order[:count]] = number
         return self._found(images, numbers)
 
-    def _run_everyone(self, route: Route, images: int, size: int) -> None:
-        """The front, and all images at one route."""
+    def _run_path(self, x: Tensor, path: SegmentKey) -> RoutedOutput:
+        images, size = self._load(x)
+        self._run_everyone(path, images, size)
+        return self._found(images, self.routes[:images])
+
+    def _run_everyone(self, path: SegmentKey, images: int, size: int) -> None:
+        """Run the prefix, and all images along a path of choices."""
         self.programs["front", 0, size]()
-        for number, history in enumerate(self.serving.way(route)):
+        for number, pair in enumerate(zip((0, *path), path, strict=False)):
             self.programs["everyone", number, size]()
-            self._run_part(history, images)
+            self._run_part(self.serving.part(number, *pair), images)
 
     def _load(self, x: Tensor) -> tuple[int, int]:
         """Puts images into their place: how many, and the size of programs that hold them all."""

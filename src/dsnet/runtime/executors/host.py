@@ -30,6 +30,7 @@ from dsnet.routing.policies import (
 from dsnet.runtime.backends.base import Executable, WritingExecutable
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.batching import Division
+from dsnet.runtime.executors.segment_calls import SegmentCalls, calls_of_network
 from dsnet.runtime.partition.segments import SegmentKey, canonical_key
 from dsnet.slicing import Mode
 
@@ -336,3 +337,7 @@ class HostExecutor:
             return unsure(margin(logits), thresholds[step]).nonzero()[:, 0]
 
         return run_cascade(self.network, x, routes, proceed)
+
+    def segment_calls(self, x: Tensor) -> SegmentCalls:
+        """Return functions that run the prefix, or one segment, on all images of ``x``; for profiles."""
+        return calls_of_network(self.network, x)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsnet.core.timer import Progress, silent, timed
+from dsnet.core.timer import Progress, silent, time_interleaved
 from dsnet.runtime.backends.base import Backend, Executable
 from dsnet.runtime.executors.host import BucketedProgram
 from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead
@@ -85,15 +85,10 @@ def _placed(example: tuple[Tensor, ...], device: torch.device, precision: torch.
     return tuple(x.to(device, precision if x.is_floating_point() else x.dtype) for x in example)
 
 
-@torch.no_grad()
 def _milliseconds(
     calls: dict[Any, Callable[[], object]], device: torch.device, progress: Progress
 ) -> dict[Any, float]:
-    """The median of each, all taking turns."""
-    taken: dict[Any, list[float]] = {job: [] for job in calls}
-    for number in progress(range(WARM_UP + ROUNDS), WARM_UP + ROUNDS, "timing of programs, round"):
-        for job, call in calls.items():
-            took = timed(call, device)
-            if number >= WARM_UP:
-                taken[job].append(took)
-    return {job: statistics.median(samples) for job, samples in taken.items()}
+    """Return the median time of each."""
+    label = "timing of programs, round"
+    samples = time_interleaved(calls, device, rounds=ROUNDS, warm_up=WARM_UP, progress=progress, label=label)
+    return {job: statistics.median(times) for job, times in samples.items()}

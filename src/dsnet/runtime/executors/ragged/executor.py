@@ -28,6 +28,7 @@ from dsnet.runtime.executors.penalties import set_penalties
 from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.layers import Gated, State
 from dsnet.runtime.executors.ragged.network import Ragged
+from dsnet.runtime.executors.segment_calls import SegmentCalls
 
 __all__ = ["Mixed"]
 
@@ -137,10 +138,18 @@ class Mixed(GraphExecutor):
         self._finish(found.state, self.reach, noted=found.noted)
 
     def _given(self, reach: int | None, images: int) -> None:
-        """The gate decides as always, and nobody listens."""
+        """Run the gate, without effect, and finish at the choices that were assigned."""
+        found = self._decide(images)
+        self._finish(found.state, reach, noted=found.noted)
+
+    def _prefix(self, images: int) -> None:
+        self._decide(images)
+
+    def _decide(self, images: int) -> Gated:
+        """Run prefix and gate; the decision has no effect."""
         found, gate = self._gate(images), self.gates[0]
         choose(found.scores, gate.prices, gate.places, self.unheard[:images])
-        self._finish(found.state, reach, noted=found.noted)
+        return found
 
     def _first(self, images: int) -> None:
         """Of a cascade: its further routes find the features."""
@@ -222,6 +231,24 @@ class Mixed(GraphExecutor):
                 self.following.fill_(place)
                 self.threshold.fill_(threshold)
                 self.programs["next", size]()
+            return self._found(images)
+
+        return self.in_chunks(x, some)
+
+    def segment_calls(self, x: Tensor) -> SegmentCalls:
+        """Return functions that run all images of ``x`` up to the gate, or at one route; for profiles."""
+        calls: dict[tuple[int, ...], Callable[[], object]] = {(): functools.partial(self._run_prefix, x)}
+        for choice in self.space.choices[0]:
+            calls[choice,] = functools.partial(self.run_route, x, self.space.of_choices((choice,)))
+        return SegmentCalls(calls, cumulative=True)
+
+    def _run_prefix(self, x: Tensor) -> RoutedOutput:
+        def some(at: slice | None) -> RoutedOutput:
+            read = self._readable(x, at)
+            images, size = self._point_at(read)
+            if ("prefix", size) not in self.programs:
+                self.programs["prefix", size] = self.streams.capture(functools.partial(self._prefix, size), 0)
+            self.programs["prefix", size]()
             return self._found(images)
 
         return self.in_chunks(x, some)
