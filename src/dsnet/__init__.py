@@ -1,10 +1,11 @@
 """Dynamic weight slicing: one set of weights, a route for every image.
 
->>> import torch, dsnet
->>> model = dsnet.create_model("ds_mbnet_tiny")
->>> images = torch.zeros(2, 3, 16, 16)
->>> model(images, model.space.smallest).shape
-torch.Size([2, 10])
+Examples:
+    >>> import torch, dsnet
+    >>> model = dsnet.create_model("ds_mbnet_tiny")
+    >>> images = torch.zeros(2, 3, 16, 16)
+    >>> model(images, model.space.smallest).shape
+    torch.Size([2, 10])
 """
 
 from __future__ import annotations

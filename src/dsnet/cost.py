@@ -59,7 +59,7 @@ def madds(
         image_size: Side of the image, or (height, width) (default: that of the model).
         convention: ``paper``, or ``all``, which also counts routing heads and attention products.
 
-    Example:
+    Examples:
         >>> import dsnet
         >>> dsnet.madds(dsnet.create_model("ds_mbnet", device="meta"), 0)
         132867296

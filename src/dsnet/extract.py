@@ -40,7 +40,7 @@ def extract(
     Raises:
         DsnetError: The route is not one of the model, or it lacks norm statistics.
 
-    Example:
+    Examples:
         >>> from dsnet import create_model
         >>> model = create_model("ds_mbnet_tiny")
         >>> sum(p.numel() for p in extract(model, model.space.smallest, fold_bn=False).parameters())

@@ -222,7 +222,7 @@ class RouteSpace(Sequence[Route]):
         Raises:
             DsnetError: There is no such space or route, or combinations are missing.
 
-        Example:
+        Examples:
             >>> rows = [(Slice(width=8),), (Slice(width=16),), (Slice(width=32),)]
             >>> [route.number for route in RouteSpace.of_table("toy", rows).narrow([0, 2])]
             [0, 2]

@@ -20,7 +20,7 @@ def lazy_imports(package: str) -> tuple[Callable[[str], object], Callable[[], li
     Args:
         package: ``__name__`` of the package.
 
-    Example:
+    Examples:
         >>> if TYPE_CHECKING:  # doctest: +SKIP
         ...     from dsnet.routes import Route
         ... else:

@@ -53,7 +53,7 @@ def load_dataset(
     Raises:
         DsnetError: There is no such dataset or split, or its files cannot be read.
 
-    Example:
+    Examples:
         >>> load_dataset("digits", "test").images.shape
         torch.Size([359, 3, 16, 16])
     """

@@ -46,7 +46,7 @@ def iou(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         Values [..., n, m]; 0 where both boxes have no area.
 
-    Example:
+    Examples:
         >>> iou(torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([[1.0, 0.0, 2.0, 2.0]])).item()
         0.5
     """

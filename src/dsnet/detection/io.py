@@ -78,7 +78,7 @@ def load_detector(run: Path | str, name: str | None = None) -> SavedDetector:
     Raises:
         DsnetError: There is no checkpoint, it is damaged, or it has no detector.
 
-    Example:
+    Examples:
         >>> saved = load_detector("runs/bccd_ds_mbnet")  # doctest: +SKIP
         >>> output = saved.detector(saved.prepare("photo.jpg"))  # doctest: +SKIP
     """

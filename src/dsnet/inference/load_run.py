@@ -110,7 +110,7 @@ def load(
     Raises:
         DsnetError: There is no such checkpoint, or it is damaged.
 
-    Example:
+    Examples:
         >>> run = dsnet.load("runs/digits_mbnet")  # doctest: +SKIP
         >>> logits = run.routed("45%")(run.prepare(["a.png", "b.png"]))  # doctest: +SKIP
     """

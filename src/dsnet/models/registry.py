@@ -125,7 +125,7 @@ def create_model(
     Raises:
         DsnetError: There is no such model or option.
 
-    Example:
+    Examples:
         >>> create_model("mobilenet_v1", num_classes=10, device="meta").head[-1].out_features
         10
     """

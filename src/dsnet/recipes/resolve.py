@@ -41,7 +41,7 @@ def resolve_recipe(
     Raises:
         DsnetError: There is no such recipe or setting, or the recipe is of the other type.
 
-    Example:
+    Examples:
         >>> resolve_recipe("digits_mbnet", ["optim.epochs=2"]).optim.epochs
         2
     """

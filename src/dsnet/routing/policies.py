@@ -138,7 +138,7 @@ _POLICIES: dict[str, type[Policy]] = {}
 def register_router(name: str) -> Callable[[P], P]:
     """Register a policy class under the name that calibrations and ``--router`` use.
 
-    Example:
+    Examples:
         >>> @register_router("mine")  # doctest: +SKIP
         ... @dataclass(frozen=True, slots=True, kw_only=True)
         ... class Mine(Policy): ...

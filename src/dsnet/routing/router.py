@@ -161,7 +161,7 @@ class Routed:
         budget: Mean cost of an image in the unit of the router, or text: ``"300M"``, ``"45%"`` of the largest
             route.
 
-    Example:
+    Examples:
         >>> routed = Routed(model, router, "45%")  # doctest: +SKIP
         >>> logits = routed(images)  # doctest: +SKIP
     """

@@ -49,7 +49,7 @@ class SplitBatchNorm2d(AffineNorm):
         init_weight: Initial value of γ.
         **factory: ``device`` and ``dtype``.
 
-    Example:
+    Examples:
         >>> norm = SplitBatchNorm2d(8, keys=2)
         >>> norm(torch.zeros(4, 6, 3, 3), key=1).shape, norm.states[1].name
         (torch.Size([4, 6, 3, 3]), 'RUNNING')

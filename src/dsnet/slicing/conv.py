@@ -23,9 +23,10 @@ class SlicedConv2d(nn.Module):
     with ``per_group`` it is sliced by the filters of each group. A depthwise convolution has
     ``groups == in_channels``.
 
-    >>> layer = SlicedConv2d(8, 16, kernel=5)
-    >>> layer(torch.zeros(1, 4, 9, 9), out=6, kernel=3, padding=1).shape
-    torch.Size([1, 6, 9, 9])
+    Examples:
+        >>> layer = SlicedConv2d(8, 16, kernel=5)
+        >>> layer(torch.zeros(1, 4, 9, 9), out=6, kernel=3, padding=1).shape
+        torch.Size([1, 6, 9, 9])
     """
 
     def __init__(

@@ -18,9 +18,10 @@ __all__ = ["SlicedLinear"]
 class SlicedLinear(nn.Module):
     """Linear layer ``y = W[:out, :in] x + b[:out]``, where ``in`` follows from the input.
 
-    >>> layer = SlicedLinear(8, 16)
-    >>> layer(torch.zeros(2, 4), out=6).shape
-    torch.Size([2, 6])
+    Examples:
+        >>> layer = SlicedLinear(8, 16)
+        >>> layer(torch.zeros(2, 4), out=6).shape
+        torch.Size([2, 6])
     """
 
     def __init__(

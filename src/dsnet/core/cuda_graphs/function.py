@@ -31,7 +31,7 @@ class GraphedFunction(Generic[P, T]):
         function: The function to capture.
         generators: Random generators that the function draws from.
 
-    Example:
+    Examples:
         >>> double = GraphedFunction(lambda x: 2 * x)
         >>> double(torch.ones(2))  # on the CPU the function runs without a graph
         tensor([2., 2.])

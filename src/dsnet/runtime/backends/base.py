@@ -66,7 +66,7 @@ class Backend(ABC):
             precision itself.
         ragged: Whether the segments of all choices may run as one by the kernels of the ragged executor.
 
-    Example:
+    Examples:
         >>> @register_backend("channels_last")  # doctest: +SKIP
         ... class ChannelsLast(Backend):
         ...     def compile(self, module, *examples):

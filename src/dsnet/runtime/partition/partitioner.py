@@ -111,7 +111,7 @@ P = TypeVar("P", bound=type)
 def register_partitioner(kind: type) -> Callable[[P], P]:
     """Register a class of `Partitioner` for models of the type ``kind`` and its subclasses.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> class Segmenter(nn.Module): ...
         >>> @register_partitioner(Segmenter)

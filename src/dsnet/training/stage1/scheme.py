@@ -173,7 +173,7 @@ def register_scheme(name: str) -> Callable[[SchemePart], SchemePart]:
     Raises:
         DsnetError: The name is registered already or has other characters.
 
-    Example:
+    Examples:
         >>> @register_scheme("mostly-labels")
         ... def mostly_labels(scheme):
         ...     return replace(scheme, target="ib", label_share=0.75)
