@@ -48,6 +48,7 @@ def extract(
     """
     from torch import nn
 
+    from dsnet.models.blocks import extract_steps
     from dsnet.models.supernet import Supernet
 
     if not isinstance(model, Supernet):
@@ -57,11 +58,8 @@ def extract(
     names = {module: name.replace(".", "_") for name, module in model.named_modules()}
 
     def chain(steps: Iterable[Step], shape: Shape) -> tuple[nn.Sequential, Shape]:
-        blocks: OrderedDict[str, nn.Module] = OrderedDict()
-        for block, size, key in steps:
-            blocks[names[block]] = block.extract(shape, size, key, fold_bn=fold_bn)
-            _, shape = block.cost(shape, size)
-        return nn.Sequential(blocks), shape
+        modules, shape = extract_steps(steps, shape, fold_bn=fold_bn)
+        return nn.Sequential(OrderedDict((names[block], m) for block, m in modules.items())), shape
 
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["prefix"], shape = chain(model.chain(()), model.input_spec.shape(image_size))

@@ -77,8 +77,8 @@ def _slice_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def mutated(
         weight: Tensor, bias: Tensor | None, channels: int, out: int | None, **kwargs: object
     ) -> object:
-        sliced = original(weight, bias, channels, out, **kwargs)
-        return sliced._replace(weight=weight[-sliced.weight.shape[0] :, -sliced.weight.shape[1] :])
+        sliced, sliced_bias, groups = original(weight, bias, channels, out, **kwargs)
+        return weight[-sliced.shape[0] :, -sliced.shape[1] :], sliced_bias, groups
 
     monkeypatch.setattr(SF, "slice_filters", mutated)
 

@@ -166,7 +166,7 @@ def test_growing_a_convolution_by_zero_weights_changes_nothing() -> None:
             ["6 filters", "4 groups"],
         ),
         (lambda: SlicedConv2d(8, 9, kernel=3, groups=4), ["8 → 9", "4 groups"]),
-        (lambda: SlicedConv2d(8, 8, kernel=7).cost(Shape(8, 3, 3), padding=0), ["kernel of 7", "size 3"]),
+        (lambda: SlicedConv2d(8, 8, kernel=7).cost(Shape(8, 3, 3), padding=0), ["kernel of 7", "3 × 3"]),
     ],
 )
 def test_unavailable_sizes_of_a_convolution_are_errors(call: object, words: list[str]) -> None:

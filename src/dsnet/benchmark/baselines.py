@@ -106,16 +106,16 @@ class IndexedConv2d(SlicedConv2d):
     ) -> Tensor:
         """Runs with ``out`` filters and the centred ``kernel``."""
         filters, group_in = self.weight.shape[:2]
-        size = SF.filter_sizes(
+        out, channels_in, used = SF.filter_sizes(
             filters, group_in, x.shape[1], out, groups=self.groups, per_group=self.per_group
         )
-        rows = self.numbers[: size.out]
+        rows = self.numbers[:out]
         if self.per_group:
             rows = torch.unflatten(self.numbers[:filters], 0, (self.groups, -1))
-            rows = rows[:, : size.out // self.groups].flatten()
+            rows = rows[:, : out // self.groups].flatten()
         weight = self.weight.index_select(0, rows)
-        if size.group_in < group_in or self.groups == 1:
-            weight = weight.index_select(1, self.numbers[: size.group_in])
+        if channels_in < group_in or self.groups == 1:
+            weight = weight.index_select(1, self.numbers[:channels_in])
         return SF.conv2d(
             x,
             weight,
@@ -124,7 +124,7 @@ class IndexedConv2d(SlicedConv2d):
             stride=self.stride,
             padding=self.padding(kernel, padding),
             dilation=dilation,
-            groups=size.groups,
+            groups=used,
             per_group=self.per_group,
         )
 

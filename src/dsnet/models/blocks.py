@@ -17,7 +17,7 @@ from dsnet.counts import Cost, Shape
 from dsnet.routes import Slice
 from dsnet.slicing import Mode
 
-__all__ = ["Block", "Step", "count_steps", "drop_branch", "drop_features", "run_steps"]
+__all__ = ["Block", "Step", "count_steps", "drop_branch", "drop_features", "extract_steps", "run_steps"]
 
 
 class Block(nn.Module, ABC):
@@ -76,6 +76,17 @@ def count_steps(steps: Iterable[Step], shape: Shape) -> tuple[Cost, Shape]:
         cost, shape = block.cost(shape, size)
         total += cost
     return total, shape
+
+
+def extract_steps(
+    steps: Iterable[Step], shape: Shape, *, fold_bn: bool
+) -> tuple[dict[Block, nn.Module], Shape]:
+    """Extract blocks that run one after the other; return them by block, and the shape of the output."""
+    modules: dict[Block, nn.Module] = {}
+    for block, size, key in steps:
+        modules[block] = block.extract(shape, size, key, fold_bn=fold_bn)
+        _, shape = block.cost(shape, size)
+    return modules, shape
 
 
 # --- regularisation -------------------------------------------------------------------------------------

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.gate import Gate
-from dsnet.models.blocks import Block, Step
+from dsnet.models.blocks import Block, Step, count_steps, drop_branch, extract_steps, run_steps
 from dsnet.routes import Slice
 from dsnet.slicing import Factory, Mode, SlicedConv2d, SlicedGroupNorm, SplitBatchNorm2d
 from dsnet.slicing import functional as SF
-from dsnet.slicing.static import fuse
+from dsnet.slicing.static import fuse, traced
 
-__all__ = ["ACTIVATIONS", "ChannelAttention", "ConvNormAct", "ConvSpec", "MaxPool", "SeparableBlock"]
+__all__ = [
+    "ACTIVATIONS",
+    "ChannelAttention",
+    "ConvNormAct",
+    "ConvSpec",
+    "MaxPool",
+    "Residual",
+    "SeparableBlock",
+    "StageRow",
+    "separable_blocks",
+    "separable_steps",
+]
 
 ACTIVATIONS = {"silu": nn.SiLU, "relu": nn.ReLU, "hard_swish": nn.Hardswish}
 
@@ -162,8 +175,7 @@ class MaxPool(Block):
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Return a cost of zero and the output shape."""
-        height, width = (SF.conv_output_size(s, 3, 2, 1) for s in (shape.height, shape.width))
-        return Cost(), Shape(shape.channels, height, width)
+        return Cost(), SF.conv_output_shape(shape, shape.channels, 3, 2, 1)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
         """Return the pool."""
@@ -208,15 +220,116 @@ class SeparableBlock(nn.Module):
         self.attention = ChannelAttention(width_in, spec.factory) if attention else None
         self.pointwise = ConvNormAct(width_in, width, spec, keys=keys[1])
 
-    def spatial_steps(self, size: Slice, key: int) -> list[Step]:
-        """Return the steps of the depthwise convolution and the attention."""
-        blocks = (self.depthwise, self.attention)
+    def steps(self, size: Slice, key: int = 0) -> list[Step]:
+        """Return the steps of the block: depthwise convolution, attention, pointwise convolution."""
+        blocks = (self.depthwise, self.attention, self.pointwise)
         return [Step(block, size, key) for block in blocks if block is not None]
 
-    def pointwise_step(self, size: Slice, key: int) -> Step:
-        """Return the step of the pointwise convolution."""
-        return Step(self.pointwise, size, key)
 
-    def steps(self, size: Slice, key: int) -> list[Step]:
-        """Return all steps."""
-        return [*self.spatial_steps(size, key), self.pointwise_step(size, key)]
+class StageRow(NamedTuple):
+    """A stage of separable blocks: ``layers`` blocks of this width, the first of them strided."""
+
+    width: int
+    layers: int
+    stride: int
+
+
+def separable_blocks(
+    width_in: int,
+    rows: Iterable[StageRow],
+    spec: ConvSpec,
+    *,
+    kernel: int = 3,
+    keys: int = 1,
+    attention: bool = False,
+    gate_inside: bool = False,
+) -> list[SeparableBlock]:
+    """Build the blocks of stages that follow each other.
+
+    Args:
+        width_in: Channels before the first stage.
+        rows: The stages.
+        spec: Norm, activation, device and precision.
+        kernel: Side of the depthwise kernels at full size.
+        keys: Number of norm keys.
+        attention: Whether channel attention follows each depthwise convolution.
+        gate_inside: Whether a gate follows the first depthwise convolution. The gate then is the attention of
+            that block, and the convolution before it has one norm key.
+    """
+    blocks: list[SeparableBlock] = []
+    for row in rows:
+        for layer in range(row.layers):
+            gated = gate_inside and not blocks
+            block = SeparableBlock(
+                width_in,
+                row.width,
+                spec,
+                kernel=kernel,
+                stride=row.stride if layer == 0 else 1,
+                keys=(1 if gated else keys, keys),
+                attention=attention and not gated,
+            )
+            blocks.append(block)
+            width_in = row.width
+    return blocks
+
+
+def separable_steps(blocks: Iterable[nn.Module], sizes: Iterable[Slice], key: int = 0) -> list[Step]:
+    """Return the steps of the blocks of stages; a stage has as many blocks as its size is deep."""
+    by_block = (size for size in sizes for _ in range(size.depth))
+    pairs = zip(blocks, by_block, strict=True)
+    return [step for block, size in pairs for step in cast(SeparableBlock, block).steps(size, key)]
+
+
+class Residual(Block):
+    """Base class of blocks with a branch of further blocks and a shortcut around it.
+
+    Attributes:
+        shortcut: Block on the shortcut (None: the input itself).
+        act: Activation of the sum.
+        share: Factor of the stochastic depth rate, see `drop_branch`.
+    """
+
+    shortcut: Block | None
+    act: nn.Module | None
+
+    def __init__(self, *, share: float = 0.0) -> None:
+        super().__init__()
+        self.share = share
+
+    @abstractmethod
+    def branch_steps(self, size: Slice, key: int) -> list[Step]:
+        """Return the steps of the branch."""
+
+    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
+        """Run branch and shortcut at this size, and add them."""
+        y = drop_branch(run_steps(self.branch_steps(size, key), x, mode), mode, self.share)
+        y = y + (x if self.shortcut is None else self.shortcut(x, size, key, mode))
+        return y if self.act is None else cast(Tensor, self.act(y))
+
+    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
+        """Compute the cost of branch and shortcut, and the output shape."""
+        cost, after = count_steps(self.branch_steps(size, 0), shape)
+        return cost if self.shortcut is None else cost + self.shortcut.cost(shape, size)[0], after
+
+    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
+        """Extract the block as a graph."""
+        branch, _ = extract_steps(self.branch_steps(size, key), shape, fold_bn=fold_bn)
+        block, shortcut = self.shortcut, nn.Identity()
+        return traced(
+            _Residual(
+                nn.Sequential(*branch.values()),
+                shortcut if block is None else block.extract(shape, size, key, fold_bn=fold_bn),
+                copy.deepcopy(self.act),
+            )
+        )
+
+
+class _Residual(nn.Module):
+    def __init__(self, branch: nn.Module, shortcut: nn.Module, act: nn.Module | None) -> None:
+        super().__init__()
+        self.branch, self.shortcut, self.act = branch, shortcut, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.branch(x) + self.shortcut(x)
+        return cast(Tensor, y if self.act is None else self.act(y))

@@ -6,25 +6,29 @@ With ``join="residual"`` the other five layers are a residual branch on the outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from torch import Tensor, nn
+from torch import nn
 
-from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
-from dsnet.models.blocks import Block, Step, count_steps, run_steps
-from dsnet.models.conv_blocks import ConvNormAct, SeparableBlock
+from dsnet.models.blocks import Step
+from dsnet.models.conv_blocks import (
+    ConvNormAct,
+    Residual,
+    SeparableBlock,
+    StageRow,
+    separable_blocks,
+    separable_steps,
+)
 from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
-from dsnet.models.mobilenet import StageRow
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice
-from dsnet.slicing import Factory, Mode
-from dsnet.slicing.static import traced
+from dsnet.slicing import Factory
 
 __all__ = ["DepthNet", "DepthOptions", "DepthTable"]
 
@@ -53,37 +57,17 @@ class DepthTable:
     late: StageRow
 
 
-class ResidualBlocks(Block):
-    """A sequence of blocks with a shortcut around it."""
+class ResidualBlocks(Residual):
+    """A sequence of separable blocks with a shortcut around it."""
 
     def __init__(self, blocks: Sequence[SeparableBlock]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+        self.shortcut = self.act = None
 
-    def _steps(self, size: Slice, key: int) -> list[Step]:
+    def branch_steps(self, size: Slice, key: int) -> list[Step]:
+        """Return the steps of all blocks."""
         return [step for block in self.blocks for step in cast(SeparableBlock, block).steps(size, key)]
-
-    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Run at this size."""
-        return x + run_steps(self._steps(size, key), x, mode)
-
-    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Compute the cost; the shape does not change."""
-        return count_steps(self._steps(size, 0), shape)
-
-    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Extract the blocks with their shortcut."""
-        parts = [step.block.extract(shape, size, key, fold_bn=fold_bn) for step in self._steps(size, key)]
-        return traced(_Shortcut(nn.Sequential(*parts)))
-
-
-class _Shortcut(nn.Module):
-    def __init__(self, chain: nn.Module) -> None:
-        super().__init__()
-        self.chain = chain
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, x + self.chain(x))
 
 
 class DepthNet(Supernet):
@@ -110,57 +94,31 @@ class DepthNet(Supernet):
         self.head = PoolHead(table.late.width, options.num_classes or table.num_classes, factory)
         spec = options.conv_spec(factory)
 
-        def stage(width: int, row: StageRow, keys: int) -> list[SeparableBlock]:
-            return [
-                SeparableBlock(
-                    width if layer == 0 else row.width,
-                    row.width,
-                    spec,
-                    stride=row.stride if layer == 0 else 1,
-                    keys=(keys, keys),
-                )
-                for layer in range(row.layers)
-            ]
-
         self.stem = ConvNormAct(
             options.in_channels, table.stem.width, spec, kernel=3, stride=table.stem.stride
         )
-        self.early = nn.ModuleList()
-        width = table.stem.width
-        for row in table.early:
-            self.early.extend(stage(width, row, 1))
-            width = row.width
-        first, *others = stage(width, table.deep, 2)
-        self.first = first
+        self.early = nn.ModuleList(separable_blocks(table.stem.width, table.early, spec))
+        self.first, *others = separable_blocks(table.early[-1].width, [table.deep], spec, keys=2)
         self.others: nn.ModuleList | ResidualBlocks = (
             ResidualBlocks(others) if options.join == "residual" else nn.ModuleList(others)
         )
-        self.late = nn.ModuleList(stage(table.deep.width, table.late, 2))
+        self.late = nn.ModuleList(separable_blocks(table.deep.width, [table.late], spec, keys=2))
         self.seal()
 
     def prefix_steps(self) -> list[Step]:
         """Return stem and early stages."""
         size = Slice(width=self.table.stem.width, kernel=3, padding=1)
-        steps = [Step(self.stem, size)]
-        rows = (row for row in self.table.early for _ in range(row.layers))
-        for block, row in zip(self.early, rows, strict=True):
-            steps += cast(SeparableBlock, block).steps(replace(size, width=row.width), 0)
-        return steps
+        sizes = [replace(size, width=row.width, depth=row.layers) for row in self.table.early]
+        return [Step(self.stem, size), *separable_steps(self.early, sizes)]
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """Return the stage of two depths and the last stage."""
-        deep, late = self.slices(choices)
-        key = self.key(choices)
-        steps = self.first.steps(deep, key)
-        if deep.depth > 1:
-            if isinstance(self.others, ResidualBlocks):
-                steps.append(Step(self.others, deep, key))
-            else:
-                for block in self.others:
-                    steps += cast(SeparableBlock, block).steps(deep, key)
-        for block in self.late:
-            steps += cast(SeparableBlock, block).steps(late, key)
-        return steps
+        (deep, late), key = self.slices(choices), self.key(choices)
+        if isinstance(self.others, ResidualBlocks) and deep.depth > 1:
+            last = separable_steps(self.late, [late], key)
+            return [*self.first.steps(deep, key), Step(self.others, deep, key), *last]
+        others: Iterable[nn.Module] = () if deep.depth == 1 else cast(nn.ModuleList, self.others)
+        return separable_steps([self.first, *others, *self.late], [deep, late], key)
 
 
 MBNET_DEPTH = DepthTable(

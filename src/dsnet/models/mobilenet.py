@@ -6,15 +6,13 @@ to the strided depthwise convolution of each dynamic stage, since otherwise the 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from torch import nn
 
 from dsnet.models.blocks import Step
-from dsnet.models.conv_blocks import ConvNormAct, SeparableBlock
+from dsnet.models.conv_blocks import ConvNormAct, SeparableBlock, StageRow, separable_blocks, separable_steps
 from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import ConvOptions
@@ -23,15 +21,7 @@ from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice, small_medium_large
 from dsnet.slicing import Factory
 
-__all__ = ["MBNet", "MBNetTable", "StageRow"]
-
-
-class StageRow(NamedTuple):
-    """A stage: ``layers`` blocks of this width, the first of them strided."""
-
-    width: int
-    layers: int
-    stride: int
+__all__ = ["MBNet", "MBNetTable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,59 +62,41 @@ class MBNet(Supernet):
         self.stem = ConvNormAct(
             options.in_channels, table.stem.width, spec, kernel=3, stride=table.stem.stride
         )
-        self.blocks = nn.ModuleList()
-        keys = len(table.routes)
-        width = table.stem.width
-        for stage, row in enumerate((*table.early, *table.dynamic)):
-            dynamic = stage >= len(table.early)
-            kernel = max(r[0].kernel or 3 for r in table.routes) if dynamic else table.early_kernel
-            for layer in range(row.layers):
-                # A gate inside a block is also the attention of that block.
-                gated = table.gate == "inside" and stage == len(table.early) and layer == 0
-                block = SeparableBlock(
-                    width,
-                    row.width,
-                    spec,
-                    kernel=kernel,
-                    stride=row.stride if layer == 0 else 1,
-                    keys=(keys if dynamic and not gated else 1, keys if dynamic else 1),
-                    attention=table.attention and not gated,
-                )
-                self.blocks.append(block)
-                width = row.width
+        early = separable_blocks(
+            table.stem.width, table.early, spec, kernel=table.early_kernel, attention=table.attention
+        )
+        dynamic = separable_blocks(
+            table.early[-1].width,
+            table.dynamic,
+            spec,
+            kernel=max(sizes[0].kernel or 3 for sizes in table.routes),
+            keys=len(table.routes),
+            attention=table.attention,
+            gate_inside=table.gate == "inside",
+        )
+        self.blocks = nn.ModuleList([*early, *dynamic])
+        self.first_dynamic = len(early)
         self.seal()
 
     def prefix_steps(self) -> list[Step]:
-        """Return stem and early blocks, with a gate inside also the depthwise half of its block."""
-        table = self.table
+        """Return stem and early blocks, and with a gate inside a block also its depthwise convolution."""
+        table, kernel = self.table, self.table.early_kernel
+        sizes = [
+            Slice(width=row.width, depth=row.layers, kernel=kernel, padding=kernel // 2)
+            for row in table.early
+        ]
         steps = [Step(self.stem, Slice(width=table.stem.width, kernel=3, padding=1))]
-        blocks = self._blocks()
-        for row in table.early:
-            kernel = table.early_kernel
-            size = Slice(width=row.width, depth=row.layers, kernel=kernel, padding=kernel // 2)
-            for block in itertools.islice(blocks, row.layers):
-                steps += block.steps(size, 0)
+        steps += separable_steps(self.blocks[: self.first_dynamic], sizes)
         if table.gate == "inside":
-            size = Slice(width=table.early[-1].width, kernel=3, padding=1)
-            steps += next(blocks).spatial_steps(size, 0)
+            gated = cast(SeparableBlock, self.blocks[self.first_dynamic])
+            steps.append(Step(gated.depthwise, Slice(width=table.early[-1].width, kernel=3, padding=1)))
         return steps
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """Return the dynamic blocks at the sizes of the route."""
-        steps: list[Step] = []
-        key = self.key(choices)
-        early = sum(row.layers for row in self.table.early)
-        blocks = itertools.islice(self._blocks(), early, None)
-        for row, size in zip(self.table.dynamic, self.slices(choices), strict=True):
-            for block in itertools.islice(blocks, row.layers):
-                if steps or self.table.gate == "entrance":
-                    steps += block.steps(size, key)
-                else:
-                    steps.append(block.pointwise_step(size, key))
-        return steps
-
-    def _blocks(self) -> Iterator[SeparableBlock]:
-        return iter(cast(Iterable[SeparableBlock], self.blocks))
+        blocks, sizes = self.blocks[self.first_dynamic :], self.slices(choices)
+        steps = separable_steps(blocks, sizes, self.key(choices))
+        return steps[1:] if self.table.gate == "inside" else steps
 
 
 # --- the families -------------------------------------------------------------------------------------

@@ -6,18 +6,17 @@ DS-ResNet++ has nine widths, one for each of its nine routes.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.models.blocks import Block, Step, count_steps, drop_branch
-from dsnet.models.conv_blocks import ChannelAttention, ConvNormAct, ConvSpec, MaxPool
+from dsnet.models.blocks import Block, Step
+from dsnet.models.conv_blocks import ChannelAttention, ConvNormAct, ConvSpec, MaxPool, Residual
 from dsnet.models.counting import prefix_cost, segment_cost
 from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
@@ -26,8 +25,7 @@ from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
 from dsnet.models.supernet import Supernet
 from dsnet.routes import Route, RouteSpace, Slice, small_medium_large
-from dsnet.slicing import Factory, Mode
-from dsnet.slicing.static import traced
+from dsnet.slicing import Factory
 
 __all__ = ["Bottleneck", "ResNet", "ResNetTable"]
 
@@ -52,7 +50,7 @@ class ResNetTable:
         return tuple(itertools.chain.from_iterable(choices[-1] for choices in self.slices))
 
 
-class Bottleneck(Block):
+class Bottleneck(Residual):
     """Convolutions 1 × 1, 3 × 3 (strided), attention, 1 × 1, and a shortcut. The last norm starts at zero."""
 
     def __init__(
@@ -66,8 +64,8 @@ class Bottleneck(Block):
         share: float,  # of the stochastic depth rate
         keys: int,
     ) -> None:
-        super().__init__()
-        self.share, self.stride = share, stride
+        super().__init__(share=share)
+        self.stride = stride
         width, hidden = size.width, cast(int, size.hidden)
         layer = functools.partial(ConvNormAct, spec=spec, keys=keys)
         self.reduce = layer(width_in, hidden, filters="hidden")
@@ -77,43 +75,10 @@ class Bottleneck(Block):
         self.shortcut = layer(width_in, width, stride=stride, act=False) if project else None
         self.act = spec.make_activation()
 
-    def _branch(self) -> tuple[Block, ...]:
-        return (self.reduce, self.spatial, self.attention, self.expand)
-
-    def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Run at this size."""
-        y = x
-        for block in self._branch():
-            y = block(y, size, key, mode)
-        shortcut = x if self.shortcut is None else self.shortcut(x, size, key, mode)
-        return cast(Tensor, self.act(drop_branch(y, mode, self.share) + shortcut))
-
-    def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Compute the cost of branch and shortcut, and the output shape."""
-        cost, after = count_steps((Step(block, size) for block in self._branch()), shape)
-        return cost if self.shortcut is None else cost + self.shortcut.cost(shape, size)[0], after
-
-    def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Extract the block."""
-        parts, inner = [], shape
-        for block in self._branch():
-            parts.append(block.extract(inner, size, key, fold_bn=fold_bn))
-            _, inner = block.cost(inner, size)
-        shortcut = (
-            nn.Identity()
-            if self.shortcut is None
-            else self.shortcut.extract(shape, size, key, fold_bn=fold_bn)
-        )
-        return traced(_Residual(nn.Sequential(*parts), shortcut, copy.deepcopy(self.act)))
-
-
-class _Residual(nn.Module):
-    def __init__(self, branch: nn.Module, shortcut: nn.Module, act: nn.Module) -> None:
-        super().__init__()
-        self.branch, self.shortcut, self.act = branch, shortcut, act
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.act(self.branch(x) + self.shortcut(x)))
+    def branch_steps(self, size: Slice, key: int) -> list[Step]:
+        """Return the steps of the convolutions and the attention."""
+        blocks = (self.reduce, self.spatial, self.attention, self.expand)
+        return [Step(block, size, key) for block in blocks]
 
 
 class ResNet(Supernet):

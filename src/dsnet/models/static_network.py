@@ -9,7 +9,7 @@ from torch import nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.models.input_spec import InputSpec
-from dsnet.slicing.functional import conv_output_size
+from dsnet.slicing.functional import conv_output_shape
 
 __all__ = ["ReferenceNetwork", "plain_cost"]
 
@@ -52,8 +52,7 @@ def plain_cost(module: nn.Module, shape: Shape) -> tuple[Cost, Shape]:
         return total, shape
     if isinstance(module, nn.Conv2d):
         kernel, stride, padding = module.kernel_size[0], module.stride[0], int(module.padding[0])
-        sides = (conv_output_size(side, kernel, stride, padding) for side in (shape.height, shape.width))
-        after = Shape(module.out_channels, *sides)
+        after = conv_output_shape(shape, module.out_channels, kernel, stride, padding)
         return Cost(params=params, layers=module.weight.numel() * after.area), after
     if isinstance(module, nn.Linear):
         cost = Cost(params=params, layers=module.weight.numel() * shape.area)
@@ -61,6 +60,5 @@ def plain_cost(module: nn.Module, shape: Shape) -> tuple[Cost, Shape]:
     if isinstance(module, nn.AdaptiveAvgPool2d):
         return Cost(pools=shape.channels * shape.area), Shape(shape.channels, 1, 1)
     if isinstance(module, nn.MaxPool2d):
-        height, width = (conv_output_size(side, 3, 2, 1) for side in (shape.height, shape.width))
-        return Cost(), Shape(shape.channels, height, width)
+        return Cost(), conv_output_shape(shape, shape.channels, 3, 2, 1)
     return Cost(params=params), shape  # norms, activations, reshaping

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.models.blocks import Block, Step, drop_branch, drop_features
-from dsnet.models.conv_blocks import ConvNormAct, ConvSpec, SeparableBlock
+from dsnet.models.conv_blocks import ConvNormAct, ConvSpec, SeparableBlock, separable_steps
 from dsnet.models.heads import Head
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import GateOptions
@@ -199,9 +199,7 @@ class ViT(Supernet):
         size = Slice(width=self.table.stem_width, kernel=kernel, padding=kernel // 2)
         steps = [Step(self.stem, size)]
         size = replace(size, kernel=3, padding=1)
-        for block in self.stem_blocks:
-            steps += cast(SeparableBlock, block).steps(size, 0)
-        return steps
+        return [*steps, *separable_steps(self.stem_blocks, [size, size])]
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """Return the embedding and the blocks that run."""

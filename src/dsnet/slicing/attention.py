@@ -23,13 +23,7 @@ class SlicedAttention(nn.Module):
     Q, K and V are separate layers, sliced separately. The scale is 1/√(features per head).
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        head_dim: int,
-        **factory: Unpack[Factory],
-    ) -> None:
+    def __init__(self, width: int, heads: int, head_dim: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.width, self.heads, self.head_dim = width, heads, head_dim
         inner = heads * head_dim

@@ -19,7 +19,7 @@ from dsnet.slicing import functional as SF
 from dsnet.slicing.mode import Mode, batch_statistics
 from dsnet.slicing.norm import AffineNorm
 from dsnet.slicing.parameters import Factory
-from dsnet.slicing.static import plain_batch_norm
+from dsnet.slicing.static import with_copies
 
 __all__ = ["KeyState", "SplitBatchNorm2d"]
 
@@ -152,14 +152,10 @@ class SplitBatchNorm2d(AffineNorm):
     def extract(self, channels: int, key: int) -> nn.BatchNorm2d:
         """Extract the stand-alone norm of this width, with the statistics of a key."""
         self._check(channels, key)
-        return plain_batch_norm(
-            self.weight[:channels],
-            self.bias[:channels],
-            self.mean[key, :channels],
-            self.var[key, :channels],
-            eps=self.eps,
-            momentum=self.momentum,
-        )
+        factory = Factory(device=self.weight.device, dtype=self.weight.dtype)
+        norm = nn.BatchNorm2d(channels, self.eps, self.momentum, **factory)
+        norm.running_mean, norm.running_var = (t[key, :channels].clone() for t in (self.mean, self.var))
+        return with_copies(norm, self.weight[:channels], self.bias[:channels]).eval()
 
     def extra_repr(self) -> str:
         """Return the sizes for printing."""

@@ -11,7 +11,7 @@ from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError
 from dsnet.slicing import functional as SF
 from dsnet.slicing.parameters import Factory, draw_normal, new_parameter
-from dsnet.slicing.static import plain_conv2d
+from dsnet.slicing.static import with_copies
 
 __all__ = ["SlicedConv2d"]
 
@@ -98,17 +98,15 @@ class SlicedConv2d(nn.Module):
     ) -> tuple[Cost, Shape]:
         """Compute the cost on an input of this shape, and the shape of the output."""
         filters, group_in = self.weight.shape[:2]
-        size = SF.filter_sizes(
+        out, group_in, _ = SF.filter_sizes(
             filters, group_in, shape.channels, out, groups=self.groups, per_group=self.per_group
         )
         taps = SF.window_taps(self.kernel, kernel, dilation)
         side = len(range(*taps.indices(self.kernel)))
-        weights = size.out * size.group_in * side * side
+        weights = out * group_in * side * side
         extent, pad = taps.stop - taps.start, self.padding(kernel, padding)
-        after = Shape(
-            size.out, *(SF.conv_output_size(s, extent, self.stride, pad) for s in (shape.height, shape.width))
-        )
-        params = weights + (0 if self.bias is None else size.out)
+        after = SF.conv_output_shape(shape, out, extent, self.stride, pad)
+        params = weights + (0 if self.bias is None else out)
         return Cost(params=params, layers=weights * after.area), after
 
     def extract(
@@ -124,14 +122,9 @@ class SlicedConv2d(nn.Module):
         weight, bias, groups = SF.slice_filters(
             self.weight, self.bias, in_channels, out, groups=self.groups, per_group=self.per_group
         )
-        return plain_conv2d(
-            SF.slice_window(weight, kernel, dilation),
-            bias,
-            stride=self.stride,
-            padding=self.padding(kernel, padding),
-            dilation=dilation,
-            groups=groups,
-        )
+        window, pad = SF.slice_window(weight, kernel, dilation), self.padding(kernel, padding)
+        sizes = (in_channels, len(window), window.shape[-1], self.stride, pad, dilation, groups)
+        return with_copies(nn.Conv2d(*sizes, bias=bias is not None, device="meta"), window, bias)
 
     def extra_repr(self) -> str:
         """Return the sizes for printing."""

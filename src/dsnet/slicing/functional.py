@@ -10,12 +10,11 @@ and input side, K its kernel.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 
 __all__ = [
@@ -24,7 +23,7 @@ __all__ = [
     "check_group_width",
     "check_size",
     "conv2d",
-    "conv_output_size",
+    "conv_output_shape",
     "filter_sizes",
     "group_norm",
     "layer_norm",
@@ -72,18 +71,14 @@ def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 # --- convolution -----------------------------------------------------------------------------------
-class FilterSizes(NamedTuple):
-    """Sizes of a slice of convolution filters: ``[out, group_in, K, K]`` in ``groups`` groups."""
-
-    out: int
-    group_in: int
-    groups: int
-
-
 def filter_sizes(
     filters: int, group_in: int, channels: int, out: int | None, *, groups: int = 1, per_group: bool = False
-) -> FilterSizes:
-    """Check and return the sizes that `slice_filters` takes from a weight ``[filters, group_in, K, K]``."""
+) -> tuple[int, int, int]:
+    """Return the sizes that `slice_filters` takes from a weight ``[filters, group_in, K, K]``, checked.
+
+    Returns:
+        Number of filters, input channels per group, and number of groups.
+    """
     group_out = filters // groups
     check_size("number of input channels", channels, groups * group_in)
     if groups > 1 and not per_group:
@@ -95,21 +90,13 @@ def filter_sizes(
                 f"{channels} input channels fill {used} groups, which give {used * group_out} channels, "
                 f"not {out}; the output of a convolution sliced by group number follows from its input"
             )
-        return FilterSizes(used * group_out, group_in, used)
+        return used * group_out, group_in, used
     out = filters if out is None else out
     check_size("number of filters", out, filters)
     for what, size in (("input channels", channels), ("filters", out)):
         if size % groups:
             raise DsnetError(f"{size} {what} cannot be shared evenly by {groups} groups")
-    return FilterSizes(out, channels // groups, groups)
-
-
-class Filters(NamedTuple):
-    """A slice of the filters of a convolution."""
-
-    weight: Tensor
-    bias: Tensor | None
-    groups: int
+    return out, channels // groups, groups
 
 
 def slice_filters(
@@ -120,26 +107,29 @@ def slice_filters(
     *,
     groups: int = 1,
     per_group: bool = False,
-) -> Filters:
+) -> tuple[Tensor, Tensor | None, int]:
     """Slice the filters that map ``channels`` input channels to ``out`` (Eq. 9 and 10).
 
     With one group the slice is ``W[:out, :channels]``. Several groups, viewed as ``[N, G_out, G_in, K, K]``,
     are sliced to the first n groups, where n follows from the input, or with ``per_group`` to the first
     filters of each group. A depthwise convolution is the former, with groups of one channel.
+
+    Returns:
+        Weight, bias and number of groups of the slice.
     """
     filters, group_in = weight.shape[:2]
-    size = filter_sizes(filters, group_in, channels, out, groups=groups, per_group=per_group)
+    out, channels_in, used = filter_sizes(
+        filters, group_in, channels, out, groups=groups, per_group=per_group
+    )
     if groups == 1 or not per_group:
         # A view costs a few microseconds: make none of a full side.
-        if size.out < filters:
-            weight, bias = weight[: size.out], None if bias is None else bias[: size.out]
-        if size.group_in < group_in:
-            weight = weight[:, : size.group_in]
-        return Filters(weight, bias, size.groups)
-    by_group, group_out = (groups, filters // groups), size.out // groups
-    sliced = torch.unflatten(weight, 0, by_group)[:, :group_out, : size.group_in].flatten(0, 1)
+        if out < filters:
+            weight, bias = weight[:out], None if bias is None else bias[:out]
+        return weight[:, :channels_in] if channels_in < group_in else weight, bias, used
+    by_group, group_out = (groups, filters // groups), out // groups
+    sliced = torch.unflatten(weight, 0, by_group)[:, :group_out, :channels_in].flatten(0, 1)
     sliced_bias = None if bias is None else torch.unflatten(bias, 0, by_group)[:, :group_out].flatten()
-    return Filters(sliced, sliced_bias, size.groups)
+    return sliced, sliced_bias, used
 
 
 def window_taps(full: int, kernel: int | None = None, dilation: int = 1) -> slice:
@@ -199,11 +189,11 @@ def conv2d(
     Raises:
         DsnetError: ``weight`` has no such slice.
     """
-    filters = slice_filters(weight, bias, x.shape[1], out, groups=groups, per_group=per_group)
-    window = slice_window(filters.weight, kernel, dilation)
+    filters, bias, used = slice_filters(weight, bias, x.shape[1], out, groups=groups, per_group=per_group)
+    window = slice_window(filters, kernel, dilation)
     if window.shape[-1] == 1 and stride == 1 and padding == 0 and groups == 1 and _prefers_product(x):
-        return pointwise(x, window, filters.bias)
-    return F.conv2d(x, window, filters.bias, stride, padding, dilation, filters.groups)
+        return pointwise(x, window, bias)
+    return F.conv2d(x, window, bias, stride, padding, dilation, used)
 
 
 def _prefers_product(x: Tensor) -> bool:
@@ -226,14 +216,17 @@ def pointwise(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y if bias is None else y + bias[:, None, None]
 
 
-def conv_output_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    """Return the height or width of the output of a convolution whose window spans ``kernel`` positions."""
+def conv_output_shape(shape: Shape, out: int, kernel: int, stride: int, padding: int) -> Shape:
+    """Return the output shape of a convolution or pool whose window spans ``kernel`` positions."""
     if padding < 0:
         raise DsnetError(f"padding must be at least 0, not {padding}")
-    out = (size + 2 * padding - kernel) // stride + 1
-    if out < 1:
-        raise DsnetError(f"a kernel of {kernel} with padding {padding} does not fit on a map of size {size}")
-    return out
+    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in shape[1:])
+    if height < 1 or width < 1:
+        raise DsnetError(
+            f"a kernel of {kernel} with padding {padding} does not fit on a map of "
+            f"{shape.height} × {shape.width}"
+        )
+    return Shape(out, height, width)
 
 
 # --- norms -----------------------------------------------------------------------------------------

@@ -17,12 +17,7 @@ __all__ = ["SlicedMLP"]
 class SlicedMLP(nn.Module):
     """MLP ``W2[:e, :hidden] gelu(W1[:hidden, :e] x)`` with biases (Eq. 19)."""
 
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        **factory: Unpack[Factory],
-    ) -> None:
+    def __init__(self, width: int, hidden: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.fc1 = SlicedLinear(width, hidden, **factory)
         self.fc2 = SlicedLinear(hidden, width, **factory)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from dsnet.counts import Cost
 from dsnet.errors import DsnetError
 from dsnet.slicing import functional as SF
-from dsnet.slicing.parameters import Factory, copy_parameter, new_parameter
+from dsnet.slicing.parameters import Factory, new_parameter
+from dsnet.slicing.static import with_copies
 
 if TYPE_CHECKING:
     from dsnet.slicing.mode import Mode
@@ -55,8 +56,7 @@ class SlicedLayerNorm(AffineNorm):
         """Extract the stand-alone norm of this width."""
         SF.check_size("width", channels, self.channels)
         norm = nn.LayerNorm(channels, eps=self.eps, device="meta")
-        norm.weight, norm.bias = copy_parameter(self.weight[:channels]), copy_parameter(self.bias[:channels])
-        return norm
+        return with_copies(norm, self.weight[:channels], self.bias[:channels])
 
 
 class SlicedGroupNorm(AffineNorm):
@@ -85,5 +85,4 @@ class SlicedGroupNorm(AffineNorm):
         """Extract the stand-alone norm of this width."""
         SF.check_group_width(channels, self.channels, self.channels_per_group)
         norm = nn.GroupNorm(channels // self.channels_per_group, channels, eps=self.eps, device="meta")
-        norm.weight, norm.bias = copy_parameter(self.weight[:channels]), copy_parameter(self.bias[:channels])
-        return norm
+        return with_copies(norm, self.weight[:channels], self.bias[:channels])

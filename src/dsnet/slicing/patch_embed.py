@@ -25,13 +25,7 @@ class SlicedPatchEmbed(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        width: int,
-        *,
-        patch: int,
-        grid: int,
-        **factory: Unpack[Factory],
+        self, in_channels: int, width: int, *, patch: int, grid: int, **factory: Unpack[Factory]
     ) -> None:
         super().__init__()
         self.patch, self.grid = patch, grid

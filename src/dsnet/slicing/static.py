@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import Tensor, fx, nn
 
 from dsnet.slicing.parameters import copy_parameter
 
-__all__ = ["fuse", "plain_batch_norm", "plain_conv2d", "plain_linear", "traced"]
+__all__ = ["fuse", "plain_linear", "traced", "with_copies"]
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+
+
+def with_copies(layer: Layer, weight: Tensor, bias: Tensor | None) -> Layer:
+    """Set copies of a weight and a bias as the parameters of a layer, and return the layer."""
+    layer.weight = copy_parameter(weight)
+    if bias is not None:
+        layer.bias = copy_parameter(bias)
+    return layer
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Build an ``nn.Linear`` with copies of these tensors."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = copy_parameter(weight)
-    if bias is not None:
-        layer.bias = copy_parameter(bias)
-    return layer
-
-
-def plain_conv2d(
-    weight: Tensor, bias: Tensor | None, *, stride: int, padding: int, dilation: int, groups: int
-) -> nn.Conv2d:
-    """Build an ``nn.Conv2d`` with copies of these tensors."""
-    out, group_in, kernel, _ = weight.shape
-    layer = nn.Conv2d(
-        group_in * groups, out, kernel, stride, padding, dilation, groups, bias is not None, device="meta"
-    )
-    layer.weight = copy_parameter(weight)
-    if bias is not None:
-        layer.bias = copy_parameter(bias)
-    return layer
-
-
-def plain_batch_norm(
-    weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float, momentum: float
-) -> nn.BatchNorm2d:
-    """Build an ``nn.BatchNorm2d`` in eval mode with copies of these tensors."""
-    layer = nn.BatchNorm2d(weight.shape[0], eps, momentum, device=weight.device, dtype=weight.dtype)
-    layer.weight, layer.bias = copy_parameter(weight), copy_parameter(bias)
-    layer.running_mean, layer.running_var = mean.detach().clone(), var.detach().clone()
-    return layer.eval()
+    out, features = weight.shape
+    return with_copies(nn.Linear(features, out, bias=bias is not None, device="meta"), weight, bias)
 
 
 def fuse(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> nn.Conv2d:
