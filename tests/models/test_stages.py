@@ -64,7 +64,7 @@ def test_equal_sizes_of_consecutive_stages_need_distinct_objects() -> None:
 def test_steps_that_cannot_be_split_into_stages_are_an_error() -> None:
     model = randomise(dsnet.create_model("ds_mbnet_tiny"))
     assert isinstance(model, dsnet.Supernet)
-    model._layout.stages.update(dict.fromkeys(model._layout.stages))
+    model._stages.update(dict.fromkeys(model._stages))
     message = error_of(lambda: model.run_stages(images(model, 1), 0))
     assert "segment_steps" in message
     assert "width=8" in message

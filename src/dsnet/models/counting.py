@@ -6,7 +6,7 @@ from dsnet.counts import Cost, Shape
 from dsnet.models.blocks import count_steps
 from dsnet.models.supernet import Supernet
 
-__all__ = ["prefix_cost", "route_cost", "segment_cost"]
+__all__ = ["prefix_cost", "route_cost", "segment_costs"]
 
 
 def prefix_cost(model: Supernet, image: Shape) -> tuple[Cost, Shape]:
@@ -15,7 +15,7 @@ def prefix_cost(model: Supernet, image: Shape) -> tuple[Cost, Shape]:
     return cost + model.gate(0).cost(shape), shape
 
 
-def segment_cost(model: Supernet, choices: tuple[int, ...], shape: Shape) -> tuple[Cost, Shape]:
+def _segment_cost(model: Supernet, choices: tuple[int, ...], shape: Shape) -> tuple[Cost, Shape]:
     """Count the segment after these choices, with the next gate or the head; return cost and output shape."""
     cost, after = count_steps(model.chain(choices), shape)
     if len(choices) < len(model.gates):
@@ -24,10 +24,23 @@ def segment_cost(model: Supernet, choices: tuple[int, ...], shape: Shape) -> tup
     return cost + head, after
 
 
+def segment_costs(model: Supernet, image: Shape) -> dict[tuple[int, ...], Cost]:
+    """Count the prefix (no choices) and all segments, each with the gate or the head after it.
+
+    A route costs the sum of the prefix and its segments. Routes with a common beginning share its cost.
+    """
+    cost, shape = prefix_cost(model, image)
+    costs: dict[tuple[int, ...], Cost] = {(): cost}
+    shapes: dict[tuple[int, ...], Shape] = {(): shape}
+    for choices in model.segments:
+        costs[choices], shapes[choices] = _segment_cost(model, choices, shapes[choices[:-1]])
+    return costs
+
+
 def route_cost(model: Supernet, choices: tuple[int, ...], image: Shape) -> Cost:
     """Count a whole route on an image of this shape."""
     total, shape = prefix_cost(model, image)
     for stage in range(len(choices)):
-        cost, shape = segment_cost(model, choices[: stage + 1], shape)
+        cost, shape = _segment_cost(model, choices[: stage + 1], shape)
         total += cost
     return total

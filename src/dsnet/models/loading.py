@@ -19,16 +19,7 @@ from dsnet.routes import RouteSpace
 __all__ = ["build_network", "load_classifier", "load_model", "save_checkpoint"]
 
 LARGE = 2**16  # an option above this could take all memory
-BUILD_ERRORS = (
-    KeyError,
-    IndexError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    OverflowError,
-    RuntimeError,
-    MemoryError,
-)
+BUILD_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 
 
 def save_checkpoint(
@@ -79,7 +70,7 @@ def build_network(checkpoint: Checkpoint) -> Supernet:
         model.load_state_dict(dict(checkpoint.tensors["model"]))
         _check_finite(checkpoint.tensors["model"])
         return model
-    except BUILD_ERRORS as error:
+    except (*BUILD_ERRORS, MemoryError) as error:
         if isinstance(error, DsnetError):
             raise
         reason = f"{type(error).__name__}: {printable(str(error), 1000)}"

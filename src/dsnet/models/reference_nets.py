@@ -13,7 +13,7 @@ from dsnet.errors import DsnetError, shorten
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import check_count
 from dsnet.models.registry import register_reference
-from dsnet.models.static_network import ReferenceNetwork, plain_cost
+from dsnet.models.static_network import PlainBlock, ReferenceNetwork, plain_cost
 from dsnet.slicing import Factory
 from dsnet.slicing.attention import StaticAttention
 
@@ -79,16 +79,8 @@ class MobileNetV1(ReferenceNetwork):
         self.head = _pool_head(width, options.num_classes, factory)
         self.reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute logits [B, classes] of images [B, 3, H, W]."""
-        return cast(Tensor, self.head(self.blocks(self.stem(x))))
 
-    def cost(self, image: Shape) -> Cost:
-        """Compute the cost on an image of this shape."""
-        return plain_cost(nn.Sequential(self.stem, self.blocks, self.head), image)[0]
-
-
-class _Bottleneck(nn.Module):
+class _Bottleneck(PlainBlock):
     def __init__(self, channels_in: int, channels: int, stride: int, factory: Factory) -> None:
         super().__init__()
         hidden = channels // 4
@@ -127,12 +119,13 @@ class ResNet50(ReferenceNetwork):
         self.stem = nn.Sequential(
             *_conv_norm(3, width, 7, 2, factory), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
         )
-        self.blocks = nn.ModuleList()
+        blocks = []
         for channels, layers, stride in self.rows:
             out = options.scale(channels)
             for layer in range(layers):
-                self.blocks.append(_Bottleneck(width, out, stride if layer == 0 else 1, factory))
+                blocks.append(_Bottleneck(width, out, stride if layer == 0 else 1, factory))
                 width = out
+        self.blocks = nn.Sequential(*blocks)
         self.head = _pool_head(width, options.num_classes, factory)
         self.reset_parameters()
 
@@ -141,21 +134,6 @@ class ResNet50(ReferenceNetwork):
         super().reset_parameters(generator)
         for block in self.blocks:
             nn.init.zeros_(cast(nn.BatchNorm2d, cast(_Bottleneck, block).branch[-1]).weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute logits [B, classes] of images [B, 3, H, W]."""
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return cast(Tensor, self.head(x))
-
-    def cost(self, image: Shape) -> Cost:
-        """Compute the cost on an image of this shape."""
-        total, shape = plain_cost(self.stem, image)
-        for block in self.blocks:
-            cost, shape = cast(_Bottleneck, block).cost(shape)
-            total += cost
-        return total + plain_cost(self.head, shape)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +154,7 @@ class DeiTOptions:
             raise DsnetError(f"embedding {self.embedding} cannot be shared by {self.heads} heads")
 
 
-class _Transformer(nn.Module):
+class _Transformer(PlainBlock):
     def __init__(self, options: DeiTOptions, factory: Factory) -> None:
         super().__init__()
         width, hidden = options.embedding, int(options.embedding * options.mlp_ratio)
@@ -190,6 +168,11 @@ class _Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
         return cast(Tensor, x + self.mlp(self.norm2(x)))
+
+    def cost(self, shape: Shape) -> tuple[Cost, Shape]:
+        layers = (self.attention.qkv, self.attention.proj, self.mlp, self.norm1, self.norm2)
+        products = Cost(attention=2 * shape.area**2 * shape.channels)
+        return sum((plain_cost(layer, shape)[0] for layer in layers), products), shape
 
 
 @fx.wrap  # so that a traced network checks its images too
@@ -234,15 +217,9 @@ class DeiT(ReferenceNetwork):
         """Compute the cost on an image of this shape."""
         _check_size(image.height, image.width, self.input_spec.image_size)
         total, shape = plain_cost(self.embed, image)
-        tokens = Shape(shape.channels, 1 + shape.area, 1)
-        for block in self.blocks:
-            attention = cast(_Transformer, block).attention
-            for part in (attention.qkv, attention.proj):
-                total += plain_cost(part, tokens)[0]
-            total += plain_cost(cast(_Transformer, block).mlp, tokens)[0]
-            total += Cost(attention=2 * tokens.area**2 * tokens.channels, params=4 * tokens.channels)
         total += Cost(params=self.class_token.numel() + self.positions.numel())
-        return total + plain_cost(nn.Sequential(self.norm, self.head), Shape(tokens.channels, 1, 1))[0]
+        total += plain_cost(self.blocks, Shape(shape.channels, 1 + shape.area, 1))[0]
+        return total + plain_cost(nn.Sequential(self.norm, self.head), Shape(shape.channels, 1, 1))[0]
 
 
 @register_reference("MobileNetV1 at a width: the reference of DS-MBNet", WidthOptions)

@@ -14,10 +14,9 @@ from typing import cast
 import torch
 from torch import nn
 
-from dsnet.counts import Cost, Shape
 from dsnet.models.blocks import Block, Step
 from dsnet.models.conv_blocks import ChannelAttention, ConvNormAct, ConvSpec, MaxPool, Residual
-from dsnet.models.counting import prefix_cost, segment_cost
+from dsnet.models.counting import segment_costs
 from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.layout import SliceTable, norm_keys
@@ -174,15 +173,8 @@ def _order(name: str, table: ResNetTable) -> tuple[tuple[int, ...], ...]:
     """Sort the combinations by cost at the default image size, classes and options."""
     combinations = tuple(itertools.product(*(range(len(choices)) for choices in table.slices)))
     model = ResNet(name, table, ConvOptions(), {"device": torch.device("meta")}, order=combinations)
-    image = table.input_spec.shape()
-    # Combinations with a common beginning share its cost.
-    costs: dict[tuple[int, ...], tuple[Cost, Shape]] = {(): prefix_cost(model, image)}
-    for stage in range(1, len(table.slices) + 1):
-        for choices in dict.fromkeys(c[:stage] for c in combinations):
-            cost, shape = costs[choices[:-1]]
-            added, shape = segment_cost(model, choices, shape)
-            costs[choices] = cost + added, shape
-    return tuple(sorted(combinations, key=lambda c: (costs[c][0].madds(), c)))
+    madds = {c: cost.madds() for c, cost in segment_costs(model, table.input_spec.shape()).items()}
+    return tuple(sorted(combinations, key=lambda c: (sum(madds[c[:n]] for n in range(len(c) + 1)), c)))
 
 
 # --- the families -------------------------------------------------------------------------------------

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.models.input_spec import InputSpec
 from dsnet.slicing.functional import conv_output_shape
 
-__all__ = ["ReferenceNetwork", "plain_cost"]
+__all__ = ["PlainBlock", "ReferenceNetwork", "plain_cost"]
 
 
-class ReferenceNetwork(nn.Module, ABC):
+class ReferenceNetwork(nn.Module):
     """A static network that a family is compared with. It has one size and takes no route."""
 
     input_spec: InputSpec
+    stem: nn.Sequential
+    blocks: nn.Sequential
+    head: nn.Module
 
-    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute logits [B, classes] of images [B, 3, H, W]."""
+        return cast(Tensor, self.head(self.blocks(self.stem(x))))
+
     def cost(self, image: Shape) -> Cost:
         """Compute the cost on an image of this shape."""
+        return plain_cost(nn.Sequential(self.stem, self.blocks, self.head), image)[0]
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -41,9 +49,19 @@ class ReferenceNetwork(nn.Module, ABC):
                 module.reset_parameters()
 
 
+class PlainBlock(nn.Module, ABC):
+    """A block of a reference network that is no sequence of layers."""
+
+    @abstractmethod
+    def cost(self, shape: Shape) -> tuple[Cost, Shape]:
+        """Compute the cost and output shape on an input of this shape."""
+
+
 def plain_cost(module: nn.Module, shape: Shape) -> tuple[Cost, Shape]:
-    """Compute the cost and output shape of a layer of torch, or a sequence of them."""
+    """Compute the cost and output shape of a layer of torch, a `PlainBlock`, or a sequence of them."""
     params = sum(p.numel() for p in module.parameters())
+    if isinstance(module, PlainBlock):
+        return module.cost(shape)
     if isinstance(module, nn.Sequential):
         total = Cost()
         for child in module:

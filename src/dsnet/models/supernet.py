@@ -11,11 +11,12 @@ segment runs with the slice of the choice taken. A family says which blocks the 
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +35,14 @@ from dsnet.models.features import (
 from dsnet.models.group_by_route import Decide, greedy, run_from_states, run_gated
 from dsnet.models.heads import Head
 from dsnet.models.input_spec import InputSpec
-from dsnet.models.layout import BnKey, SegmentLayout, SliceTable
+from dsnet.models.layout import BnKey, SliceTable, split_stages
 from dsnet.models.options import GateOptions
 from dsnet.routes import Route, RouteSpace, Slice
 from dsnet.slicing import Factory, KeyState, Mode, SplitBatchNorm2d
 
 __all__ = ["BoundRoute", "GateState", "ModelSpec", "Supernet"]
+
+C = TypeVar("C", int, Tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,17 @@ class Supernet(nn.Module, ABC):
         Call it again after replacing a block.
         """
         self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
-        self._layout = SegmentLayout.of(self)
+        self._steps: dict[tuple[int, ...], tuple[Step, ...]] = {(): tuple(self.prefix_steps())}
+        for gates in range(1, len(self.gates) + 1):
+            for choices in itertools.product(*map(range, self.choices[:gates])):
+                self._steps[choices] = tuple(self.segment_steps(choices))
+        self._stages = {c: split_stages(steps, self.slices(c)) for c, steps in self._steps.items() if c}
+        blocks = {step.block for steps in self._steps.values() for step in steps}
+        norms = {b: [m for m in b.modules() if isinstance(m, SplitBatchNorm2d)] for b in blocks}
+        self._segment_norms = {
+            choices: tuple((norm, step.key) for step in steps for norm in norms[step.block])
+            for choices, steps in self._steps.items()
+        }
 
     # --- structure ---------------------------------------------------------------------------------
     @property
@@ -150,6 +163,11 @@ class Supernet(nn.Module, ABC):
     def choices(self) -> tuple[int, ...]:
         """Number of choices of each gate in the full space."""
         return tuple(len(row) for row in self.slice_table)
+
+    @property
+    def segments(self) -> tuple[tuple[int, ...], ...]:
+        """The choices that lead to each segment, one after the other gate."""
+        return tuple(choices for choices in self._steps if choices)
 
     @property
     def merges(self) -> bool:
@@ -168,7 +186,7 @@ class Supernet(nn.Module, ABC):
     def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
         """Return the steps of the segment after these choices; those of the prefix for no choices."""
         try:
-            return self._layout.steps[choices]
+            return self._steps[choices]
         except (KeyError, TypeError):
             possible = " × ".join(f"0 to {len(row) - 1}" for row in self.slice_table)
             raise DsnetError(f"{self.spec.name} has no choices {choices!r}; possible: {possible}") from None
@@ -228,25 +246,22 @@ class Supernet(nn.Module, ABC):
         stages: list[Tensor] = []
         for gates in range(1, len(choices) + 1):
             history = choices[:gates]
-            self._check_segment(state, history, mode)
+            self.check_statistics(history, mode)
             y = state.x
-            for steps in self._stage_steps(history):
+            divided = self._stages[history]
+            if divided is None:
+                raise DsnetError(
+                    f"the blocks of {self.name} after the choices {list(history)} do not follow its stages, "
+                    f"of sizes {'; '.join(map(str, self.slices(history)))}. `segment_steps` must give the "
+                    "blocks of all stages in order, each with its stage's size; where two stages in a row "
+                    "have equal sizes, the table's objects"
+                )
+            for steps in divided:
                 y = run_steps(steps, y, mode)
                 stages.append(self.head.pool(y))
             if gates < len(choices):
                 state = self.apply_gate(gates, y)
         return run_steps([self.head_step(choices)], y, mode), tuple(stages)
-
-    def _stage_steps(self, choices: tuple[int, ...]) -> tuple[tuple[Step, ...], ...]:
-        stages = self._layout.stages[choices]
-        if stages is None:
-            sizes = "; ".join(map(str, self.slices(choices)))
-            raise DsnetError(
-                f"the blocks of {self.name} behind the choices {list(choices)} cannot be divided among its "
-                f"stages, of sizes {sizes}. `segment_steps` must give the blocks of all stages in order, "
-                "each with its stage's size; where two stages in a row have equal sizes, the table's objects"
-            )
-        return stages
 
     @overload
     def features(self, x: Tensor, route: Route | int, *, mode: Mode | None = None) -> Features: ...
@@ -299,15 +314,15 @@ class Supernet(nn.Module, ABC):
 
     def run_segment(self, state: GateState, choices: tuple[int, ...], mode: Mode | None = None) -> GateState:
         """Run from the gate that made the last of ``choices`` to the next gate."""
-        self._check_segment(state, choices, mode, last=False)
-        return self.apply_gate(len(choices), run_steps(self.chain(choices), state.x, mode), mode)
+        self._check_segment(state, choices, last=False)
+        return self.apply_gate(len(choices), self.segment_output(state.x, choices, mode), mode)
 
     def run_last_segment(
         self, state: GateState, choices: tuple[int, ...], mode: Mode | None = None
     ) -> Tensor:
         """Run from the last gate to the logits [B, classes]."""
-        self._check_segment(state, choices, mode, last=True)
-        return run_steps((*self.chain(choices), self.head_step(choices)), state.x, mode)
+        self._check_segment(state, choices, last=True)
+        return self.segment_output(state.x, choices, mode)
 
     def segment_output(self, x: Tensor, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
         """Run a segment on features, up to the input of the next gate or to the logits.
@@ -353,43 +368,37 @@ class Supernet(nn.Module, ABC):
     # --- norm keys ---------------------------------------------------------------------------------
     def key(self, choices: tuple[int, ...]) -> int:
         """Return the norm key of the segment after these choices."""
-        if self.bn_key == "stage":
-            return choices[-1]
-        key = 0
-        for choice, options in zip(choices, self.slice_table, strict=False):
-            key = key * len(options) + choice
-        return key
+        return self._key(choices)
 
     def image_keys(self, choices: Tensor) -> Tensor:
         """Return the `key` of each image: choices [B, gates] → [B]."""
-        if self.bn_key == "stage":
-            return choices[:, -1]
-        key = torch.zeros_like(choices[:, 0])
-        for column, options in zip(choices.unbind(1), self.slice_table, strict=False):
-            key = key * len(options) + column
+        return self._key(choices.unbind(1))
+
+    def _key(self, choices: Sequence[C]) -> C:
+        key = choices[-1 if self.bn_key == "stage" else 0]
+        if self.bn_key == "prefix":
+            for choice, row in zip(choices[1:], self.slice_table[1:], strict=False):
+                key = key * len(row) + choice
         return key
 
     def norms(self, choices: tuple[int, ...]) -> Iterator[tuple[SplitBatchNorm2d, int]]:
         """Yield each split batch norm from the image to the end of the segment, with the key it uses."""
         for gates in range(len(choices) + 1):
-            yield from self._layout.norms[choices[:gates]]
+            yield from self._segment_norms[choices[:gates]]
 
     def key_states(self, route: Route | int) -> set[KeyState]:
         """Return the states of the norm statistics that a route uses."""
         return {norm.states[key] for norm, key in self.norms(self.space.resolve(route).choices)}
 
-    def _check_segment(
-        self, state: GateState, choices: tuple[int, ...], mode: Mode | None, *, last: bool | None = None
-    ) -> None:
-        """Raise unless ``choices`` continue from ``state`` and their segment has norm statistics."""
+    def _check_segment(self, state: GateState, choices: tuple[int, ...], *, last: bool) -> None:
+        """Raise unless ``choices`` lead from ``state`` to a further gate, or with ``last`` to the head."""
         self.chain(choices)
         if len(choices) != state.gate + 1:
             count = "1 choice" if state.gate == 0 else f"{state.gate + 1} choices"
             raise DsnetError(f"expected {count} at gate {state.gate}, got {choices}")
-        if last is not None and last != (len(choices) == len(self.gates)):
+        if last != (len(choices) == len(self.gates)):
             target = "a further gate: use run_segment" if last else "the logits: use run_last_segment"
             raise DsnetError(f"choices {choices} lead to {target}")
-        self.check_statistics(choices, mode)
 
     def check_statistics(self, choices: tuple[int, ...], mode: Mode | None) -> None:
         """Raise if the segment after these choices lacks norm statistics that it would use."""
@@ -398,7 +407,7 @@ class Supernet(nn.Module, ABC):
             or torch.compiler.is_compiling()  # `bind` has checked
             or (mode is not None and mode.statistics is not None)
         ):
-            self._require(choices, self._layout.norms[choices])
+            self._require(choices, self._segment_norms[choices])
 
     def require_statistics(self, route: Route) -> None:
         """Raise if a route would use norm statistics that were never computed.

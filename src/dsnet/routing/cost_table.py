@@ -6,17 +6,15 @@ choice before it. A differentiable cost is probabilities times this table.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dsnet.cost import madds
-from dsnet.counts import Shape
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
-from dsnet.models.counting import prefix_cost, segment_cost
+from dsnet.models.counting import segment_costs
 from dsnet.models.group_by_route import Routable
 
 __all__ = ["CostPenalties", "CostTable", "Unit"]
@@ -58,20 +56,17 @@ class CostTable:
     @classmethod
     def of_model(cls, model: Supernet, image_size: int | tuple[int, int] | None = None) -> CostTable:
         """Multiply-adds by arithmetic, gates included (the paper's convention)."""
-        image = model.input_spec.shape(image_size)
-        prefix, first = prefix_cost(model, image)
-        shapes: dict[tuple[int, ...], Shape] = {(): first}
-        segments: list[list[list[float]]] = []
-        for gate, options in enumerate(model.slice_table):
-            previous = 1 if gate == 0 else len(model.slice_table[gate - 1])
-            rows = [[0.0] * len(options) for _ in range(previous)]
-            for history in itertools.product(*(range(len(row)) for row in model.slice_table[: gate + 1])):
-                cost, shapes[history] = segment_cost(model, history, shapes[history[:-1]])
-                rows[history[-2] if gate else 0][history[-1]] = float(cost.madds())
-            segments.append(rows)
+        costs = segment_costs(model, model.input_spec.shape(image_size))
+        sizes = model.choices
+        segments = [
+            [[0.0] * size for _ in range(before)] for before, size in zip((1, *sizes), sizes, strict=False)
+        ]
+        for choices in model.segments:
+            before = choices[-2] if len(choices) > 1 else 0
+            segments[len(choices) - 1][before][choices[-1]] = float(costs[choices].madds())
         table = cls(
             unit="madds",
-            prefix=float(prefix.madds()),
+            prefix=float(costs[()].madds()),
             segments=tuple(tuple(tuple(row) for row in rows) for rows in segments),
             network=model.spec.name,
         )
