@@ -21,8 +21,8 @@ from dsnet.models.loading import build_network
 from dsnet.recipes import list_recipes
 from dsnet.runtime import list_backends
 from dsnet.training import save_checkpoint
+from tests.support.docs import example_modules
 
-DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 COMMANDS = [
     ["--help"],
     ["--version"],
@@ -99,9 +99,9 @@ def test_help_lists_what_is_registered() -> None:
 # --- modules of the user ------------------------------------------------------------------------------
 @pytest.fixture
 def family(tmp_path: Path) -> Path:
-    """A folder with a module that registers the family of the design page."""
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", DESIGN.read_text(), re.S) if "register" in b)
-    (tmp_path / "my_family.py").write_text(block.replace("def small(", "def my_own_net("))
+    """A folder with a module that registers the family of CONTRIBUTING.md."""
+    code = example_modules()["width_net"].replace("def width_net(", "def my_own_net(")
+    (tmp_path / "my_family.py").write_text(code, encoding="utf-8")
     return tmp_path
 
 

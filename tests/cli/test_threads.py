@@ -55,7 +55,7 @@ class Machine:
 
     def settle(self, asked: int | str | None = None, *, keep: bool = False, **options: object) -> int:
         args = argparse.Namespace(threads=asked, keep_threads=keep)
-        threads.settle(args, CPU, lambda: self.work, batch=64, **options)  # type: ignore[arg-type]
+        threads.set_threads(args, CPU, lambda: self.work, batch=64, **options)  # type: ignore[arg-type]
         return self.threads
 
 

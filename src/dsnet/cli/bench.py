@@ -13,9 +13,10 @@ from typing import Any
 from dsnet.benchmark.api import BenchResult, bench
 from dsnet.benchmark.workloads import Mix, measured_mix, read_mix
 from dsnet.calibration.calibration import Calibration
-from dsnet.cli.options import open_network, writes_files
+from dsnet.cli.options import open_network
+from dsnet.cli.output import print_json, write_chart, writes_files
 from dsnet.cli.progress import progress
-from dsnet.cli.threads import settle_for
+from dsnet.cli.threads import set_threads_for
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_output
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         model.reset_routing(GateConfig(space=args.routes).routes(model))
     model = model.eval().to(pick_device(args.device))
     batches = args.batch or ([1, 8] if args.quick else [1, 8, 64])
-    settle_for(args, model, size, batch=max(batches), say=not args.json)
+    set_threads_for(args, model, size, batch=max(batches), announce=not args.json)
     result = bench(
         model,
         batches=batches,
@@ -54,15 +55,14 @@ def run(args: argparse.Namespace) -> int:
         quick=args.quick,
         progress=partial(progress, stages=True),
     )
-    record = json.dumps(_record(result), indent=2, allow_nan=False)
+    record = _record(result)
     if args.out is not None:
-        write_output(args.out, record + "\n")
+        write_output(args.out, json.dumps(record, indent=2, allow_nan=False) + "\n")
     if args.plot is not None:
         title = f"{result.network} on {result.device}, {result.backend}"
-        svg = args.plot.suffix == ".svg"
-        write_output(args.plot, bench_plot(result).svg(title) if svg else bench_page(result))
+        write_chart(args.plot, title, bench_plot(result), lambda: bench_page(result))
     if args.json:
-        print(record)
+        print_json(record)
         return 0
     print(bench_text(result))
     for path in (args.out, args.plot):

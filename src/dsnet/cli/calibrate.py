@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -11,8 +10,9 @@ from dsnet.calibration.calibration import Calibration, has_trained_gates
 from dsnet.calibration.compare import compare
 from dsnet.calibration.search import interpolate, static_points
 from dsnet.cli.options import run_text
+from dsnet.cli.output import print_json
 from dsnet.cli.progress import progress
-from dsnet.cli.threads import forward_work, settle
+from dsnet.cli.threads import forward_work, set_threads
 from dsnet.core.device import pick_device
 from dsnet.errors import DsnetError
 from dsnet.models.loading import build_network, load_classifier
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.router == "gate" and not gated:
         raise DsnetError(f"the gates of {run_text(args)} are not trained; run `dsnet gate {args.run}` first")
     target = args.target_madds if args.target_ms is None else args.target_ms
-    settle(args, pick_device(args.device), lambda: forward_work(build_network(saved), None), batch=256)
+    set_threads(args, pick_device(args.device), lambda: forward_work(build_network(saved), None), batch=256)
     done = calibrate_run(
         args.run,
         name=args.name,
@@ -63,14 +63,15 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(made, outputs, b, args.router) for b in budgets]
     said = compare(outputs, made, budgets, images="held-out images").verdict
     if args.json:
-        about = {
-            "images": made.images,
-            "digest": made.digest,
-            "unit": costs.unit,
-            "verdict": None if said is None else said.to_dict(),
-            "budgets": rows,
-        }
-        print(json.dumps(about, indent=2, allow_nan=False))
+        print_json(
+            {
+                "images": made.images,
+                "digest": made.digest,
+                "unit": costs.unit,
+                "verdict": None if said is None else said.to_dict(),
+                "budgets": rows,
+            }
+        )
         return 0
     print(f"{done.run.model.spec.name}, {made.images} held-out images")
     if done.latency is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from dsnet.cli.options import model_options
+from dsnet.cli.output import print_json
 from dsnet.cost import cost
 from dsnet.models import Supernet, create_model
 from dsnet.report.routes import route_rows, route_table
@@ -30,16 +30,15 @@ def run(args: argparse.Namespace) -> int:
         text = (
             f"{human(facts['madds'])} MAdds, {human(counted.params)} parameters; a static network, no routes"
         )
-        print(json.dumps(facts, indent=2) if args.json else f"{args.name} at {sides}: {text}")
+        if args.json:
+            print_json(facts)
+        else:
+            print(f"{args.name} at {sides}: {text}")
         return 0
     rows = route_rows(model, image_size=size, convention=args.convention)
     if args.json:
         narrowings = {name: list(numbers) for name, numbers in model.space.narrowings}
-        print(
-            json.dumps(
-                {**facts, "gates": model.space.gates, "narrowings": narrowings, "routes": rows}, indent=2
-            )
-        )
+        print_json({**facts, "gates": model.space.gates, "narrowings": narrowings, "routes": rows})
         return 0
     gates = "one gate" if model.space.gates == 1 else f"{model.space.gates} gates"
     print(f"{args.name} at {sides}: {len(rows)} routes, {gates}; convention {args.convention!r}")
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             "Narrowings: "
             + "; ".join(f"{n} = {_span(model, n, numbers)}" for n, numbers in model.space.narrowings)
         )
-    print(route_table(model, rows, most=len(rows) if args.all else MAX_ROWS))
+    print(route_table(model, rows, max_rows=len(rows) if args.all else MAX_ROWS))
     return 0
 
 

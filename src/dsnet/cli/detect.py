@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from dsnet.cli.options import writes_files
+from dsnet.cli.output import writes_files
 from dsnet.cli.progress import progress
-from dsnet.cli.threads import settle_for
+from dsnet.cli.threads import set_threads_for
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_output
 from dsnet.data.decode import DecodeError
@@ -83,7 +83,7 @@ def _open(args: argparse.Namespace) -> SavedDetector:
             file=sys.stderr,
         )
     saved.detector.to(pick_device(args.device))
-    settle_for(args, saved.detector.network, saved.preprocessing.size, batch=args.batch)
+    set_threads_for(args, saved.detector.network, saved.preprocessing.size, batch=args.batch)
     return saved
 
 

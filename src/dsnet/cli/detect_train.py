@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dsnet.cli.progress import TrainingProgress
-from dsnet.cli.training import settings_text, settle_for_training, stop_status
+from dsnet.cli.train import set_training_threads, settings_text, stop_status
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_text
 from dsnet.core.run_lock import LockedError
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     stem = Path(args.recipe).resolve().parent.name if args.recipe.endswith(".json") else args.recipe
     folder = args.out or Path("runs") / stem
     callback = TrainingProgress(epochs=config.optim.epochs, quiet=args.json)
-    settle_for_training(args, config, folder, say=not args.json)
+    set_training_threads(args, folder, config, announce=not args.json)
     outcome = train_detector(config, folder, resume=args.resume, callback=callback, said=callback.notice)
     if not outcome.done:
         return _stopped(outcome)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.compare import compare, needed_routes
 from dsnet.cli.options import run_text
+from dsnet.cli.output import print_json, write_chart
 from dsnet.cli.progress import progress
-from dsnet.cli.threads import settle_for
+from dsnet.cli.threads import set_threads_for
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.files import write_output
 from dsnet.core.formats import RESULTS
@@ -29,7 +29,7 @@ from dsnet.training.stage2.api import open_trained
 
 __all__ = ["run_routed"]
 
-SHARES = (0.3, 0.4, 0.5, 0.65, 0.8)  # of the way from the least to the largest cost, where no budget is given
+SHARES = (0.3, 0.4, 0.5, 0.65, 0.8)  # default budgets, from the lowest to the highest cost
 
 
 def run_routed(args: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def run_routed(args: argparse.Namespace) -> int:
     if args.data is not None or args.root is not None:
         raise DsnetError("--routed uses the run's own test split; --data and --root are not for it")
     opened = open_trained(args.run, args.name, device=args.device)
-    settle_for(args, opened.model, opened.test.size, batch=args.batch)
+    set_threads_for(args, opened.model, opened.test.size, batch=args.batch)
     calibration = Calibration.of(opened.saved, run_text(args)).only(args.router or "auto")
     costs = calibration.costs
     low, high = calibration.budget_range()
@@ -60,26 +60,26 @@ def run_routed(args: argparse.Namespace) -> int:
         write_output(args.csv, csv_text(rows))
     if args.plot is not None:
         curve = compare(outputs, calibration, many, alone)
-        if args.plot.suffix == ".svg":
-            write_output(args.plot, accuracy_plot(router_curves(curve), unit=costs.unit).svg(title))
-        else:
-            write_output(args.plot, comparison_page(title, comparison, curve, costs, opened.model.space))
+        chart = accuracy_plot(router_curves(curve), unit=costs.unit)
+        space = opened.model.space
+        write_chart(args.plot, title, chart, lambda: comparison_page(title, comparison, curve, costs, space))
     if args.json:
-        about = {
-            "model": opened.model.spec.name,
-            "data": opened.config.data.name,
-            "images": comparison.images,
-            "unit": costs.unit,
-            "shares": comparison.shares,
-            "rows": [row.to_dict() for row in comparison.rows],
-            "verdict": None if comparison.verdict is None else comparison.verdict.to_dict(),
-            "single_routes": [
-                {"route": p.routes[0], "cost": p.cost, "accuracy": p.accuracy} for p in comparison.singles
-            ],
-            "alone": [[p.cost, p.accuracy] for p in comparison.alone],
-            "oracle": [comparison.oracle.cost, comparison.oracle.accuracy],
-        }
-        print(json.dumps(about, indent=2, allow_nan=False))
+        print_json(
+            {
+                "model": opened.model.spec.name,
+                "data": opened.config.data.name,
+                "images": comparison.images,
+                "unit": costs.unit,
+                "shares": comparison.shares,
+                "rows": [row.to_dict() for row in comparison.rows],
+                "verdict": None if comparison.verdict is None else comparison.verdict.to_dict(),
+                "single_routes": [
+                    {"route": p.routes[0], "cost": p.cost, "accuracy": p.accuracy} for p in comparison.singles
+                ],
+                "alone": [[p.cost, p.accuracy] for p in comparison.alone],
+                "oracle": [comparison.oracle.cost, comparison.oracle.accuracy],
+            }
+        )
         return 0
     print(f"{printable(title)}\n")
     print(comparison_text(comparison, costs, opened.model.space))

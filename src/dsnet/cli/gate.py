@@ -1,15 +1,15 @@
-"""``dsnet gate``: Stage II, a trained supernet's gates learn to decide."""
+"""``dsnet gate``: train the gates of a trained supernet (Stage II)."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
+from dsnet.cli.output import print_json
 from dsnet.cli.parsers.common import setting_text
 from dsnet.cli.progress import TrainingProgress
-from dsnet.cli.threads import forward_work, kept_threads, settle
-from dsnet.cli.training import stop_status
+from dsnet.cli.threads import forward_work, kept_threads, set_threads
+from dsnet.cli.train import stop_status
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments, to_plain
@@ -23,9 +23,9 @@ __all__ = ["report_gates", "run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, or shows what would be trained."""
+    """Train the gates, or show the settings."""
     changes = parse_assignments(args.set)
-    if isinstance(changes.get("space"), int | tuple):  # 0,3 reads as two numbers
+    if isinstance(changes.get("space"), int | tuple):  # 0,3 is parsed as two numbers
         numbers = changes["space"] if isinstance(changes["space"], tuple) else (changes["space"],)
         changes["space"] = ",".join(map(str, numbers))
     config = override(GateConfig(), changes)
@@ -33,19 +33,18 @@ def run(args: argparse.Namespace) -> int:
         if args.run.is_dir():  # else the settings alone are shown
             config = config.resolved(build_network(load_classifier(args.run, args.name)))
         plain = to_plain(config)
-        print(
-            json.dumps(plain, indent=2, allow_nan=False)
-            if args.json
-            else "\n".join(f"{k}={setting_text(v)}" for k, v in plain.items())
-        )
+        if args.json:
+            print_json(plain)
+        else:
+            print("\n".join(f"{key}={setting_text(value)}" for key, value in plain.items()))
         return 0
-    settle(
+    set_threads(
         args,
         pick_device(args.device),
         lambda: forward_work(build_network(load_classifier(args.run, args.name)), None),
         batch=config.batch or 512,
         kept=kept_threads(args.run / f"{args.save_as}.stage2") if args.resume else None,
-        say=not args.json,
+        announce=not args.json,
     )
     try:
         outcome = train_gate(
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             callback=TrainingProgress(quiet=args.json),
             said=lambda message: None if args.json else print(message, file=sys.stderr, flush=True),
         )
-    except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
+    except KeyboardInterrupt as stopped:  # gates trained from outputs in memory cannot resume
         print(
             f"Stopped; nothing of this gate is saved, {args.run} is as it was. "
             "The same command trains it from the beginning.",
@@ -74,10 +73,10 @@ def report_gates(outcome: GateOutcome, *, as_json: bool) -> int:
     """Print the results of gate training; return the exit status."""
     if not outcome.done:
         return stop_status(outcome.status)
-    if not outcome.first:
-        return 0
-    reports = [report.to_dict() for report in outcome.reports]
-    print(json.dumps(reports, indent=2, allow_nan=False) if as_json else _report_text(outcome))
+    if outcome.first and as_json:
+        print_json([report.to_dict() for report in outcome.reports])
+    elif outcome.first:
+        print(_report_text(outcome))
     return 0
 
 
@@ -97,12 +96,12 @@ def _report_text(outcome: GateOutcome) -> str:
         )
     elif static:
         alone = len(outcome.reports) == 1
-        who = "the gate decides" if alone else f"{len(static)} of {len(outcome.reports)} gates decide"
+        subject = "the gate decides" if alone else f"{len(static)} of {len(outcome.reports)} gates decide"
         better = "--set goal=value trains a gate for that; " if alone else ""
         lines.append(
-            f"warning: {who} nothing: (nearly) all images get the same choice.\n"
+            f"warning: {subject} nothing: (nearly) all images get the same choice.\n"
             f"`dsnet calibrate` spreads them for a budget; {better}\n"
-            "--set even=true gives rare targets more weight, --set images=held_out shows images that the\n"
+            "--set even=true gives rare targets more weight, --set images=held_out takes images that the\n"
             "weights have not learnt.\n"
         )
     named = "" if outcome.name == "gated" else f" --name {outcome.name}"

@@ -1,11 +1,11 @@
-"""``dsnet models``: what there is."""
+"""``dsnet models``: a list of the registered models."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
+from dsnet.cli.output import print_json
 from dsnet.cost import madds
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.registry import model_entry
@@ -15,10 +15,10 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the list."""
+    """Print the list."""
     rows = [_facts(name) for name in list_models(args.kind)]
     if args.json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
         return 0
     body = [
         [
@@ -31,11 +31,8 @@ def run(args: argparse.Namespace) -> int:
         ]
         for row in rows
     ]
-    print(
-        table(
-            ["model", "image", "routes", "gates", "MAdds", "what it is"], body, left=("model", "what it is")
-        )
-    )
+    header = ["model", "image", "routes", "gates", "MAdds", "what it is"]
+    print(table(header, body, left=("model", "what it is")))
     return 0
 
 

@@ -1,58 +1,29 @@
-"""Preambles of commands: output files, networks, runs and data that the arguments name."""
+"""The networks, runs and data that the arguments of a command name."""
 
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
-from dsnet.core.run_lock import locked_outputs
 from dsnet.core.settings import parse_assignments
 from dsnet.data import InMemoryDataset, LazyDataset, load_dataset
 from dsnet.data.class_mapping import map_classes
 from dsnet.data.registry import Split
-from dsnet.errors import DsnetError, shorten
+from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.loading import build_network, load_classifier
 from dsnet.models.registry import model_entry
 
-__all__ = ["OpenedRun", "model_options", "open_network", "open_run", "run_text", "writes_files"]
-
-Command = Callable[[argparse.Namespace], int]
-
-
-def writes_files(*options: str, folder: str | None = None) -> Callable[[Command], Command]:
-    """Check the output files of a command before it starts, and lock the runs that contain them.
-
-    Args:
-        options: Options that name a file to write; ``plot`` must name an .svg or .html file.
-        folder: Option that names a folder to write into.
-    """
-
-    def wrap(command: Command) -> Command:
-        @functools.wraps(command)
-        def run(args: argparse.Namespace) -> int:
-            for option in options:
-                _check_output(getattr(args, option), option)
-            with locked_outputs(*(getattr(args, name) for name in (*options, folder) if name is not None)):
-                return command(args)
-
-        return run
-
-    return wrap
-
-
-def _check_output(path: Path | None, option: str) -> None:
-    if path is None:
-        return
-    if option == "plot" and path.suffix not in (".svg", ".html"):
-        raise DsnetError(f"--plot writes .svg or .html, not {shorten(path.name)}")
-    if path.is_dir() or not path.parent.is_dir():
-        raise DsnetError(f"--{option} takes a file in a folder that is there, not {path}")
+__all__ = [
+    "OpenedRun",
+    "model_options",
+    "open_network",
+    "open_run",
+    "run_text",
+]
 
 
 def run_text(args: argparse.Namespace) -> str:
@@ -96,11 +67,11 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
         ratio=ratio,
     )
     classes = model.head.classifier.out_features
-    known = tuple(saved.data.get("classes", ()))
-    if len(images.classes) > classes or (not known and len(images.classes) != classes):
+    names = tuple(saved.data.get("classes", ()))
+    if len(images.classes) > classes or (not names and len(images.classes) != classes):
         raise DsnetError(f"{data} has {len(images.classes)} classes, the network {classes}")
-    if known:
-        images = map_classes(images, known, "the network")
+    if names:
+        images = map_classes(images, names, "the network")
     device = pick_device(args.device)
     return OpenedRun(saved, model.to(device), images.to(device), data)
 
@@ -126,13 +97,13 @@ def open_network(args: argparse.Namespace) -> tuple[Supernet, int | tuple[int, i
 
 
 def _data_settings(saved: Checkpoint) -> dict[str, Any]:
-    """The settings of the training data, as far as the checkpoint has them."""
+    """Return the settings of the training data; empty if the checkpoint has none."""
     recipe = saved.data.get("recipe")
     data = recipe.get("data") if isinstance(recipe, dict) else None
     return data if isinstance(data, dict) else {}
 
 
 def _trained_size(saved: Checkpoint) -> int | None:
-    """Side of the training images, if the checkpoint has it."""
+    """Return the side of the training images, if the checkpoint has it."""
     size = (saved.data.get("input") or {}).get("size")
     return size or _data_settings(saved).get("size")

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
-from dsnet.cli.options import writes_files
+from dsnet.cli.output import writes_files
 from dsnet.cli.progress import progress
-from dsnet.cli.threads import settle_for
+from dsnet.cli.threads import set_threads_for
 from dsnet.data.find_images import find_images
 from dsnet.errors import DsnetError, printable
 from dsnet.inference.classify import Prediction, Unanswered, Unread, open_predictor
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         name=args.name,
         device=args.device,
     )
-    settle_for(args, predictor.model, predictor.size, batch=min(args.batch, len(paths)))
+    set_threads_for(args, predictor.model, predictor.size, batch=min(args.batch, len(paths)))
     costs = predictor.policy.costs
     results: Iterator[Prediction | Unread | Unanswered] = predictor(paths, batch=args.batch, top=args.top)
     if len(paths) > args.batch and not (args.json and sys.stdout.isatty()):  # lines there show how far it is

@@ -7,9 +7,10 @@ import json
 
 import torch
 
-from dsnet.cli.options import open_network, writes_files
+from dsnet.cli.options import open_network
+from dsnet.cli.output import writes_files
 from dsnet.cli.progress import progress
-from dsnet.cli.threads import settle_for
+from dsnet.cli.threads import set_threads_for
 from dsnet.core.device import pick_device
 from dsnet.cost import madds
 from dsnet.models import Supernet
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         get_backend(args.backend)  # raises if there is none of that name
     model, size = open_network(args)
     model = model.to(pick_device(args.device))
-    settle_for(args, model, size, batch=max(args.batch), say=not args.json)
+    set_threads_for(args, model, size, batch=max(args.batch), announce=not args.json)
     measured = _measure(model, args, size)
     if args.out is not None:
         measured.save(args.out)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsnet.cli.options import OpenedRun, open_run
 from dsnet.cli.progress import progress
-from dsnet.cli.threads import settle_for
+from dsnet.cli.threads import set_threads_for
 from dsnet.core.checkpoint import default_name
 from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError, printable
@@ -38,7 +38,7 @@ def _recalibrate(args: argparse.Namespace) -> int:
     if not model.key_states(model.space.largest):
         print(f"{model.spec.name} has no batch norms: there is nothing to make")
         return 0
-    settle_for(args, model, opened.images.size, batch=args.batch)
+    set_threads_for(args, model, opened.images.size, batch=args.batch)
     known = saved.data.get("input")
     channels = (tuple(known["mean"]), tuple(known["std"])) if known else opened.images.statistics()
     generator = torch.Generator().manual_seed(args.seed)

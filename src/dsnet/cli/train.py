@@ -1,22 +1,26 @@
-"""``dsnet train``: a recipe, from random weights to a network of known accuracy."""
+"""``dsnet train``: train a supernet by a recipe or on your own images; what other training commands share."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import signal
 import sys
+from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
+from dsnet.cli.output import print_json
 from dsnet.cli.progress import TrainingProgress
-from dsnet.cli.training import settings_text, settle_for_training, stop_status
+from dsnet.cli.threads import Work, forward_work, kept_threads, set_threads
 from dsnet.core.checkpoint import has_last
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.launch import launched
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.run_lock import LockedError
-from dsnet.core.settings import override, parse_assignments, to_plain
+from dsnet.core.settings import keys_of, override, parse_assignments, to_plain
 from dsnet.data.inspect import DatasetSummary, inspect_dataset
+from dsnet.detection.train.config import DetectionConfig
 from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, create_model
 from dsnet.recipes.custom_data import recipe_for
@@ -28,58 +32,23 @@ from dsnet.report.training import before_text, low_accuracy
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import estimate, image_size, step_cost, timed_step
+from dsnet.training.loop import RunStatus
 from dsnet.training.results import Outcome
 from dsnet.training.run_dir import read_config
 from dsnet.training.transfer import check_start
 
-__all__ = ["report_outcome", "run", "stopped_at_once"]
+__all__ = [
+    "print_stopped",
+    "report_outcome",
+    "run",
+    "set_training_threads",
+    "settings_text",
+    "stop_status",
+]
 
 
 def run(args: argparse.Namespace) -> int:
     """Train, or show what would be trained."""
-    _check(args)
-    name = _run_name(args)
-    folder: Path = args.out or Path("runs") / name
-    config, dataset = _configure(args, folder)
-    model: Supernet = create_model(config.model, device="meta", **config.options)
-    if not isinstance(model, Supernet):
-        raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
-    if args.dry_run:
-        plain = json.dumps(to_plain(config), indent=2)
-        print(plain if args.json else _plan(args, folder, name, config, model, dataset))
-        return 0
-    expected = None
-    if launched().rank == 0 and not args.resume and not (folder / "last").is_file():
-        dataset = dataset or _inspect(config)
-        if config.start is not None:
-            check_start(model, config.start, image_size(config, model, dataset))
-        _settle_threads(args, folder, config, model, dataset)
-        if not args.json:
-            cost = estimate(config, model, dataset)
-            expected = cost.seconds
-            print(before_text(config, dataset, cost), file=sys.stderr, flush=True)
-    else:
-        _settle_threads(args, folder, config, model, dataset)
-    callback = TrainingProgress(quiet=args.json, expected=expected)
-    try:
-        outcome = train(config, folder, resume=args.resume, callback=callback)
-    except KeyboardInterrupt as stopped:  # before the first step or after the last one
-        return stopped_at_once(stopped, folder)
-    return report_outcome(outcome, config, as_json=args.json)
-
-
-def stopped_at_once(stopped: KeyboardInterrupt, folder: Path) -> int:
-    """Print what is kept of a run that was stopped between steps; return the exit status."""
-    kept = (
-        f"{folder} keeps what was saved. Go on with the same command and --resume."
-        if has_last(folder)
-        else "Nothing was saved yet."
-    )
-    print(f"Stopped. {kept}", file=sys.stderr)
-    return stopped_status(stopped)
-
-
-def _check(args: argparse.Namespace) -> None:
     if args.recipe is None and args.data is None:
         raise DsnetError(
             "what is to be trained? Give a RECIPE (`dsnet recipes` lists them), or --data with a data set or "
@@ -87,10 +56,39 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.data is not None and "data.name" in parse_assignments(args.set):
         raise DsnetError(f"--data {args.data} and --set data.name both say which data; give one of them")
+    name = _run_name(args)
+    folder: Path = args.out or Path("runs") / name
+    config, dataset = _configure(args, folder)
+    model: Supernet = create_model(config.model, device="meta", **config.options)
+    if not isinstance(model, Supernet):
+        raise DsnetError(f"{config.model} is a static network; `dsnet models` lists the supernets")
+    if args.dry_run:
+        if args.json:
+            print_json(to_plain(config))
+        else:
+            print(_dry_run_text(args, folder, name, config, model, dataset))
+        return 0
+    expected = None
+    starts = launched().rank == 0 and not args.resume and not (folder / "last").is_file()
+    if starts:
+        dataset = dataset or _inspect(config)
+        if config.start is not None:
+            check_start(model, config.start, image_size(config, model, dataset))
+    set_training_threads(args, folder, config, _step_work(config, model, dataset), announce=not args.json)
+    if starts and dataset is not None and not args.json:
+        cost = estimate(config, model, dataset)
+        expected = cost.seconds
+        print(before_text(config, dataset, cost), file=sys.stderr, flush=True)
+    try:
+        callback = TrainingProgress(quiet=args.json, expected=expected)
+        outcome = train(config, folder, resume=args.resume, callback=callback)
+    except KeyboardInterrupt as stopped:  # before the first step or after the last one
+        return print_stopped(stopped, folder)
+    return report_outcome(outcome, config, as_json=args.json)
 
 
 def _run_name(args: argparse.Namespace) -> str:
-    """The name of the run's folder unless --out is given."""
+    """Return the name of the run's folder unless --out is given."""
     recipe = args.recipe or ""
     if recipe.endswith(".json"):
         path = Path(recipe)
@@ -100,7 +98,7 @@ def _run_name(args: argparse.Namespace) -> str:
 
 
 def _configure(args: argparse.Namespace, folder: Path) -> tuple[TrainConfig, DatasetSummary | None]:
-    """The settings of the recipe, of the run to resume, or made from the data."""
+    """Return the settings of the recipe, of the run to resume, or chosen by the data."""
     changes = parse_assignments(args.set)
     if args.recipe is not None:
         config = resolve_recipe(args.recipe, args.set, args.data)
@@ -121,53 +119,12 @@ def _configure(args: argparse.Namespace, folder: Path) -> tuple[TrainConfig, Dat
 
 
 def _inspect(config: TrainConfig) -> DatasetSummary:
-    """Count and check the images."""
     dataset = inspect_dataset(config.data.name, config.data.root)
     dataset.check()
     return dataset
 
 
-def _settle_threads(
-    args: argparse.Namespace,
-    folder: Path,
-    config: TrainConfig,
-    model: Supernet,
-    dataset: DatasetSummary | None,
-) -> None:
-    """Set the number of threads; measure training steps if the data is known, else forward passes."""
-    work = None
-    if dataset is not None and config.scheme.teacher is None:
-        size = image_size(config, model, dataset)
-        work = partial(timed_step, config, len(dataset.classes), size)
-    settle_for_training(args, config, folder, work, say=not args.json)
-
-
-def report_outcome(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
-    """Print the results of a run and write its page; return the exit status."""
-    if not outcome.first:
-        return 0
-    status = outcome.status
-    exit_status = 0
-    if not status.finished:
-        exit_status = stop_status(status, outcome.folder)
-    elif as_json:
-        print((outcome.folder / "results.json").read_text(encoding="utf-8"), end="")
-    else:
-        print(_results(outcome, config))
-    low = low_accuracy(outcome) if status.finished else None
-    if low is not None:
-        print(f"warning: {low}", file=sys.stderr)
-    try:
-        report = write_run_page(outcome, config)
-    except LockedError as error:
-        print(f"dsnet: no report: {error}", file=sys.stderr)
-    else:
-        line = f"Report: {printable(str(report))}"
-        print(line, file=sys.stdout if status.finished and not as_json else sys.stderr)
-    return exit_status
-
-
-def _plan(
+def _dry_run_text(
     args: argparse.Namespace,
     folder: Path,
     name: str,
@@ -175,51 +132,119 @@ def _plan(
     model: Supernet,
     dataset: DatasetSummary | None,
 ) -> str:
-    """The settings, the routes and the cost of a run."""
+    """Describe the settings, the routes and the cost of a run."""
     try:
         dataset = dataset or inspect_dataset(config.data.name, config.data.root)
-        _settle_threads(args, folder, config, model, dataset)
-        ahead = estimate(config, model, dataset)
-        size, cost_text = ahead.size, before_text(config, dataset, ahead)
+        set_training_threads(args, folder, config, _step_work(config, model, dataset), announce=not args.json)
+        run_cost = estimate(config, model, dataset)
+        size, cost_text = run_cost.size, before_text(config, dataset, run_cost)
     except DsnetError as error:  # a recipe can be looked at before its data is there
         size = config.data.size or model.input_spec.image_size
-        cost_text = f"What the whole run costs is not known: {error}"
+        cost_text = f"The cost of the whole run is unknown: {error}"
     cost = step_cost(config, model, size)
+    teacher = f", and {human(cost.teacher)} for the teacher's forward" if cost.teacher else ""
     batch = config.optim.batch
-    return "\n".join(
-        [
-            f"{name}: {config.model}, scheme {config.scheme.name}\n",
-            settings_text(config),
-            "",
-            route_table(model, route_rows(model, image_size=size), most=32),
-            "",
-            f"A step runs {cost.networks}: {human(3 * cost.forward)} multiply-adds an image, forward and "
-            "backward (counted as three forwards)"
-            + (f", and {human(cost.teacher)} for the teacher's forward" if cost.teacher else "")
-            + f"; {human(cost.madds * batch)} for the batch of {batch}.",
-            "",
-            cost_text,
-        ]
+    return (
+        f"{name}: {config.model}, scheme {config.scheme.name}\n\n{settings_text(config)}\n\n"
+        f"{route_table(model, route_rows(model, image_size=size), max_rows=32)}\n\n"
+        f"A step runs {cost.networks}: {human(3 * cost.forward)} multiply-adds an image, forward and "
+        f"backward (counted as three forwards){teacher}; {human(cost.madds * batch)} for the batch of "
+        f"{batch}.\n\n{cost_text}"
     )
 
 
-def _results(outcome: Outcome, config: TrainConfig) -> str:
-    before = {after.route: (b, after) for b, after in outcome.held_out}
+def settings_text(config: TrainConfig | DetectionConfig) -> str:
+    """Format all settings, one ``key = value`` per line."""
+    return "\n".join(f"{key} = {printable(str(attrgetter(key)(config)))}" for key, _ in keys_of(type(config)))
+
+
+def set_training_threads(
+    args: argparse.Namespace,
+    folder: Path,
+    config: TrainConfig | DetectionConfig,
+    make_work: Callable[[], Work] | None = None,
+    *,
+    announce: bool,
+) -> None:
+    """Set the number of threads of a run by measuring ``make_work`` (default: forward passes)."""
+    set_threads(
+        args,
+        pick_device(config.run.device),
+        make_work or (lambda: forward_work(create_model(config.model, **config.options), config.data.size)),
+        batch=config.optim.batch,
+        kept=kept_threads(folder) if args.resume else None,
+        announce=announce,
+    )
+
+
+def _step_work(
+    config: TrainConfig, model: Supernet, dataset: DatasetSummary | None
+) -> Callable[[], Work] | None:
+    """Return training steps to measure; None if the data is unknown or a teacher would have to be loaded."""
+    if dataset is None or config.scheme.teacher is not None:
+        return None
+    return partial(timed_step, config, len(dataset.classes), image_size(config, model, dataset))
+
+
+def print_stopped(stopped: KeyboardInterrupt, folder: Path) -> int:
+    """Print what is saved of a run that was stopped between steps; return the exit status."""
+    saved = "Nothing was saved yet."
+    if has_last(folder):
+        saved = f"{folder} keeps what was saved. Go on with the same command and --resume."
+    print(f"Stopped. {saved}", file=sys.stderr)
+    return stopped_status(stopped)
+
+
+def stop_status(status: RunStatus, folder: Path | None = None) -> int:
+    """Print where a run stopped and how to continue; return the exit status of its signal."""
+    saved = "" if folder is None else f"; saved in {folder}"
+    text = f"Stopped after step {status.step} of {status.steps}{saved}."
+    print(f"{text} Go on with the same command and --resume.", file=sys.stderr)
+    return 128 + (status.signal or signal.SIGINT)
+
+
+def report_outcome(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> int:
+    """Print the results of a run and write its page; return the exit status."""
+    if not outcome.first:
+        return 0
+    exit_status = 0
+    if not outcome.status.finished:
+        exit_status = stop_status(outcome.status, outcome.folder)
+    elif as_json:
+        print((outcome.folder / "results.json").read_text(encoding="utf-8"), end="")
+    else:
+        print(_results_text(outcome, config))
+    low = low_accuracy(outcome) if outcome.status.finished else None
+    if low is not None:
+        print(f"warning: {low}", file=sys.stderr)
+    try:
+        report = write_run_page(outcome, config)
+    except LockedError as error:
+        print(f"dsnet: no report: {error}", file=sys.stderr)
+    else:
+        to_stdout = outcome.status.finished and not as_json
+        print(f"Report: {printable(str(report))}", file=sys.stdout if to_stdout else sys.stderr)
+    return exit_status
+
+
+def _results_text(outcome: Outcome, config: TrainConfig) -> str:
+    held_out = {after.route: (before, after) for before, after in outcome.held_out}
     largest = max(result.madds for result in outcome.test)
     rows = []
     for result in outcome.test:
         row = [str(result.route), human(result.madds), bar(result.madds, largest), f"{result.accuracy:.2%}"]
-        if before:
-            earlier, later = before[result.route]
-            row += ["–" if earlier is None else f"{earlier.accuracy:.2%}", f"{later.accuracy:.2%}"]
+        if held_out:
+            before, after = held_out[result.route]
+            row += ["–" if before is None else f"{before.accuracy:.2%}", f"{after.accuracy:.2%}"]
         rows.append(row)
     if outcome.gated is not None:
         gated = outcome.gated
-        cells = ["gated", human(gated.madds), bar(gated.madds, largest), f"{gated.accuracy:.2%}"]
-        rows.append(cells + ["", ""] * bool(before))
-    header = ["route", "MAdds", "cost", "test"] + (["held-out before", "after"] if before else [])
+        row = ["gated", human(gated.madds), bar(gated.madds, largest), f"{gated.accuracy:.2%}"]
+        rows.append(row + ["", ""] * bool(held_out))
+    header = ["route", "MAdds", "cost", "test"]
     images = f"{outcome.test[0].images} test images"
-    if before:
+    if held_out:
+        header += ["held-out before", "after"]
         images += f"; {outcome.held_out[0][1].images} held-out ones, before and after re-calibration"
     return (
         f"\n{config.model} on {printable(config.data.name)}, {images}\n\n"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from dsnet.cli.gate import report_gates
 from dsnet.cli.progress import TrainingProgress
-from dsnet.cli.train import report_outcome, stopped_at_once
-from dsnet.cli.training import settle_for_training
+from dsnet.cli.train import print_stopped, report_outcome, set_training_threads
 from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments
@@ -42,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not finished:
         inspect_dataset(config.data.name, config.data.root).check()
-        settle_for_training(args, config, folder, say=True)
+        set_training_threads(args, folder, config, announce=True)
         try:
             outcome = train(config, folder, resume=args.resume, callback=TrainingProgress())
         except KeyboardInterrupt as stopped:
-            return stopped_at_once(stopped, folder)
+            return print_stopped(stopped, folder)
         status = report_outcome(outcome, config, as_json=False)
         if status or not outcome.first:
             return status

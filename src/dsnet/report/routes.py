@@ -1,4 +1,4 @@
-"""A supernet's route table: sizes, multiply-adds and parameters of every route."""
+"""The table of a supernet's routes: sizes, multiply-adds and parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = tuple(f.name for f in fields(Slice))
 def route_rows(
     model: Supernet, *, image_size: int | tuple[int, int] | None = None, convention: Convention = "paper"
 ) -> list[dict[str, Any]]:
-    """Every route as plain data, with its multiply-adds and parameters."""
+    """Return every route as plain data, with its multiply-adds and parameters."""
     rows = []
     for route in model.space:
         counted = cost(model, route, image_size)
@@ -27,13 +27,13 @@ def route_rows(
     return rows
 
 
-def route_table(model: Supernet, rows: list[dict[str, Any]], *, most: int) -> str:
-    """Sizes that differ between routes as columns, the others in one line above them."""
+def route_table(model: Supernet, rows: list[dict[str, Any]], *, max_rows: int) -> str:
+    """Format a table: sizes that differ between routes as columns, the others in one line above it."""
     routes = [Route.from_dict({k: row[k] for k in ("space", "number", "choices", "stages")}) for row in rows]
     columns = {name: [_sizes(route, name) for route in routes] for name in SIZES}
     varying = [name for name in SIZES if len(set(columns[name])) > 1]
     constant = [f"{name} {columns[name][0]}" for name in SIZES if name not in varying and columns[name][0]]
-    shown = evenly_spaced(len(rows), most)
+    shown = evenly_spaced(len(rows), max_rows)
     largest = rows[-1]["madds"]
     several = model.space.gates > 1
     header = ["route", *(["choices"] if several else []), *varying, "MAdds", "params", "of the largest"]
