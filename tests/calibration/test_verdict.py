@@ -78,11 +78,11 @@ def test_routing_that_pays_is_said_to_pay() -> None:
     assert said is not None
     assert said.pays
     row = next(row for row in found.rows if row.router == "cascade" and row.budget == said.deciding.budget)
-    assert (row.single, row.single_accuracy) == (0, 0.75)
-    assert row.gain == pytest.approx(row.accuracy - 0.75)
+    assert (row.route, row.route_accuracy) == (0, 0.75)
+    assert row.paired.difference == pytest.approx(row.accuracy - 0.75)
     assert str(said).startswith("Routing pays here: within 3.00M MAdds the cascade gets ")
     assert "route 0 for all images (75.00 % at 2.00M MAdds)" in str(said)
-    assert f"{100 * row.gain:+.2f} ± {100 * row.gain_error:.2f} points above" in str(said)
+    assert f"{row.paired} above" in str(said)
     assert str(said).count(". ") == 0  # one sentence
     assert json.loads(json.dumps(said.to_dict(), allow_nan=False))["pays"] is True
     assert calibration.pick(3e6).kind == "cascade"

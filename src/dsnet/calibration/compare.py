@@ -14,20 +14,16 @@ from dsnet.calibration.search import interpolate, oracle, random_router, static_
 from dsnet.calibration.verdict import PairedTest, RouterComparison, Verdict, verdict
 from dsnet.errors import DsnetError
 from dsnet.routing.policies import OperatingPoint
-from dsnet.routing.route_outputs import RouteOutputs, Simulation, simulate
+from dsnet.routing.route_outputs import RouteOutputs, simulate
 
 __all__ = ["Comparison", "ComparisonRow", "compare", "needed_routes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRow:
+class ComparisonRow(RouterComparison):
     """A router at a budget, on images that neither training nor calibration used."""
 
-    router: str
-    budget: float
-    cost: float  # mean of an image
-    cost_error: float  # standard error of that mean
-    accuracy: float
+    cost_error: float  # standard error of the mean cost
     error: float  # standard error of the accuracy
     static_mix: float  # the best two routes by calibration, mixed at random to the same mean cost
     random: float  # routes drawn with the same histogram
@@ -35,16 +31,21 @@ class ComparisonRow:
     by_difficulty: dict[str, float | None]  # accuracy on easy, dependent and hard images
     route_counts: dict[int, int]  # route → images that it answered
     information: float  # mutual information of route and difficulty, in bits
-    single: int  # the single route that was most accurate within the budget on the calibration images
-    single_cost: float
-    single_accuracy: float
-    gain: float  # accuracy above that route's, image by image
-    gain_error: float  # standard error of that difference
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data (JSON types)."""
-        keys = {"route_counts": "taken"}
-        return {keys.get(name, name): getattr(self, name) for name in self.__slots__}
+        names = ("router", "budget", "cost", "cost_error", "accuracy", "error")
+        names += ("static_mix", "random", "alone", "by_difficulty")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "taken": self.route_counts,
+            "information": self.information,
+            "single": self.route,
+            "single_cost": self.route_cost,
+            "single_accuracy": self.route_accuracy,
+            "gain": self.paired.difference,
+            "gain_error": self.paired.standard_error,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,38 +83,38 @@ def compare(
         images: Describes the images, for the verdict.
     """
     costs, difficulty = calibration.costs, difficulties(outputs)
-    static, rows, comparisons = static_points(outputs, costs), [], []
+    static, rows = static_points(outputs, costs), []
     for kind, router in calibration.routers.items():
         for budget in budgets:
             if not router.keeps(budget):
                 continue
-            seen = simulate(router.policy(budget), outputs)
-            row = _against_single_route(outputs, calibration, kind, budget, seen)
-            comparisons += [row] if kind != "single" else []
-            groups = {name: seen.correct[difficulty == i] for i, name in enumerate(DIFFICULTIES)}
-            counts = torch.bincount(seen.columns, minlength=len(outputs.routes)).tolist()
-            accuracy = seen.accuracy
+            simulation = simulate(router.policy(budget), outputs)
+            cost, accuracy, correct = simulation.cost, simulation.accuracy, simulation.correct
+            groups = {name: correct[difficulty == i] for i, name in enumerate(DIFFICULTIES)}
+            counts = torch.bincount(simulation.columns, minlength=len(outputs.routes)).tolist()
+            route, route_cost = _best_single_route(outputs, calibration, budget)
+            route_correct = outputs.correct[:, outputs.column(route)]
             rows.append(
                 ComparisonRow(
                     router=kind,
                     budget=budget,
-                    cost=seen.cost,
-                    cost_error=seen.cost_error,
+                    cost=cost,
+                    cost_error=simulation.cost_error,
                     accuracy=accuracy,
                     error=(accuracy * (1 - accuracy) / len(outputs)) ** 0.5,
-                    static_mix=interpolate(static, seen.cost, calibration.singles),
-                    random=random_router(outputs, seen),
-                    alone=interpolate(list(alone), seen.cost) if alone else None,
+                    expected_gain=router.point(budget).accuracy - calibration.singles[route],
+                    route=route,
+                    route_cost=route_cost,
+                    route_accuracy=float(route_correct.double().mean()),
+                    paired=PairedTest.of(correct, route_correct),
+                    static_mix=interpolate(static, cost, calibration.singles),
+                    random=random_router(outputs, simulation),
+                    alone=interpolate(list(alone), cost) if alone else None,
                     by_difficulty={
                         n: float(g.double().mean()) if len(g) else None for n, g in groups.items()
                     },
                     route_counts={r.number: n for r, n in zip(outputs.routes, counts, strict=True) if n},
-                    information=mutual_information(seen.columns, difficulty),
-                    single=row.route,
-                    single_cost=row.route_cost,
-                    single_accuracy=row.route_accuracy,
-                    gain=row.paired.difference,
-                    gain_error=row.paired.standard_error,
+                    information=mutual_information(simulation.columns, difficulty),
                 )
             )
     if not rows:
@@ -127,7 +128,7 @@ def compare(
         alone=tuple(alone),
         oracle=OperatingPoint(cost=best.cost, accuracy=best.accuracy),
         shares={name: float((difficulty == i).double().mean()) for i, name in enumerate(DIFFICULTIES)},
-        verdict=verdict(comparisons, costs.unit, images),
+        verdict=verdict([row for row in rows if row.router != "single"], costs.unit, images),
     )
 
 
@@ -137,23 +138,11 @@ def needed_routes(calibration: Calibration, budgets: Sequence[float]) -> list[in
     return sorted({number for point in points for number in point.routes})
 
 
-def _against_single_route(
-    outputs: RouteOutputs, calibration: Calibration, kind: str, budget: float, seen: Simulation
-) -> RouterComparison:
-    costs, singles = calibration.costs, calibration.singles
-    table = {route.number: costs.of(route.choices) for route in outputs.routes if route.number in singles}
-    within = [number for number, cost in table.items() if cost <= budget * (1 + 1e-9)]
-    within = within or [min(table, key=lambda number: table[number])]
-    best = max(within, key=lambda number: (singles[number], -table[number]))
-    correct = outputs.correct[:, outputs.column(best)]
-    return RouterComparison(
-        router=kind,
-        budget=budget,
-        cost=seen.cost,
-        accuracy=seen.accuracy,
-        expected_gain=calibration.routers[kind].point(budget).accuracy - singles[best],
-        route=best,
-        route_cost=table[best],
-        route_accuracy=float(correct.double().mean()),
-        paired=PairedTest.of(seen.correct, correct),
-    )
+def _best_single_route(outputs: RouteOutputs, calibration: Calibration, budget: float) -> tuple[int, float]:
+    """Return number and cost of the route that was most accurate within the budget at calibration."""
+    accuracies = calibration.singles
+    costs = {r.number: calibration.costs.of(r.choices) for r in outputs.routes if r.number in accuracies}
+    within = [number for number, cost in costs.items() if cost <= budget * (1 + 1e-9)]
+    within = within or [min(costs, key=lambda number: costs[number])]
+    best = max(within, key=lambda number: (accuracies[number], -costs[number]))
+    return best, costs[best]

@@ -7,6 +7,7 @@ a sign test over the images on which exactly one of the two is correct.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +149,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def verdict(comparisons: list[RouterComparison], unit: Unit, images: str) -> Verdict | None:
+def verdict(comparisons: Sequence[RouterComparison], unit: Unit, images: str) -> Verdict | None:
     """Return the verdict on comparisons at several budgets; None if there are none.
 
     Held-out images alone decide which comparisons count.

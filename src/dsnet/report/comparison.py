@@ -58,8 +58,8 @@ def router_table(comparison: Comparison, costs: CostTable) -> tuple[list[str], l
             f"{row.budget / costs.largest:.0%} ({format_cost(row.budget, costs.unit)})",
             f"{row.cost / costs.largest:.0%}",
             f"{100 * row.accuracy:.2f} %",
-            f"{row.single}: {100 * row.single_accuracy:.2f} %",
-            f"{100 * row.gain:+.2f} ± {100 * row.gain_error:.2f}",
+            f"{row.route}: {_percent(row.route_accuracy)}",
+            _gain(row),
             *([_percent(row.alone)] if alone else []),
         ]
         for row in gated_rows(comparison)
@@ -92,8 +92,8 @@ def comparison_text(comparison: Comparison, costs: CostTable, space: RouteSpace)
             f"{format_cost(row.cost, costs.unit)} ± {row.cost_error / row.cost:.1%}",
             f"{row.cost / costs.largest:.0%}",
             f"{100 * row.accuracy:.2f} ± {100 * row.error:.2f} %",
-            f"{row.single}: {_percent(row.single_accuracy)}",
-            f"{100 * row.gain:+.2f} ± {100 * row.gain_error:.2f}",
+            f"{row.route}: {_percent(row.route_accuracy)}",
+            _gain(row),
             _percent(row.static_mix),
             _percent(row.random),
         ]
@@ -158,6 +158,10 @@ def answered_section(row: ComparisonRow, costs: CostTable, space: RouteSpace) ->
         captions = [f"{count} images, {count / sum(counts.values()):.0%}" for count in counts.values()]
         parts.append(bar_chart(labels, list(counts.values()), captions))
     return "\n".join(parts)
+
+
+def _gain(row: ComparisonRow) -> str:
+    return f"{100 * row.paired.difference:+.2f} ± {100 * row.paired.standard_error:.2f}"
 
 
 def _percent(value: float | None) -> str:
