@@ -100,7 +100,7 @@ def test_it_is_for_one_network_on_one_device() -> None:
         (replace(own, entries=(entry(1),)), CPU, ["(2, 3)", "(4,)"]),
         (replace(own, device="Other CPU"), CPU, ["cpu (Other CPU)", f"cpu ({device_name(CPU)})"]),
         (replace(own, kind="cuda"), CPU, [f"cuda ({device_name(CPU)})", f"cpu ({device_name(CPU)})"]),
-        (own, torch.device("cuda"), [f"cpu ({device_name(CPU)})", "not on cuda"]),
+        (own, torch.device("cuda"), [f"cpu ({device_name(CPU)})", "not cuda"]),
     ):
         error = error_of(lambda other=other, device=device: other.check(model, device))
         for word in [*words, f"`dsnet profile RUN --device {device.type}`"]:
@@ -120,7 +120,7 @@ def test_a_plans_table_names_its_backend_and_may_be_of_another_precision() -> No
     )
     plan.check(model, CPU)
     network = replace(plan, memory="shared", backend="eager")
-    assert "is of bfloat16, the network is float32" in error_of(lambda: network.check(model, CPU))
+    assert "is of bfloat16, not float32" in error_of(lambda: network.check(model, CPU))
     again = "`dsnet profile RUN --device cpu --backend openvino --precision bfloat16`"
     assert again in error_of(lambda: replace(plan, model=ModelSpec(name="mine")).check(model, CPU))
     assert again in error_of(lambda: plan.check(model, CPU, 64))

@@ -34,10 +34,9 @@ class ComparisonRow(RouterComparison):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data (JSON types)."""
-        names = ("router", "budget", "cost", "cost_error", "accuracy", "error")
-        names += ("static_mix", "random", "alone", "by_difficulty")
+        same = ("router", "budget", "cost", "cost_error", "accuracy", "error", "static_mix", "random")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*same, "alone", "by_difficulty")},
             "taken": self.route_counts,
             "information": self.information,
             "single": self.route,
