@@ -21,7 +21,7 @@ from dsnet.cli import build_parser
 from dsnet.models.loading import build_network
 from dsnet.report.run_page import update_run_page
 from dsnet.routing import LatencyTable
-from dsnet.runtime.autotune import _read, remembered_in
+from dsnet.runtime.autotune import _read, cache_file
 from dsnet.runtime.profile import profile
 from dsnet.training import load_checkpoint
 from dsnet.training.loop import _Best
@@ -145,16 +145,16 @@ def test_edits_of_other_files_are_refused_or_do_no_harm(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSNET_CACHE", str(tmp_path / "cache"))
-    remembered_in().parent.mkdir()
+    cache_file().parent.mkdir()
     model, draws = build_network(load_checkpoint(copied)), random.Random(1)
     latency, mix = tmp_path / "latency.json", tmp_path / "mix.json"
     profile(model, repeats=1).save(latency)
     mix.write_text('{"0": 0.5, "3": 0.5}')
-    remembered_in().write_text('{"a network": {"eager": 0.5}}')
+    cache_file().write_text('{"a network": {"eager": 0.5}}')
     readers: dict[Path, Callable[[], object]] = {
         latency: lambda: LatencyTable.load(latency).check(model, torch.device("cpu")),
         mix: lambda: shares_of(model, read_mix(mix)),
-        remembered_in(): _read,
+        cache_file(): _read,
         copied / "recipe.json": lambda: read_config(copied),
         copied / "results.json": lambda: update_run_page(copied),
     }

@@ -10,7 +10,7 @@ import torch
 
 from dsnet import runtime
 from dsnet.runtime import autotune as choose
-from dsnet.runtime.autotune import choose_backend, remembered_in
+from dsnet.runtime.autotune import choose_backend, cache_file
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures
 
@@ -50,12 +50,12 @@ def test_the_fastest_is_taken_and_remembered(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", "{}", "5"])
 def test_a_damaged_memory_is_made_anew(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    remembered_in().parent.mkdir(parents=True)
-    remembered_in().write_text(text, encoding="utf-8")
+    cache_file().parent.mkdir(parents=True)
+    cache_file().write_text(text, encoding="utf-8")
     given_times(monkeypatch, {"eager": 1.0})
     model = network("ds_mbnet_tiny")
     assert choose_backend(model, device=CPU, precision=torch.float32, candidates=["eager"]).measured
-    assert list(json.loads(remembered_in().read_text(encoding="utf-8")).values()) == [{"eager": 1.0}]
+    assert list(json.loads(cache_file().read_text(encoding="utf-8")).values()) == [{"eager": 1.0}]
 
 
 def test_a_memory_that_cannot_be_written_does_no_harm(
@@ -81,8 +81,8 @@ def test_one_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert set(ask(["eager", "inductor"]).milliseconds) == {"eager"}
     assert "inductor: RuntimeError: no compiler" in error_of(lambda: ask(["inductor"]))
-    key = next(iter(json.loads(remembered_in().read_text(encoding="utf-8"))))
-    remembered_in().write_text(json.dumps({key: {"eager": None}}), encoding="utf-8")
+    key = next(iter(json.loads(cache_file().read_text(encoding="utf-8"))))
+    cache_file().write_text(json.dumps({key: {"eager": None}}), encoding="utf-8")
     assert ask(["eager", "inductor"]).measured
 
 

@@ -1,4 +1,4 @@
-"""Which backend is the fastest for a network on this device: measured once, remembered in a file."""
+"""Time the backends that can run a network on a device, and remember which is the fastest."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dsnet.core.cuda_graphs import stream_pool
+from dsnet.core.cuda_graphs import captured_call
 from dsnet.core.files import write_text
 from dsnet.core.formats import BACKENDS
 from dsnet.core.schema import read_json
-from dsnet.core.timer import Progress, silent, timed
+from dsnet.core.timer import Progress, silent, time_interleaved
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
 from dsnet.runtime.backends.base import get_backend, list_backends
-from dsnet.runtime.partition.segments import pack
+from dsnet.runtime.partition.segments import Segment, pack
 
-__all__ = ["Choice", "choose_backend", "remembered_in"]
+__all__ = ["Choice", "cache_file", "choose_backend"]
 
 BATCHES = {"cpu": (1, 8), "cuda": (1, 64)}
-TURNS, WARM_UP, ROUNDS = 3, 2, 5
+BLOCKS, WARM_UP, ROUNDS = 3, 2, 5  # each backend is timed in several blocks of rounds
+PAUSE = 0.05  # seconds before a block: the threads of the backend before it may still be spinning
 PACKAGES = ("torch", "triton", "openvino", "onnxruntime")
 
 
 class Choice(NamedTuple):
-    """The fastest backend, and what all of them took: milliseconds an image at the largest route."""
+    """The fastest backend."""
 
     name: str
-    milliseconds: Mapping[str, float]
-    measured: bool  # now, and not in an earlier call
+    milliseconds: Mapping[str, float]  # per image at the largest route, by backend
+    measured: bool  # whether it was timed now and not read from the cache
 
 
-def remembered_in() -> Path:
-    """The file of choices: in ``DSNET_CACHE``, or where the user's caches are."""
+def cache_file() -> Path:
+    """Return the file of measured times: in ``DSNET_CACHE``, or in the user's folder for caches."""
     folder = os.environ.get("DSNET_CACHE")
     if folder is None:
         folder = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsnet")
@@ -58,28 +59,43 @@ def choose_backend(
     candidates: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> Choice:
-    """Times the largest route on every backend that can be used here, at batches of 1 and 8 (CUDA: 64)."""
-    asked = list_backends() if candidates is None else list(candidates)
-    usable = [name for name in asked if get_backend(name).unavailable(device, precision) is None]
+    """Time the largest route on every usable backend, at batches of 1 and 8 (CUDA: 1 and 64).
+
+    Args:
+        model: The network.
+        device: Where it is to run.
+        precision: The precision of its features.
+        image_size: Height and width, or one number for both (default: the network's).
+        candidates: Names of backends (default: all).
+        progress: Progress callback.
+
+    Raises:
+        DsnetError: If no candidate can be used, or all of them fail.
+    """
+    names = list_backends() if candidates is None else list(candidates)
+    usable = [name for name in names if get_backend(name).unavailable(device, precision) is None]
     if not usable:
-        raise DsnetError(f"none of the backends {', '.join(asked)} can be used on {device}")
+        raise DsnetError(f"none of the backends {', '.join(names)} can be used on {device}")
     shape = model.input_spec.shape(image_size)
+    workload = [model.spec.name, list(model.spec.options), list(shape), str(precision)]
     versions = {name: _version(name) for name in PACKAGES}
-    what = [model.spec.name, list(model.spec.options), list(shape), str(precision)]
-    where = [device_name(device), torch.get_num_threads(), versions, usable]
-    key = json.dumps([what, where], default=str)
-    known = _read()
-    found = known.get(key)
-    if (
-        isinstance(found, dict)
-        and found
-        and set(found) <= set(usable)
-        and all(isinstance(taken, int | float) for taken in found.values())
-    ):
-        return Choice(min(found, key=lambda name: found[name]), found, measured=False)
-    took = _measure(model, usable, device, precision, image_size, progress)
-    _write({**_read(), key: took})
-    return Choice(min(took, key=lambda name: took[name]), took, measured=True)
+    machine = [device_name(device), torch.get_num_threads(), versions, usable]
+    key = json.dumps([workload, machine], default=str)
+    times = _read_cache().get(key)
+    measured = not _valid(times, usable)
+    if measured:
+        times = _measure(model, usable, device, precision, image_size, progress)
+        _write_cache({**_read_cache(), key: times})
+    return Choice(min(times, key=lambda name: times[name]), times, measured=measured)
+
+
+def _valid(times: object, names: Sequence[str]) -> bool:
+    return (
+        isinstance(times, dict)
+        and bool(times)
+        and set(times) <= set(names)
+        and all(isinstance(milliseconds, int | float) for milliseconds in times.values())
+    )
 
 
 @torch.no_grad()
@@ -91,56 +107,54 @@ def _measure(
     image_size: int | tuple[int, int] | None,
     progress: Progress,
 ) -> dict[str, float]:
+    """Return the milliseconds per image, a mean over the batch sizes, of the backends that work."""
     options = [(choice,) for choice in model.space.largest.choices]
     batches = BATCHES[device.type]
-    parts = pack(model, options, image_size=image_size, precision=precision, device=device)
+    segments = pack(model, options, image_size=image_size, precision=precision, device=device)
     calls: dict[tuple[str, int], Callable[[], object]] = {}
     failed: dict[str, str] = {}
     for name in progress(names, len(names), "backend"):
-        ready: list[list[Callable[[], object]]] = []
         try:
-            for part in parts.values():
-                backend = get_backend(name)
-                inputs = [torch.randn(batch, *part.shape, device=device).to(precision) for batch in batches]
-                make = backend.convert(part.module, inputs[0])
-                calls_of_part: list[Callable[[], object]] = [functools.partial(make(x), x) for x in inputs]
-                if backend.captures(device):
-                    calls_of_part = [_recorded(call, device) for call in calls_of_part]
-                ready.append(calls_of_part)
-        except Exception as error:  # one that does not work here is not the fastest
+            calls |= _backend_calls(name, list(segments.values()), batches, device, precision)
+        except Exception as error:  # a backend that fails here is not the fastest
             failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            continue
-        for i, batch in enumerate(batches):
-            calls[name, batch] = functools.partial(_run_all, [part[i] for part in ready])
     if not calls:
         raise DsnetError(
             f"no backend works on {device}: " + "; ".join(f"{n}: {e}" for n, e in failed.items())
         )
-    # In blocks: threads of one backend wait busily for a while, on the cores that the next one needs.
-    taken: dict[tuple[str, int], list[float]] = {job: [] for job in calls}
-    for _ in range(TURNS):
-        for job, call in calls.items():
-            time.sleep(0.05)
-            for number in range(WARM_UP + ROUNDS):
-                took = timed(call, device)
-                if number >= WARM_UP:
-                    taken[job].append(took)
+    samples: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
+    for _ in range(BLOCKS):
+        for key, call in calls.items():
+            time.sleep(PAUSE)
+            samples[key] += time_interleaved({key: call}, device, rounds=ROUNDS, warm_up=WARM_UP)[key]
     return {
-        name: round(sum(statistics.median(taken[name, batch]) / batch for batch in batches) / len(batches), 4)
+        name: round(statistics.mean(statistics.median(samples[name, b]) / b for b in batches), 4)
         for name in names
         if name not in failed
     }
 
 
-def _recorded(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    def body() -> None:
-        call()
+def _backend_calls(
+    name: str,
+    segments: Sequence[Segment],
+    batches: Sequence[int],
+    device: torch.device,
+    precision: torch.dtype,
+) -> dict[tuple[str, int], Callable[[], object]]:
+    """Compile segments and return, by batch size, a call that runs all of them."""
+    backend = get_backend(name)
+    calls: dict[int, list[Callable[[], object]]] = {batch: [] for batch in batches}
+    for segment in segments:
+        inputs = [torch.randn(batch, *segment.shape, device=device).to(precision) for batch in batches]
+        compile_for = backend.convert(segment.module, inputs[0])
+        for batch, x in zip(batches, inputs, strict=True):
+            call = functools.partial(compile_for(x), x)
+            calls[batch].append(captured_call(call, device) if backend.captures(device) else call)
+    return {(name, batch): functools.partial(_run_all, calls[batch]) for batch in batches}
 
-    return stream_pool(device, 1).capture(body, 0)
 
-
-def _run_all(ready: Sequence[Callable[[], object]]) -> None:
-    for call in ready:
+def _run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
         call()
 
 
@@ -151,16 +165,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _read() -> dict[str, Any]:
+def _read_cache() -> dict[str, Any]:
     try:
-        data: dict[str, Any] = read_json(remembered_in(), BACKENDS)
-    except DsnetError:  # none, or damaged: it is measured again
+        data: dict[str, Any] = read_json(cache_file(), BACKENDS)
+    except DsnetError:  # missing or damaged
         return {}
     return data
 
 
-def _write(choices: Mapping[str, Any]) -> None:
-    path = remembered_in()
-    with suppress(OSError, DsnetError):  # it is measured again next time
+def _write_cache(times: Mapping[str, Any]) -> None:
+    path = cache_file()
+    with suppress(OSError, DsnetError):  # then it is measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(choices, indent=1))
+        write_text(path, json.dumps(times, indent=1))

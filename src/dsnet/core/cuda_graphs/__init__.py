@@ -2,7 +2,7 @@
 
 from dsnet.core.cuda_graphs.capture import CapturedGraph, capture
 from dsnet.core.cuda_graphs.function import GraphedFunction
-from dsnet.core.cuda_graphs.streams import StreamPool, stream_pool
+from dsnet.core.cuda_graphs.streams import StreamPool, captured_call, stream_pool
 from dsnet.core.cuda_graphs.training import CapturedPass, TrainingGraphs, TrainingPass
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "TrainingGraphs",
     "TrainingPass",
     "capture",
+    "captured_call",
     "stream_pool",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsnet.core.cuda_graphs.capture import capture
 
-__all__ = ["StreamPool", "stream_pool"]
+__all__ = ["StreamPool", "captured_call", "stream_pool"]
 
 WARM_UP = 2  # passes before a capture
 
@@ -101,3 +101,13 @@ class _CudaStreamPool(StreamPool):
 def stream_pool(device: torch.device, count: int) -> StreamPool:
     """Return ``count`` streams of a CUDA device; for other devices a pool that runs programs at once."""
     return _CudaStreamPool(device, count) if device.type == "cuda" else StreamPool()
+
+
+def captured_call(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Return a call that replays what ``call`` launches as a CUDA graph; on other devices, run it."""
+
+    def body() -> None:
+        call()
+
+    program = stream_pool(device, 1).capture(body, 0)
+    return lambda: (program(), call)  # the graph works on memory that ``call`` refers to
