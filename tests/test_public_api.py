@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import subprocess
@@ -54,3 +55,22 @@ def test_no_module_hides_a_public_name() -> None:
 def test_the_public_packages_have_an_api_page() -> None:
     pages = {page.stem for page in (Path(__file__).parents[1] / "docs" / "api").glob("*.md")}
     assert pages == {package.removeprefix("dsnet.") for package in PACKAGES}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_api_pages_list_names_that_a_module_shares(package: str) -> None:
+    """`::: package` lists the members of a package, but of `extract.extract` only the module."""
+    page = Path(__file__).parents[1] / "docs" / "api" / f"{package.removeprefix('dsnet.')}.md"
+    text = page.read_text(encoding="utf-8")
+    for name in importlib.import_module(package).__all__:
+        path = f"{package}.{name}"
+        if path not in PACKAGES and not name.startswith("_") and importlib.util.find_spec(path) is not None:
+            assert f"::: {path}.{name}\n" in text
+
+
+def test_examples_stand_under_the_heading_that_the_reference_renders() -> None:
+    source = Path(importlib.import_module("dsnet").__file__ or "").parent
+    for path in source.rglob("*.py"):
+        if "cli" not in path.parts:  # its docstrings are help texts
+            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+            assert "Example:" not in lines, f"{path}: write `Examples:`"

@@ -107,7 +107,7 @@ def profile_plan(
         DsnetError: ``model`` is not a supernet, a count is not a positive integer, or the backend cannot be
             used.
 
-    Example:
+    Examples:
         >>> import dsnet
         >>> table = profile_plan(dsnet.create_model("ds_mbnet_tiny"), backend="eager", repeats=1)
         >>> table.backend, table.memory, table.batches
