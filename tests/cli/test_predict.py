@@ -15,12 +15,8 @@ from torch import Tensor
 import dsnet
 from dsnet.cli import main
 from dsnet.cli.progress import CLEAR
-from dsnet.inference.classify import Prediction, Unread, open_predictor
-from dsnet.models import Supernet
-from dsnet.routing import (
-    CascadePolicy,
-    RoutedOutput,
-)
+from dsnet.inference.classify import FailedImage, Prediction, open_predictor
+from dsnet.runtime.plan import Plan
 from tests.support import error_of
 from tests.support.routed_run import COUNT, predicted
 
@@ -115,7 +111,7 @@ def test_damaged_images_are_reported_and_the_others_go_on(
     assert command(run, cut, text, "--route", "1") == 1
     assert capsys.readouterr().out == "0 images; 2 could not be read\n"
     results = list(open_predictor(run, route=1, device="cpu")([files[0], cut, files[1]]))
-    assert [type(result) for result in results] == [Prediction, Unread, Prediction]
+    assert [type(result) for result in results] == [Prediction, FailedImage, Prediction]
 
 
 def test_what_was_done_is_kept_where_it_is_stopped(
@@ -125,17 +121,17 @@ def test_what_was_done_is_kept_where_it_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out, real, sizes = tmp_path / "found.jsonl", CascadePolicy.__call__, []
+    out, real, sizes = tmp_path / "found.jsonl", Plan.__call__, []
 
-    def stopping(policy: CascadePolicy, model: Supernet, x: Tensor) -> RoutedOutput:
+    def stopping(plan: Plan, x: Tensor, route: int) -> Tensor:
         if len(sizes) % 3 == 2:
             if out.exists():  # what came before is on the disk while the next batch runs
                 sizes.append(len(out.read_text().splitlines()))
             raise KeyboardInterrupt
         sizes.append(len(x))
-        return real(policy, model, x)
+        return real(plan, x, route)
 
-    monkeypatch.setattr(CascadePolicy, "__call__", stopping)
+    monkeypatch.setattr(Plan, "__call__", stopping)
     assert command(run, *files, "--route", "0", "--batch", "5", "--out", out) == 130
     assert sizes == [5, 5, 10]
     assert [line["path"] for line in lines_of(out.read_text())] == files[:10]
@@ -185,7 +181,7 @@ def test_progress_is_for_several_batches_and_not_between_lines(
         (["--route", "4"], ["no route 4", "0 to 3"]),
         (["--route", "0", "--json", "--out", "x.jsonl"], ["--json", "--out", "one of them"]),
         (["--route", "0", "--force"], ["--force is for --out"]),
-        (["--route", "0", "--out", "nowhere/x.jsonl"], ["folder that is there", "nowhere"]),
+        (["--route", "0", "--out", "nowhere/x.jsonl"], ["existing folder", "nowhere"]),
         (["--route", "0", "--out", "."], ["--out takes a file"]),
         (["--route", "0", "--top", "11"], ["11", "has 10"]),
         (["--route", "0", "missing.png"], ["no file or folder 'missing.png'"]),

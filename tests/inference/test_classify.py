@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from torch import Tensor
 import dsnet
 from dsnet.data.transforms.augment import normalise
 from dsnet.inference.classify import Predictor, open_predictor
+from dsnet.models import Supernet
 from dsnet.routing import CascadePolicy
+from dsnet.runtime.partition import builders
+from dsnet.runtime.plan import Plan
 from dsnet.training import load_model, save_checkpoint
 from tests.support import error_of
 from tests.support.image_files import picture as noise
@@ -28,7 +32,7 @@ CHANNELS = {"mean": [0.5] * 3, "std": [0.2] * 3}
 
 
 def seen(predictor: Predictor, digits: Tensor) -> Tensor:
-    return normalise(digits, *predictor.channels)
+    return normalise(digits, *predictor.preprocessing[1:3])
 
 
 CHOSEN: list[dict[str, Any]] = [
@@ -89,6 +93,35 @@ def test_without_a_budget_the_gates_decide(run: Path, files: list[str], digits: 
         assert [result.route for result in predicted(predictor, files)] == choices
 
 
+@pytest.mark.parametrize("backend", ["eager", "onnxruntime"])
+@pytest.mark.parametrize("chosen", [{"budget": "45%"}, {"router": "gate"}, {"route": 2}], ids=str)
+def test_predictions_run_on_a_plan(
+    run: Path, files: list[str], digits: Tensor, backend: str, chosen: dict[str, Any]
+) -> None:
+    """A plan gives the routes and logits of the network; eager compiles it without timing anything."""
+    pytest.importorskip("torch" if backend == "eager" else backend)
+    timed = "dsnet.runtime.partition.builders.timed"
+    with mock.patch(timed, wraps=builders.timed) as measured:
+        predictor = open_predictor(run, **chosen, device="cpu", backend=backend)
+    assert bool(measured.call_count) == (backend != "eager")
+    assert isinstance(predictor.plan, Plan)
+    assert predictor.plan.network.backend == backend
+    assert predictor.plan.network.memory == ("shared" if backend == "eager" else "packed")
+    network = dsnet.load(run)
+    assert isinstance(network, dsnet.Classifier)
+    x = seen(predictor, digits)
+    expected = network.routed(**chosen).run(x) if "route" not in chosen else None
+    with mock.patch.object(Supernet, "run_route", side_effect=AssertionError("not by the plan")):
+        results = predicted(predictor, files, batch=9)
+    if expected is not None:
+        assert [result.route for result in results] == expected.routes.tolist()
+        logits = expected.logits
+    else:
+        logits = network.model(x, chosen["route"])
+    for result, row in zip(results, logits.softmax(1), strict=True):
+        assert result.best.probability == pytest.approx(row.max().item(), abs=1e-4)
+
+
 def test_every_kind_of_image_is_read_alike(run: Path, digits: Tensor, tmp_path: Path) -> None:
     rgb = picture(digits[3])
     grey, clear = rgb.convert("L"), rgb.convert("RGBA")
@@ -128,11 +161,11 @@ def test_the_side_and_the_names_are_the_runs(tmp_path: Path) -> None:
     def opened(name: str, **data: object) -> Predictor:
         return open_predictor(saved(tmp_path, name, **data), route=0, device="cpu")
 
-    assert opened("ds_mbnet_tiny").size == 16
+    assert opened("ds_mbnet_tiny").preprocessing.size == 16
     larger = opened("ds_mbnet_tiny", input={**CHANNELS, "size": 32})
-    assert larger.size == 32
+    assert larger.preprocessing.size == 32
     assert larger.policy.cost(larger.model.space, 0) == dsnet.madds(larger.model, 0, 32)
-    assert opened("ds_mbnet_cifar").size == 32
+    assert opened("ds_mbnet_cifar").preprocessing.size == 32
     assert opened("ds_mbnet_tiny").classes == tuple(map(str, range(10)))
     assert opened("ds_mbnet_tiny", classes=list("abcdefghij")).classes == tuple("abcdefghij")
     assert "3 names for the 10 classes" in error_of(lambda: opened("ds_mbnet_tiny", classes=list("abc")))
@@ -147,7 +180,7 @@ def test_images_are_cropped_as_the_run_says(tmp_path: Path) -> None:
         predictor = open_predictor(
             saved(tmp_path, "ds_mbnet_tiny", input={**CHANNELS, **data}), route=0, device="cpu"
         )
-        assert predictor.crop_ratio == ratio  # 1 where an earlier version made the run
+        assert predictor.preprocessing.crop_ratio == ratio  # 1 where an earlier version made the run
         pixels = torch.from_numpy(resized_then_cropped(path.read_bytes(), 16, shorter).copy())[None]
         expected = predictor.model(seen(predictor, pixels), 0).softmax(1).max().item()
         (result,) = predicted(predictor, [str(path)])

@@ -16,12 +16,13 @@ from dsnet.calibration import collect
 from dsnet.cli import main
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetWarning
-from dsnet.inference.classify import Prediction, Unanswered, open_predictor
+from dsnet.inference.classify import FailedImage, Prediction, open_predictor
 from dsnet.models import GateState, Supernet
 from dsnet.models.group_by_route import Routable
-from dsnet.routing import CascadePolicy, GatePolicy, RoutedOutput, Router
+from dsnet.routing import GatePolicy, RoutedOutput, Router
 from dsnet.routing.route_outputs import simulate
 from dsnet.routing.session import Session
+from dsnet.runtime.plan import Plan
 from dsnet.slicing import Mode
 from dsnet.training import load_model, save_checkpoint
 from tests.support import error_of
@@ -135,17 +136,15 @@ def test_the_command_answers_them_by_an_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = CascadePolicy.__call__
+    real = Plan.__call__
 
-    def poisoned(
-        policy: CascadePolicy, model: Supernet, x: Tensor, allowance: float | None = None
-    ) -> RoutedOutput:
-        output = real(policy, model, x, allowance)
-        output.logits[0] = float("nan")
-        output.logits[2, 3] = float("inf")
-        return output
+    def poisoned(plan: Plan, x: Tensor, route: int) -> Tensor:
+        logits = real(plan, x, route)
+        logits[0] = float("nan")
+        logits[2, 3] = float("inf")
+        return logits
 
-    monkeypatch.setattr(CascadePolicy, "__call__", poisoned)
+    monkeypatch.setattr(Plan, "__call__", poisoned)
     words = ["predict", str(run), *files[:5], "--route", "1", "--device", "cpu"]
     assert main([*words, "--json"]) == 1
     captured = capsys.readouterr()
@@ -159,7 +158,7 @@ def test_the_command_answers_them_by_an_error(
     assert capsys.readouterr().out.endswith("; 2 without an answer\n")
     assert main(words) == 1
     results = list(open_predictor(run, route=1, device="cpu")(files[:3]))
-    assert [type(result) for result in results] == [Unanswered, Prediction, Unanswered]
+    assert [type(result) for result in results] == [FailedImage, Prediction, FailedImage]
 
 
 def test_weights_and_normalisation_that_are_no_numbers_are_refused(run: Path, tmp_path: Path) -> None:

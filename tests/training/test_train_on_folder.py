@@ -56,7 +56,9 @@ def test_all_that_evaluates_prepares_images_alike(run: Path) -> None:
     assert _bytes(trained.test) == _bytes(opened.images)
     for path in files:
         pixels = torch.from_numpy(resized_then_cropped(path.read_bytes(), 16, 20).copy())[None]
-        expected = predictor.model(normalise(pixels, *predictor.channels), 0).softmax(1).max().item()
+        expected = (
+            predictor.model(normalise(pixels, *predictor.preprocessing[1:3]), 0).softmax(1).max().item()
+        )
         (found,) = predictor([path])
         assert isinstance(found, Prediction)
         assert found.best.probability == pytest.approx(expected, abs=1e-5)

@@ -103,7 +103,9 @@ def run_predict(args: argparse.Namespace) -> int:
         raise DsnetError(f"the gate of {args.run} is not trained: give --route, or train with gate.epochs")
     missed, rows = 0, []
     with nullcontext() if args.out is None else args.out.open("w", encoding="utf-8") as file:
-        found = detect_files(saved, paths, route=route, score=args.score, batch=args.batch)
+        found = detect_files(
+            saved, paths, route=route, score=args.score, batch=args.batch, backend=args.backend
+        )
         for one in found if args.json else progress(found, len(paths), "image"):
             if not isinstance(one, ImageDetections):
                 missed += 1

@@ -14,7 +14,7 @@ from dsnet.cli.progress import progress
 from dsnet.cli.threads import set_threads_for
 from dsnet.data.find_images import find_images
 from dsnet.errors import DsnetError, printable
-from dsnet.inference.classify import Prediction, Unanswered, Unread, open_predictor
+from dsnet.inference.classify import FailedImage, Prediction, open_predictor
 from dsnet.report.text import human, table
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.router import format_cost
@@ -34,10 +34,12 @@ def run(args: argparse.Namespace) -> int:
         route=args.route,
         name=args.name,
         device=args.device,
+        backend=args.backend,
     )
-    set_threads_for(args, predictor.model, predictor.size, batch=min(args.batch, len(paths)))
+    size = predictor.preprocessing.size
+    set_threads_for(args, predictor.model, size, batch=min(args.batch, len(paths)))
     costs = predictor.policy.costs
-    results: Iterator[Prediction | Unread | Unanswered] = predictor(paths, batch=args.batch, top=args.top)
+    results: Iterator[Prediction | FailedImage] = predictor(paths, batch=args.batch, top=args.top)
     if len(paths) > args.batch and not (args.json and sys.stdout.isatty()):  # lines there show how far it is
         results = progress(results, len(paths), "image")
     rows: list[list[str]] = []
@@ -51,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
                     if lines is None:
                         rows.append(_row(result, trace=args.trace))
                 else:
-                    unread, unanswered = (
-                        unread + isinstance(result, Unread),
-                        unanswered + isinstance(result, Unanswered),
-                    )
+                    unread, unanswered = unread + (not result.readable), unanswered + result.readable
                     plain = result.to_dict()
                     _complain(plain)
                 if lines is not None:

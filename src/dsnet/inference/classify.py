@@ -1,4 +1,4 @@
-"""From image files to classes: every image at its route, prepared as the test split is."""
+"""Classify image files, each image at its own route, on a plan of the runtime."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsnet import runtime
 from dsnet.calibration.calibration import Calibration, has_trained_gates
-from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.cpus import available_cpus
-from dsnet.core.device import pick_device
-from dsnet.data.dataset import check_ratio
 from dsnet.data.decode import THREADS, DecodeError, decode, pillow
-from dsnet.data.transforms.augment import check_channels, normalise
+from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
+from dsnet.inference.load_run import ClassifierInput, classifier_from_checkpoint
 from dsnet.models import Supernet
-from dsnet.models.loading import build_network, load_classifier
+from dsnet.models.loading import load_classifier
 from dsnet.routing.cost_table import CostTable, Unit
-from dsnet.routing.policies import CascadePolicy, GatePolicy, Policy, policy_class
-from dsnet.routing.router import Routed, format_cost, parse_budget
-from dsnet.training.stage1.teacher import Channels
+from dsnet.routing.policies import GatePolicy, Policy, RoutedOutput, SingleRoutePolicy, policy_class
+from dsnet.routing.router import Routed, Router, format_cost, parse_budget
+from dsnet.runtime.plan import Plan
 
-__all__ = ["Answer", "Prediction", "Predictor", "Unanswered", "Unread", "open_predictor"]
+__all__ = ["Answer", "FailedImage", "Prediction", "Predictor", "compile_settings", "open_predictor"]
+
+WHOLE = 2**16  # images; larger than any batch
 
 
 class Answer(NamedTuple):
-    """A class, and how probable the network holds it."""
+    """A class and its probability."""
 
     label: int
     name: str
@@ -41,12 +42,12 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What an image shows, the route that said so, and what that cost."""
+    """The most probable classes of an image, the route that it took, and the cost of that."""
 
     path: str
     answers: tuple[Answer, ...]  # the most probable first
     route: int
-    routes: tuple[int, ...]  # all that ran, in order
+    routes: tuple[int, ...]  # all routes that ran, in order
     cost: float
     unit: Unit
 
@@ -56,7 +57,7 @@ class Prediction:
         return self.answers[0]
 
     def to_dict(self, *, trace: bool = False) -> dict[str, Any]:
-        """Plain data (JSON types); with ``trace`` also the routes that ran."""
+        """Return plain data (JSON types); with ``trace`` also the routes that ran."""
         top = [{"class": a.name, "label": a.label, "probability": a.probability} for a in self.answers]
         return {
             "path": self.path,
@@ -69,114 +70,130 @@ class Prediction:
         }
 
 
-class Unread(NamedTuple):
-    """An image that could not be read, and why."""
+class FailedImage(NamedTuple):
+    """An image without a result, and the reason."""
 
     path: str
-    reason: str
+    error: str
+    readable: bool  # False: the file cannot be decoded; True: the network's output is not finite
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types)."""
-        return {"path": self.path, "error": f"cannot be read: {self.reason}"}
-
-
-class Unanswered(NamedTuple):
-    """An image for which the network gave no answer, and why."""
-
-    path: str
-    reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types)."""
-        return {"path": self.path, "error": f"has no answer: {self.reason}"}
+        """Return plain data (JSON types)."""
+        return {"path": self.path, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictor:
-    """A network, the policy that routes its images, and how they are prepared."""
+    """A plan of a network, with the class names and the preparation of its images."""
 
     model: Supernet
-    policy: Policy
+    plan: Plan
+    policy: Policy  # of the plan, or of its only route
+    route: int | None  # of all images; None: the policy decides
     classes: tuple[str, ...]
-    channels: Channels
-    size: int
-    crop_ratio: float = 1.0  # of size to the shorter side that images are resized to before they are cropped
+    preprocessing: ClassifierInput
 
     def __post_init__(self) -> None:
-        check_ratio("crop_ratio", self.crop_ratio)
         outputs = self.model.head.classifier.out_features
         if len(self.classes) != outputs:
             raise DsnetError(f"{len(self.classes)} names for the {outputs} classes of the network")
-        self.model.input_spec.shape(self.size)  # raises where the network does not take this size
-        check_channels(*self.channels)
 
     def __call__(
         self, paths: Sequence[str | Path], *, batch: int = 64, top: int = 1
-    ) -> Iterator[Prediction | Unread | Unanswered]:
-        """What every image shows, in the order of ``paths``; results come batch by batch.
+    ) -> Iterator[Prediction | FailedImage]:
+        """Classify image files. The next batch is decoded while the network runs.
 
-        An image that cannot be read, or whose logits are not finite, is answered by that; the others go on.
-        ``top`` is how many classes an answer names. The next batch is decoded while the network runs.
+        Args:
+            paths: Image files.
+            batch: Images at a time.
+            top: Number of classes in a result.
+
+        Returns:
+            An iterator over the results, in the order of ``paths``. An image that cannot be read, or whose
+            logits are not finite, is a `FailedImage`.
+
+        Raises:
+            DsnetError: ``batch`` is below 1, or ``top`` not from 1 to the number of classes.
         """
         if batch < 1:
             raise DsnetError(f"a batch has at least 1 image, not {batch}")
         if not 1 <= top <= len(self.classes):
             raise DsnetError(f"the {top} most probable classes: the network has {len(self.classes)}")
-        pillow()  # else every image would be missed for the lack of it
+        pillow()  # without it, every single image would fail
         return self._results([os.fspath(path) for path in paths], batch, top)
 
-    def _results(self, paths: list[str], batch: int, top: int) -> Iterator[Prediction | Unread | Unanswered]:
-        for decoded in _decoded(paths, self.size, self.crop_ratio, batch):
-            good = {path: image for path, image in decoded if isinstance(image, Tensor)}
-            known = self._answered(good, top) if good else {}
+    def _results(self, paths: list[str], batch: int, top: int) -> Iterator[Prediction | FailedImage]:
+        for decoded in _decode_ahead(paths, self.preprocessing, batch):
+            images = {path: image for path, image in decoded if isinstance(image, Tensor)}
+            results = self._predict(images, top) if images else {}
             for path, image in decoded:
-                yield Unread(path, image) if isinstance(image, str) else known[path]
+                failed = isinstance(image, str)
+                yield FailedImage(path, f"cannot be read: {image}", False) if failed else results[path]
 
     @torch.no_grad()
-    def _answered(self, images: dict[str, Tensor], top: int) -> dict[str, Prediction | Unanswered]:
-        pixels = torch.stack(list(images.values())).to(self.model.head.classifier.weight.device)
-        output = self.policy(self.model, normalise(pixels, *self.channels))
+    def _predict(self, images: dict[str, Tensor], top: int) -> dict[str, Prediction | FailedImage]:
+        pixels = torch.stack(list(images.values())).to(self.plan.network.device)
+        x = normalise(pixels, self.preprocessing.mean, self.preprocessing.std)
+        if self.route is None:
+            output = self.plan.run(x)
+        else:
+            output = RoutedOutput(self.plan(x, self.route), torch.full((len(x),), self.route))
         best = F.softmax(output.logits, 1).topk(top)
-        numbers = best.indices.tolist(), best.values.tolist(), output.routes.tolist(), output.finite.tolist()
-        found: dict[str, Prediction | Unanswered] = {}
-        for path, labels, shares, route, finite in zip(images, *numbers, strict=True):
+        columns = (best.indices, best.values, output.routes, output.finite)
+        results: dict[str, Prediction | FailedImage] = {}
+        for path, labels, probabilities, route, finite in zip(
+            images, *(column.tolist() for column in columns), strict=True
+        ):
             if not finite:
-                found[path] = Unanswered(path, f"the logits of route {route} are not finite")
+                error = f"has no answer: the logits of route {route} are not finite"
+                results[path] = FailedImage(path, error, True)
                 continue
-            found[path] = Prediction(
+            ranking = zip(labels, probabilities, strict=True)
+            results[path] = Prediction(
                 path=path,
-                answers=tuple(Answer(n, self.classes[n], p) for n, p in zip(labels, shares, strict=True)),
+                answers=tuple(Answer(label, self.classes[label], share) for label, share in ranking),
                 route=route,
                 routes=self.policy.path(route),
                 cost=self.policy.cost(self.model.space, route),
                 unit=self.policy.costs.unit,
             )
-        return found
+        return results
 
 
-def _decoded(
-    paths: list[str], size: int, ratio: float, batch: int
+def _decode_ahead(
+    paths: list[str], spec: ClassifierInput, batch: int
 ) -> Iterator[list[tuple[str, Tensor | str]]]:
-    """Batches of (path, image [3, size, size] of bytes, or why there is none), one batch ahead."""
+    """Yield batches of (path, bytes [3, size, size] or the reason for a failure), decoded one batch ahead."""
     groups = [paths[start : start + batch] for start in range(0, len(paths), batch)]
     threads = ThreadPoolExecutor(min(THREADS, available_cpus()))  # Pillow decodes without holding the GIL
 
     def read(path: str) -> Tensor | str:
         try:
-            return decode(path, size, ratio=ratio)[0]
+            return decode(path, spec.size, ratio=spec.crop_ratio)[0]
         except DecodeError as error:
             return str(error)
 
-    def begin(at: int) -> list[Future[Tensor | str]]:
-        return [threads.submit(read, path) for path in groups[at]] if at < len(groups) else []
+    def submit(group: int) -> list[Future[Tensor | str]]:
+        return [threads.submit(read, path) for path in groups[group]] if group < len(groups) else []
 
     try:
-        ahead = begin(0)
-        for at, group in enumerate(groups):
-            now, ahead = ahead, begin(at + 1)
-            yield [(path, image.result()) for path, image in zip(group, now, strict=True)]
+        following = submit(0)
+        for number, group in enumerate(groups):
+            current, following = following, submit(number + 1)
+            yield [(path, image.result()) for path, image in zip(group, current, strict=True)]
     finally:
         threads.shutdown(cancel_futures=True)
+
+
+def compile_settings(backend: str) -> dict[str, Any]:
+    """Return settings of `dsnet.runtime.compile` for a plan that is used once.
+
+    With the backend ``eager``, a plan of slices of the model's own weights: nothing is copied, converted or
+    timed, so that the first result comes as soon as without a plan. Other backends take longer to compile.
+    """
+    if backend == "eager":
+        return {"backend": backend, "memory": "shared", "batch_buckets": [WHOLE]}
+    return {"backend": backend}
 
 
 def open_predictor(
@@ -187,80 +204,87 @@ def open_predictor(
     route: int | None = None,
     name: str | None = None,
     device: str = "auto",
+    backend: str = "eager",
 ) -> Predictor:
-    """The network of a run, routed within a budget, by its gates' own decision, or at one route.
+    """Open a run for prediction: routed within a budget, by its gates' own decision, or at one route.
 
-    A budget needs a calibrated run, the gates' own decision trained gates, one route neither.
+    Args:
+        run: The folder of a run.
+        budget: Mean cost of an image, as `dsnet.routing.Routed` takes it; needs a calibrated run.
+        router: The name of a calibrated router; ``auto`` is the most accurate one at the budget.
+        route: The route of all images; neither a budget nor a router may be given with it.
+        name: The checkpoint (default: gated, else final, else last).
+        device: The device; ``auto`` is a GPU if there is one.
+        backend: The runtime backend, see `dsnet.runtime.compile`.
+
+    Raises:
+        DsnetError: The run cannot be opened, or cannot route as asked.
     """
     if route is not None and (budget is not None or router != "auto"):
         raise DsnetError("a route is for every image: it takes neither a budget nor a router")
     if router != "auto":
         policy_class(router)  # raises an error if no router has this name
-    where = str(run) if name is None else f"{run} --name {name}"
-    saved = load_classifier(run, name)
-    known = saved.data.get("input")
-    if known is None:
-        raise DsnetError(
-            f"{run} does not say how its images were normalised; `dsnet recalibrate` notes it, or "
-            'save it with save_checkpoint(..., data={"input": {"mean": [...], "std": [...]}})'
-        )
-    model = build_network(saved).to(pick_device(device))
-    size = _side(saved, model)
-    alone = saved.data.get("route")
-    if alone is not None:
-        if budget is not None or router != "auto" or route not in (None, alone):
-            raise DsnetError(f"{where} was trained at route {alone} alone: there is nothing to choose")
-        route = int(alone)
-    calibration = None if saved.data.get("routing") is None else Calibration.of(saved, where)
+    saved, source = load_classifier(run, name), str(run) if name is None else f"{run} --name {name}"
+    classifier = classifier_from_checkpoint(saved, source, device)
+    model, size, preprocessing = classifier.model, classifier.size, classifier.preprocessing
+    model.input_spec.shape(size)  # raises an error if the network does not take this size
+    trained_route = saved.data.get("route")
+    if trained_route is not None:
+        if budget is not None or router != "auto" or route not in (None, trained_route):
+            raise DsnetError(
+                f"{source} was trained at route {trained_route} alone: there is nothing to choose"
+            )
+        route = int(trained_route)
+    calibration = None if saved.data.get("routing") is None else classifier.calibration
     costs = CostTable.of_model(model, size) if calibration is None else calibration.costs
     gated = has_trained_gates(saved)
-    policy: Policy
+    routed: Supernet | Routed = model
+    policy: Policy = GatePolicy(costs=costs)
     if route is not None:
         model.require_statistics(model.space.resolve(route))
-        policy = CascadePolicy(costs=costs, routes=(route,), thresholds=())  # its first route is its last
+        policy = SingleRoutePolicy(costs=costs, routes=(route,), thresholds=())
     elif budget is None and router in ("auto", "gate") and gated:
-        policy = GatePolicy(costs=costs)
+        pass  # the gates decide by themselves
     elif router == "gate" and not gated:
-        raise DsnetError(f"the gates of {where} are not trained; run `dsnet gate {where}` first")
+        raise DsnetError(f"the gates of {source} are not trained; run `dsnet gate {source}` first")
     elif calibration is None:
         raise DsnetError(
-            f"{where} has no router that keeps a budget: run `dsnet calibrate {where}` first, or give one "
+            f"{source} has no router that keeps a budget: run `dsnet calibrate {source}` first, or give one "
             f"route for every image: --route N, 0 to {len(model.space) - 1}"
         )
     else:
-        policy = _within(budget, router, calibration, model, where)
-    numbers = map(str, range(model.head.classifier.out_features))
+        routed = Routed(model, *_router_within(budget, router, calibration, source))
+        policy = routed.policy
+    plan = runtime.compile(
+        routed,
+        image_size=size,
+        routes=None if route is None else [route],
+        **compile_settings(backend),
+    )
     return Predictor(
         model=model,
+        plan=plan,
         policy=policy,
-        classes=tuple(saved.data.get("classes") or numbers),
-        channels=(tuple(known["mean"]), tuple(known["std"])),
-        size=size,
-        crop_ratio=known.get("crop_ratio", 1.0),
+        route=route,
+        classes=classifier.classes,
+        preprocessing=preprocessing,
     )
 
 
-def _side(saved: Checkpoint, model: Supernet) -> int:
-    """Side of the images that the run was tested with."""
-    known = saved.data.get("input")
-    return int((known or {}).get("size") or model.input_spec.image_size)
-
-
-def _within(
-    budget: float | str | None, router: str, calibration: Calibration, model: Supernet, where: str
-) -> Policy:
-    """The policy that keeps a budget; without one, an error that says which are possible."""
+def _router_within(
+    budget: float | str | None, router: str, calibration: Calibration, source: str
+) -> tuple[Router, float | None]:
+    """Return the router and the budget as a number; without a needed one, raise what is possible."""
     costs = calibration.costs
-    if budget is None:
-        policy = None if router == "auto" else policy_class(router).without_budget(costs)
-        if policy is not None:
-            return policy
-        low, high = calibration.budget_range(router)
-        reach = f"{format_cost(low, costs.unit)} to {format_cost(high, costs.unit)}"
-        shares = f"{low / costs.largest:.1%} to {high / costs.largest:.1%}"
-        raise DsnetError(
-            f"{where} needs a budget (--budget 45%) from {reach}, which is {shares} of the largest route; "
-            "or one route for every image (--route N)"
-        )
-    number = parse_budget(budget, costs) if isinstance(budget, str) else budget
-    return Routed(model, calibration.router(router, number), number).policy
+    if budget is not None:
+        number = parse_budget(budget, costs)
+        return calibration.router(router, number), number
+    if router != "auto" and policy_class(router).without_budget(costs) is not None:
+        return Router(kind=router, costs=costs), None
+    low, high = calibration.budget_range(router)
+    budgets = f"{format_cost(low, costs.unit)} to {format_cost(high, costs.unit)}"
+    shares = f"{low / costs.largest:.1%} to {high / costs.largest:.1%}"
+    raise DsnetError(
+        f"{source} needs a budget (--budget 45%) from {budgets}, which is {shares} of the largest route; "
+        "or one route for every image (--route N)"
+    )

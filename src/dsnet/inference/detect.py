@@ -19,8 +19,9 @@ from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.io import SavedDetector
 from dsnet.errors import DsnetError
+from dsnet.inference.classify import FailedImage, compile_settings
 
-__all__ = ["FailedImage", "ImageDetections", "detect_files"]
+__all__ = ["ImageDetections", "detect_files"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,14 +49,6 @@ class ImageDetections:
             for box, score, label in rows
         ]
         return {"path": self.path, "route": self.route, "madds": self.madds, "boxes": boxes}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedImage:
-    """An image that could not be read, or whose predictions are not finite, and the reason."""
-
-    path: str
-    error: str
 
 
 class _Image(NamedTuple):
@@ -94,7 +87,10 @@ def detect_files(
         raise DsnetError(f"score must be at least 0 and below 1, not {score}")
     size = saved.preprocessing.size
     plan = runtime.compile(
-        saved.detector, backend=backend, image_size=size, routes=None if route is None else [route]
+        saved.detector,
+        image_size=size,
+        routes=None if route is None else [route],
+        **compile_settings(backend),
     )
     with ThreadPoolExecutor(THREADS) as pool:
         for index in chunks(torch.arange(len(paths)), batch):
@@ -109,7 +105,7 @@ def _open(path: str, side: int) -> _Image | FailedImage:
     try:
         pixels, (width, height) = open_square(path, side)
     except DecodeError as error:
-        return FailedImage(path=path, error=str(error))
+        return FailedImage(path, str(error), readable=False)
     return _Image(path, pixels, width, height)
 
 
@@ -136,7 +132,7 @@ def _detect(
                 f"the detector's predictions at route {number} are not finite: its weights, or the mean and "
                 "deviation that images are normalised by, are damaged"
             )
-            yield FailedImage(path=image.path, error=reason)
+            yield FailedImage(image.path, reason, readable=True)
             continue
         yield ImageDetections(
             path=image.path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,16 @@ from dsnet.models import Supernet
 from dsnet.models.loading import build_network
 from dsnet.routing.router import Routed, parse_budget
 
-__all__ = ["Classifier", "load"]
+__all__ = ["Classifier", "ClassifierInput", "classifier_from_checkpoint", "load"]
+
+
+class ClassifierInput(NamedTuple):
+    """How a classifier's images are prepared: a centre crop, normalised by the channels' statistics."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_ratio: float  # of size to the shorter side that images are resized to before they are cropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,22 @@ class Classifier:
     checkpoint: Checkpoint
     source: str
 
+    @property
+    def preprocessing(self) -> ClassifierInput:
+        """How the images of the test split were prepared.
+
+        Raises:
+            DsnetError: The checkpoint does not say how images are normalised.
+        """
+        saved = self.checkpoint.data.get("input")
+        if saved is None:
+            raise DsnetError(
+                f"{self.source} does not say how its images were normalised; `dsnet recalibrate` notes it, "
+                'or save it with save_checkpoint(..., data={"input": {"mean": [...], "std": [...]}})'
+            )
+        crop_ratio = saved.get("crop_ratio", 1.0)  # 1 in runs of early versions
+        return ClassifierInput(self.size, tuple(saved["mean"]), tuple(saved["std"]), crop_ratio)
+
     def prepare(self, images: ImageSource | Sequence[ImageSource]) -> Tensor:
         """Crop and normalise images as the test split was.
 
@@ -55,18 +81,12 @@ class Classifier:
         Raises:
             DsnetError: An image cannot be read, or the checkpoint does not say how images are normalised.
         """
-        known = self.checkpoint.data.get("input")
-        if known is None:
-            raise DsnetError(
-                f"{self.source} does not say how its images were normalised; `dsnet recalibrate` notes it, "
-                'or save it with save_checkpoint(..., data={"input": {"mean": [...], "std": [...]}})'
-            )
-        pixels = []
+        spec, pixels = self.preprocessing, []
         for source in list_images(images):
             with open_rgb(source) as image:
-                pixels.append(center_crop(image, self.size, known.get("crop_ratio", 1.0)))
+                pixels.append(center_crop(image, spec.size, spec.crop_ratio))
         device = self.model.head.classifier.weight.device
-        return normalise(torch.stack(pixels).to(device), tuple(known["mean"]), tuple(known["std"]))
+        return normalise(torch.stack(pixels).to(device), spec.mean, spec.std)
 
     @property
     def calibration(self) -> Calibration:
@@ -105,7 +125,7 @@ def load(
 
     Returns:
         A `Classifier`, or for a detector's run a `dsnet.detection.SavedDetector`. Both have ``classes``,
-        ``checkpoint`` and ``prepare``.
+        ``checkpoint``, ``preprocessing`` and ``prepare``.
 
     Raises:
         DsnetError: There is no such checkpoint, or it is damaged.
@@ -115,17 +135,23 @@ def load(
         >>> logits = run.routed("45%")(run.prepare(["a.png", "b.png"]))  # doctest: +SKIP
     """
     saved = load_checkpoint(run, name)
-    where = pick_device(str(device))
     if saved.kind == "detector":
         detector = detector_from_checkpoint(saved, run)
-        detector.detector.to(where)
+        detector.detector.to(pick_device(str(device)))
         return detector
-    model = build_network(saved).to(where)
+    return classifier_from_checkpoint(saved, str(run) if name is None else f"{run} --name {name}", device)
+
+
+def classifier_from_checkpoint(
+    saved: Checkpoint, source: str, device: torch.device | str = "cpu"
+) -> Classifier:
+    """Build the classifier of a checkpoint; ``source`` is the run's name in error messages."""
+    model = build_network(saved).to(pick_device(str(device)))
     outputs = model.head.classifier.out_features
     return Classifier(
         model=model,
         classes=tuple(saved.data.get("classes") or map(str, range(outputs))),
         size=int((saved.data.get("input") or {}).get("size") or model.input_spec.image_size),
         checkpoint=saved,
-        source=str(run) if name is None else f"{run} --name {name}",
+        source=source,
     )

@@ -108,12 +108,14 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     ``memory="packed"`` gives every route its own weights, contiguous, batch norms folded; ``"shared"`` runs
     slices of the supernet's own. ``backend="auto"`` times those that can be used here and takes the fastest;
     the choice is remembered. ``batch_buckets`` are the batch sizes that programs are made for, where a
-    backend needs to know; others run in several of these. ``routes`` are those to hold, by default those that
-    the budget needs, as `dsnet.runtime.resident_routes` says; `Plan.at` adds what another budget needs, and
-    ``budgets="all"`` holds them all from the start. ``progress`` shows what is being made (by default in the
-    log, at level INFO). ``batch_invariant``: whether gates of the backend eager on a CPU decide alike, to
-    the last bit, whatever the batch; by default where that costs less than a twentieth of the time, for
-    images of 96 pixels and more. Other backends are as `Plan.batch_invariant` says.
+    backend needs to know; others run in several of these, by measured times. With a single size, a backend
+    that takes any batch (such as eager) is not timed: it runs batches of up to this size whole. ``routes``
+    are those to hold, by default those that the budget needs, as `dsnet.runtime.resident_routes` says;
+    `Plan.at` adds what another budget needs, and ``budgets="all"`` holds them all from the start.
+    ``progress`` shows what is being made (by default in the log, at level INFO). ``batch_invariant``: whether
+    gates of the backend eager on a CPU decide alike, to the last bit, whatever the batch; by default where
+    that costs less than a twentieth of the time, for images of 96 pixels and more. Other backends are as
+    `Plan.batch_invariant` says.
     """
     router, budget = (model.router, model.budget) if isinstance(model, Routed) else (None, None)
     partitioner = partitioner_of(model)
@@ -183,7 +185,8 @@ def _engine(
     if backend.captures(place):
         shared_segments = find_shared_segments(network, options, image_size=image_size)
     pairs = len(segment_histories(network, options, shared_segments)) > 1 + sum(map(len, options))
-    buckets = _buckets(batch_buckets, _sizes(backend, place, pairs=pairs))
+    any_batch = backend.any_batch(place) and not backend.captures(place)
+    buckets = _buckets(batch_buckets, _sizes(backend, place, pairs=pairs), any_batch=any_batch)
     size = network.input_spec.shape(image_size)
     known: Mapping[SegmentKey, BucketedProgram] = {}
     if before is not None and before.graph_executor is None and not before.keyed:
@@ -376,7 +379,7 @@ def _sizes(backend: Backend, device: torch.device, *, pairs: bool) -> tuple[int,
     return RECORDED_PAIRS if pairs else RECORDED
 
 
-def _buckets(given: Sequence[int] | None, usual: Sequence[int]) -> tuple[int, ...]:
+def _buckets(given: Sequence[int] | None, usual: Sequence[int], *, any_batch: bool) -> tuple[int, ...]:
     sizes = usual if given is None else given
     if (
         not isinstance(sizes, list | tuple)
@@ -384,7 +387,7 @@ def _buckets(given: Sequence[int] | None, usual: Sequence[int]) -> tuple[int, ..
         or any(type(size) is not int or size < 1 for size in sizes)
     ):
         raise DsnetError(f"batch_buckets are positive integers, not {given!r}")
-    return tuple(sorted({1, *sizes}))
+    return tuple(sorted({*sizes} if any_batch else {1, *sizes}))
 
 
 def _options(model: Supernet, routes: Sequence[int]) -> list[tuple[int, ...]]:

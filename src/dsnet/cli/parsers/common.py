@@ -137,6 +137,12 @@ class Parser(argparse.ArgumentParser):
         """Add ``--batch``."""
         self.add_argument("--batch", type=positive, default=default, help=f"batch size (default: {default})")
 
+    def add_plan_backend(self) -> None:
+        """Add ``--backend`` of the plan that predicts."""
+        text = f"backend of the plan: {', '.join(BACKENDS)}, or auto, which times them; all but eager take "
+        text += "time to compile and are faster for many images (default: eager)"
+        self.add_argument("--backend", default="eager", metavar="NAME", help=text)
+
     def add_settings(self, text: str = "change a setting", option: str = "--set") -> None:
         """Add ``--set KEY=VALUE``."""
         text += "; may be repeated"

@@ -103,3 +103,4 @@ def predict(parser: Parser) -> None:
     parser.add_flag("--force", "replace existing files")
     parser.add_batch(16)
     parser.add_device()
+    parser.add_plan_backend()

@@ -107,3 +107,4 @@ def predict(parser: Parser) -> None:
     parser.add_batch(64)
     parser.add_checkpoint()
     parser.add_device()
+    parser.add_plan_backend()

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.detection.model.fssd import Detector
+from dsnet.errors import DsnetError
 from dsnet.models.conv_blocks import ConvNormAct
+from dsnet.models.features import PrefixFeatures
 from dsnet.routes import Route, Slice
 from dsnet.runtime.partition.feature_maps import Behind, Front, Projections, ToFused, flat_maps, resized_maps
 from dsnet.runtime.partition.per_image_norm import by_history
 from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead, in_precision
 
-__all__ = ["Split", "pack_detector", "split_detector"]
+__all__ = ["Split", "pack_detector", "share_detector", "split_detector"]
 
 
 def pack_detector(
@@ -39,6 +41,57 @@ def pack_detector(
         return _Head(_projections(detector, route, image_size), _Pyramid(detector, route, image_size))
 
     return _pack(detector, choices, head, image_size, precision, device)
+
+
+def share_detector(
+    detector: Detector, choices: Sequence[int], *, image_size: int | tuple[int, int] | None = None
+) -> dict[SegmentKey, Segment]:
+    """Return the same segments as `pack_detector`, as slices of the detector's own weights."""
+    network = detector.network
+    routes = [network.space.of_choices((choice,)) for choice in choices]
+    for route in routes:
+        network.require_statistics(route)
+    image = network.input_spec.shape(image_size)
+    weight = detector.norm.weight
+    with torch.no_grad():
+        prefix = detector.enter(torch.zeros(1, *image, device=weight.device, dtype=weight.dtype))
+    row = Shape(sum(x.numel() for x in prefix.tensors()), 1, 1)
+    segments: dict[SegmentKey, Segment] = {(): Segment(_SlicedFront(detector), image)}
+    for route in routes:
+        segments[route.choices] = Segment(_SlicedBehind(detector, route, prefix), row)
+    return segments
+
+
+class _SlicedFront(nn.Module):
+    """Runs a detector up to its gate: images → rows of maps [B, numbers, 1, 1] and scores [B, choices]."""
+
+    def __init__(self, detector: Detector) -> None:
+        super().__init__()
+        self.detector, self.choices = detector, detector.network.gate(0).choices
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.detector.training or self.detector.network.gate(0).choices != self.choices:
+            what = "is in training mode" if self.detector.training else "has another routing head"
+            raise DsnetError(f"the detector that this plan shares {what} now; call .eval(), or compile again")
+        prefix = self.detector.enter(x)
+        assert prefix.encoding is not None
+        row = torch.cat([maps.flatten(1) for maps in prefix.tensors()], 1)
+        return row[:, :, None, None], self.detector.network.gate(0).score(prefix.encoding)
+
+
+class _SlicedBehind(nn.Module):
+    """Runs a route of a detector on such rows, and returns rows of offsets and logits."""
+
+    def __init__(self, detector: Detector, route: Route, prefix: PrefixFeatures) -> None:
+        super().__init__()
+        self.detector, self.route, self.prefix = detector, route, prefix
+        self.shapes = [x.shape[1:] for x in prefix.tensors()]
+
+    def forward(self, row: Tensor) -> Tensor:
+        pieces = torch.split(row.flatten(1), [shape.numel() for shape in self.shapes], 1)
+        maps = [piece.view(-1, *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        output = self.detector.output_from(self.prefix.with_tensors(maps), self.route)
+        return torch.cat([values.flatten(1) for values in output], 1)
 
 
 class Split(NamedTuple):

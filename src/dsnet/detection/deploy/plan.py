@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.process_bound import InProcess
-from dsnet.detection.deploy.partition import pack_detector, split_detector
+from dsnet.detection.deploy.partition import pack_detector, share_detector, split_detector
 from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.model.fssd import Detector, DetectorOutput, RoutedDetectorOutput
 from dsnet.detection.postprocess import (
@@ -208,10 +208,10 @@ class DetectorPartitioner:
         self, model: Detector, request: PartitionRequest
     ) -> tuple[dict[SegmentKey, Segment], SharedHead | None]:
         """Return the prefix, a segment for every choice, and the pyramid where it runs behind all of them."""
-        if request.shared:
-            raise DsnetError("memory='shared' is for networks alone; a detector's segments are packed")
         choices = request.options[0]
         size, precision, device = request.image_size, request.precision, request.device
+        if request.shared:
+            return share_detector(model, choices, image_size=size), None
         if not request.grouped:
             packed = pack_detector(model, choices, image_size=size, precision=precision, device=device)
             return packed, None

@@ -33,23 +33,25 @@ def bucketed_programs(
     jobs = [(history, bucket) for history in parts for bucket in buckets]
     examples: dict[tuple[SegmentKey, int], tuple[Tensor, ...]] = {}
     made: dict[SegmentKey, dict[int, Executable]] = {history: {} for history in parts}
+    any_batch = backend.any_batch(device)
+    choose = len(buckets) > 1 or not any_batch  # else there is nothing to measure
     generator = torch.Generator().manual_seed(0)
     makers = {}
     for history, bucket in progress(jobs, len(jobs), "program"):
         part = parts[history]
-        example = _placed(part.example(bucket, generator), device, precision)
+        example = _placed(part.example(bucket if choose else 1, generator), device, precision)
         if history not in makers:
             makers[history] = backend.convert(part.module, *example)
         made[history][bucket] = makers[history](*example)
         examples[history, bucket] = example
     calls: dict[Any, Callable[[], object]]
     calls = {job: functools.partial(made[job[0]][job[1]], *examples[job]) for job in jobs}
-    times = _milliseconds(calls, device, progress)
+    times = _milliseconds(calls, device, progress) if choose else dict.fromkeys(calls, 1.0)
     return {
         history: BucketedProgram(
             executables,
             {bucket: times[history, bucket] for bucket in buckets},
-            any_batch=backend.any_batch(device),
+            any_batch=any_batch,
             by_history=parts[history].histories > 1,
         )
         for history, executables in made.items()

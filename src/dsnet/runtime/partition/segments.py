@@ -92,7 +92,7 @@ class SlicedSegment(nn.Module):
         super().__init__()
         self.network, self.history = network, history
         self.training = network.training
-        self.keys = torch.tensor([network.key(h) for h in histories])
+        self.keys = torch.tensor([network.key(h) for h in histories if h])  # the prefix has none
         self.choices = None if len(history) == len(network.gates) else network.gate(len(history)).choices
 
     def forward(self, x: Tensor, which: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
