@@ -30,7 +30,6 @@ from dsnet.routing import CostTable, GatePolicy
 from dsnet.routing.route_outputs import RouteOutputs
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.stage2.api import TrainedRun, calibration_images
-from dsnet.training.stage2.cache import SignalStore
 
 WIDE = {"first_layer": "separate", "width": 128, "lr": 0.2, "epochs": 30}
 GATES: dict[str, dict[str, Any]] = {
@@ -66,14 +65,12 @@ def outputs_of(
 def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: str) -> list[dict[str, Any]]:
     """Every gate, and the cascade, on one run."""
     rows: list[dict[str, Any]] = []
-    store: SignalStore = {}
     known: dict[str, RouteOutputs] = {}
     for name in gates:
         config = override(GateConfig(), GATES[name])
-        kept = len(store)
         start = time.perf_counter()
         saved_as = f"bench_{name.replace('+', '_')}"
-        train_gate(run, config, save_as=saved_as, device=device, store=store)
+        outcome = train_gate(run, config, save_as=saved_as, device=device)
         seconds = time.perf_counter() - start
         opened = open_trained(run, saved_as, device=device)
         costs = CostTable.of_model(opened.model, opened.test.size)
@@ -91,7 +88,7 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
                     "run": run.name,
                     "router": name if kind == "gate" else "cascade",
                     "seconds": round(seconds, 1) if kind == "gate" else None,
-                    "passes": len(store) - kept if kind == "gate" else None,  # made; others were at hand
+                    "passes": outcome.kept if kind == "gate" else None,
                     "own": {
                         "cost": own.cost / costs.largest,
                         "accuracy": 100 * own.accuracy,

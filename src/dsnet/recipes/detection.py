@@ -42,16 +42,14 @@ UNKNOWN = "the paper does not say"
 @register_recipe
 def voc_ds_mbnet() -> Recipe[DetectionConfig]:
     """The paper's FSSD on DS-MBNet, Pascal VOC 2007 + 2012, from an ImageNet run."""
-    return Recipe(
-        config=VOC, duration=UNKNOWN, expect="mAP 70.7 / 72.8 / 73.7 with gates for S / M / L (the paper)"
-    )
+    return Recipe(VOC, duration=UNKNOWN, expect="mAP 70.7 / 72.8 / 73.7 with gates for S / M / L (the paper)")
 
 
 @register_recipe
 def voc_ds_mbnet_plus() -> Recipe[DetectionConfig]:
     """The same on DS-MBNet++."""
     return Recipe(
-        config=replace(VOC, model="ds_mbnet_plus", start="runs/imagenet_ds_mbnet_plus"),
+        replace(VOC, model="ds_mbnet_plus", start="runs/imagenet_ds_mbnet_plus"),
         duration=UNKNOWN,
         expect="mAP 71.2 / 73.2 / 74.1 with gates for S / M / L (the paper)",
     )
@@ -61,7 +59,7 @@ def voc_ds_mbnet_plus() -> Recipe[DetectionConfig]:
 def bccd_ds_mbnet() -> Recipe[DetectionConfig]:
     """Blood cells (BCCD, 364 images), DS-MBNet from random weights."""
     return Recipe(
-        config=BCCD,
+        BCCD,
         duration="over 2 minutes on an H200: 1,350 steps of 38 ms, then figures of all routes and the gate",
         expect="mAP (VOC 2007) 84.4 to 84.8 ± 1.8 % at all routes (2 seeds, 72 test images)",
     )
@@ -71,7 +69,7 @@ def bccd_ds_mbnet() -> Recipe[DetectionConfig]:
 def bccd_mbnet() -> Recipe[DetectionConfig]:
     """Blood cells, MobileNetV1, which has one route, to compare with."""
     return Recipe(
-        config=replace(BCCD, model="mbnet", gate=DetectorGateConfig()),
+        replace(BCCD, model="mbnet", gate=DetectorGateConfig()),
         duration="70 to 95 s on an H200 that trains three to five more at the same time",
         expect="mAP (VOC 2007) 83.8 ± 0.7 % (3 seeds, 72 test images)",
     )
@@ -81,7 +79,7 @@ def bccd_mbnet() -> Recipe[DetectionConfig]:
 def bccd_ds_mbnet_plus() -> Recipe[DetectionConfig]:
     """Blood cells, DS-MBNet++ from random weights."""
     return Recipe(
-        config=replace(BCCD, model="ds_mbnet_plus"),
+        replace(BCCD, model="ds_mbnet_plus"),
         duration="as bccd_ds_mbnet",
         expect="mAP (VOC 2007) 84.5 to 85.2 % at all routes (one seed, 72 test images)",
     )

@@ -38,15 +38,13 @@ CNN = TrainConfig(
     optim=OptimConfig(lr=0.08, epochs=150, warmup=5, batch=512),
     run=RUN,
 )
-UNTRIED = "not run"
 
 
 @register_recipe
 def imagenet_ds_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on ImageNet: E-IB, 150 epochs."""
     return Recipe(
-        config=replace(CNN, model="ds_mbnet"),
-        duration=UNTRIED,
+        replace(CNN, model="ds_mbnet"),
         expect="paper: smallest 69.2 %, largest 75.9 %; with its gate 70.1 / 72.8 / 74.5 % (S, M, L)",
     )
 
@@ -55,8 +53,7 @@ def imagenet_ds_mbnet() -> Recipe[TrainConfig]:
 def imagenet_ds_mbnet_hib() -> Recipe[TrainConfig]:
     """DS-MBNet+ on ImageNet: the space of DS-MBNet, trained with H-IB + MvCo."""
     return Recipe(
-        config=replace(CNN, model="ds_mbnet", scheme=replace(CNN.scheme, name="h-ib+mvco")),
-        duration=UNTRIED,
+        replace(CNN, model="ds_mbnet", scheme=replace(CNN.scheme, name="h-ib+mvco")),
         expect="paper: smallest 70.2 %, largest 76.1 %",
     )
 
@@ -65,8 +62,7 @@ def imagenet_ds_mbnet_hib() -> Recipe[TrainConfig]:
 def imagenet_ds_mbnet_plus() -> Recipe[TrainConfig]:
     """DS-MBNet++ on ImageNet: H-IB + MvCo, 150 epochs."""
     return Recipe(
-        config=replace(CNN, model="ds_mbnet_plus", scheme=replace(CNN.scheme, name="h-ib+mvco")),
-        duration=UNTRIED,
+        replace(CNN, model="ds_mbnet_plus", scheme=replace(CNN.scheme, name="h-ib+mvco")),
         expect="paper: smallest 70.3 %, largest 76.5 %; with its gate 70.8 / 73.2 / 74.8 % (S, M, L)",
     )
 
@@ -75,8 +71,7 @@ def imagenet_ds_mbnet_plus() -> Recipe[TrainConfig]:
 def imagenet_ds_mbnet_label() -> Recipe[TrainConfig]:
     """DS-MBNet on ImageNet by labels alone: the two-stage side of the paper's ablation of stages."""
     return Recipe(
-        config=replace(CNN, model="ds_mbnet", scheme=replace(CNN.scheme, name="label")),
-        duration=UNTRIED,
+        replace(CNN, model="ds_mbnet", scheme=replace(CNN.scheme, name="label")),
         expect="paper: smallest 64.3 %, largest 74.1 %",
     )
 
@@ -89,8 +84,7 @@ def imagenet_ds_mbnet_joint() -> Recipe[TrainConfig]:
     """
     two_stages = imagenet_ds_mbnet_label().config
     return Recipe(
-        config=replace(two_stages, scheme=replace(two_stages.scheme, joint="gumbel")),
-        duration=UNTRIED,
+        replace(two_stages, scheme=replace(two_stages.scheme, joint="gumbel")),
         expect="paper: smallest 0.2 %, largest 28.9 %, gated 64.6 % at 255M multiply-adds",
     )
 
@@ -104,10 +98,9 @@ def imagenet_guideline1() -> Recipe[TrainConfig]:
     """
     scheme = SchemeConfig(name="label", random=0, smoothing=0.1, add=True)
     return Recipe(
-        config=replace(
+        replace(
             CNN, model="mbnet_depth", scheme=scheme, optim=replace(CNN.optim, lr=0.2, epochs=20, warmup=1)
         ),
-        duration=UNTRIED,
         expect="paper: 48.3 / 53.2 % (1 / 6 layers); naive 46.1 / 50.0 %; stand-alone 47.4 / 50.7 %",
     )
 
@@ -116,8 +109,7 @@ def imagenet_guideline1() -> Recipe[TrainConfig]:
 def imagenet_ds_resnet() -> Recipe[TrainConfig]:
     """DS-ResNet on ImageNet: E-IB, 150 epochs."""
     return Recipe(
-        config=replace(CNN, model="ds_resnet", optim=replace(CNN.optim, lr=0.2)),
-        duration=UNTRIED,
+        replace(CNN, model="ds_resnet", optim=replace(CNN.optim, lr=0.2)),
         expect="paper, with its gates: 74.6 / 76.1 / 76.6 % (S, M, L)",
     )
 
@@ -127,8 +119,7 @@ def imagenet_ds_resnet_plus() -> Recipe[TrainConfig]:
     """DS-ResNet++ on ImageNet: H-IB + MvCo, 150 epochs."""
     scheme = replace(CNN.scheme, name="h-ib+mvco")
     return Recipe(
-        config=replace(CNN, model="ds_resnet_plus", scheme=scheme, optim=replace(CNN.optim, lr=0.2)),
-        duration=UNTRIED,
+        replace(CNN, model="ds_resnet_plus", scheme=scheme, optim=replace(CNN.optim, lr=0.2)),
         expect="paper, with its gate: 75.0 / 76.4 / 76.8 % (S, M, L)",
     )
 
@@ -149,11 +140,7 @@ VIT = TrainConfig(
 @register_recipe
 def imagenet_ds_vit_plus() -> Recipe[TrainConfig]:
     """DS-ViT++ on ImageNet: ED + MvCo with RegNetY-16GF as the teacher, 300 epochs."""
-    return Recipe(
-        config=VIT,
-        duration=UNTRIED,
-        expect="paper, with its gate: 78.2 / 79.6 / 82.1 / 83.0 % (Ti, S, M, L)",
-    )
+    return Recipe(VIT, expect="paper, with its gate: 78.2 / 79.6 / 82.1 / 83.0 % (Ti, S, M, L)")
 
 
 @register_recipe
@@ -161,7 +148,6 @@ def imagenet_ds_vit_plus_ablation() -> Recipe[TrainConfig]:
     """DS-ViT++ on ImageNet as in the paper's ablation of schemes: 100 epochs, RegNetY-12GF."""
     scheme = replace(VIT.scheme, teacher="timm:regnety_120.pycls_in1k")
     return Recipe(
-        config=replace(VIT, scheme=scheme, optim=replace(VIT.optim, epochs=100)),
-        duration=UNTRIED,
+        replace(VIT, scheme=scheme, optim=replace(VIT.optim, epochs=100)),
         expect="paper: smallest 75.5 %, largest 81.5 %; its other rows by scheme.name (label: 74.4 / 81.4 %)",
     )

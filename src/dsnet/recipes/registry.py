@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
 from dsnet.detection.train.config import DetectionConfig
@@ -16,7 +16,7 @@ __all__ = ["Recipe", "find_recipe", "get_recipe", "list_recipes", "register_reci
 Config = TypeVar("Config", TrainConfig, DetectionConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Recipe(Generic[Config]):
     """The settings of an experiment, how long it takes and what to expect.
 
@@ -24,8 +24,8 @@ class Recipe(Generic[Config]):
     """
 
     config: Config
-    duration: str  # and on which machine
-    expect: str  # accuracy, and where the figure comes from
+    expect: str = field(kw_only=True)  # accuracy, and where the figure comes from
+    duration: str = field(default="not run", kw_only=True)  # and on which machine
 
 
 RecipeFunction = Callable[[], Recipe[Config]]
@@ -45,7 +45,7 @@ def register_recipe(function: RecipeFunction[Config]) -> RecipeFunction[Config]:
         ... def my_digits() -> Recipe[TrainConfig]:
         ...     '''Digits with another seed.'''
         ...     config = get_recipe("digits_mbnet").config
-        ...     return Recipe(config=config, duration="21 s on two CPU cores", expect="not measured")
+        ...     return Recipe(config, expect="not measured", duration="21 s on two CPU cores")
         >>> list_recipes()["my_digits"]
         'Digits with another seed.'
         >>> del _RECIPES["my_digits"]

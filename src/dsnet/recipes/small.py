@@ -19,7 +19,7 @@ DIGITS = TrainConfig(
 def digits_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on digits (in scikit-learn): E-IB, 20 epochs. The one to try first."""
     return Recipe(
-        config=DIGITS,
+        DIGITS,
         duration="21 s on two CPU cores",
         expect="96.9 / 98.6 % at the smallest / largest route (one seed, 359 test images)",
     )
@@ -29,7 +29,7 @@ def digits_mbnet() -> Recipe[TrainConfig]:
 def digits_resnet() -> Recipe[TrainConfig]:
     """DS-ResNet with two gates on digits: IB, 20 epochs."""
     return Recipe(
-        config=replace(
+        replace(
             DIGITS,
             model="ds_resnet_tiny",
             scheme=SchemeConfig(name="ib", alpha=0.97),
@@ -44,7 +44,7 @@ def digits_resnet() -> Recipe[TrainConfig]:
 def digits_vit() -> Recipe[TrainConfig]:
     """DS-ViT++ on digits: labels, AdamW, 30 epochs."""
     return Recipe(
-        config=replace(
+        replace(
             DIGITS,
             model="ds_vit_plus_tiny",
             scheme=SchemeConfig(name="label", random=1),
@@ -70,7 +70,7 @@ CIFAR = TrainConfig(
 def cifar10_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on CIFAR-10."""
     return Recipe(
-        config=CIFAR,
+        CIFAR,
         duration="6 minutes on an H200 that trains another at the same time",
         expect="92.1 / 92.7 / 92.7 % at routes 0 / 7 / 13 (3 seeds; stand-alone 91.6 / 92.1 / 92.7 %)",
     )
@@ -80,7 +80,7 @@ def cifar10_mbnet() -> Recipe[TrainConfig]:
 def cifar100_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on CIFAR-100, as on CIFAR-10."""
     return Recipe(
-        config=replace(CIFAR, data=DataConfig(name="cifar100")),
+        replace(CIFAR, data=DataConfig(name="cifar100")),
         duration="as cifar10_mbnet",
         expect="not measured yet",
     )
@@ -93,7 +93,7 @@ def cifar10_guideline1() -> Recipe[TrainConfig]:
     ``options.join=naive`` shares weights without adding; ``scheme.route=0`` and ``1`` stand alone.
     """
     return Recipe(
-        config=replace(CIFAR, model="mbnet_depth_cifar", scheme=SchemeConfig(name="label", random=0)),
+        replace(CIFAR, model="mbnet_depth_cifar", scheme=SchemeConfig(name="label", random=0)),
         duration="5 minutes on an H200 that trains six more at the same time",
         expect="91.5 / 92.8 % with 1 / 6 layers (2 seeds; naive 91.7 / 92.7 %, stand-alone 91.5 / 92.7 %)",
     )
@@ -103,7 +103,7 @@ def cifar10_guideline1() -> Recipe[TrainConfig]:
 def imagenette_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on Imagenette at 128 pixels."""
     return Recipe(
-        config=replace(
+        replace(
             CIFAR,
             model="ds_mbnet",
             data=DataConfig(name="imagenette", size=128),

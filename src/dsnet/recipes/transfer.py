@@ -34,19 +34,14 @@ VIT = replace(
 @register_recipe
 def cifar10_transfer() -> Recipe[TrainConfig]:
     """DS-MBNet from ImageNet to CIFAR-10 at 224 pixels, by the paper's schedule."""
-    return Recipe(
-        config=PAPER,
-        duration=imagenet.UNTRIED,
-        expect="the paper has no DS-MBNet here; its DS-ResNet, with its gates: 97.8 %",
-    )
+    return Recipe(PAPER, expect="the paper has no DS-MBNet here; its DS-ResNet, with its gates: 97.8 %")
 
 
 @register_recipe
 def cifar100_transfer() -> Recipe[TrainConfig]:
     """DS-MBNet from ImageNet to CIFAR-100 at 224 pixels, by the paper's schedule."""
     return Recipe(
-        config=replace(PAPER, data=DataConfig(name="cifar100", size=224)),
-        duration=imagenet.UNTRIED,
+        replace(PAPER, data=DataConfig(name="cifar100", size=224)),
         expect="the paper has no DS-MBNet here; its DS-ResNet, with its gates: 86.8 %",
     )
 
@@ -54,16 +49,14 @@ def cifar100_transfer() -> Recipe[TrainConfig]:
 @register_recipe
 def cifar10_vit_transfer() -> Recipe[TrainConfig]:
     """DS-ViT++ from ImageNet to CIFAR-10 at 224 pixels, by the paper's schedule and AdamW."""
-    return Recipe(config=VIT, duration=imagenet.UNTRIED, expect="paper: 98.7 % at 5.6B multiply-adds")
+    return Recipe(VIT, expect="paper: 98.7 % at 5.6B multiply-adds")
 
 
 @register_recipe
 def cifar100_vit_transfer() -> Recipe[TrainConfig]:
     """DS-ViT++ from ImageNet to CIFAR-100 at 224 pixels, by the paper's schedule and AdamW."""
     return Recipe(
-        config=replace(VIT, data=DataConfig(name="cifar100", size=224)),
-        duration=imagenet.UNTRIED,
-        expect="paper: 90.1 % at 5.6B multiply-adds",
+        replace(VIT, data=DataConfig(name="cifar100", size=224)), expect="paper: 90.1 % at 5.6B multiply-adds"
     )
 
 
@@ -71,7 +64,7 @@ def cifar100_vit_transfer() -> Recipe[TrainConfig]:
 def imagenette_to_cifar10() -> Recipe[TrainConfig]:
     """DS-MBNet from Imagenette to CIFAR-10, both at 128 pixels."""
     return Recipe(
-        config=replace(
+        replace(
             small.CIFAR,
             model="ds_mbnet",
             start="runs/imagenette_mbnet",
@@ -89,7 +82,7 @@ def imagenette_to_cifar10() -> Recipe[TrainConfig]:
 def digits_seen_mbnet() -> Recipe[TrainConfig]:
     """DS-MBNet on the digits 0 to 6, as digits_mbnet: what digits_transfer begins with."""
     return Recipe(
-        config=replace(small.DIGITS, data=DataConfig(name="digits_0_to_6")),
+        replace(small.DIGITS, data=DataConfig(name="digits_0_to_6")),
         duration="21 s on two CPU cores",
         expect="98.8 / 99.6 % at the smallest / largest route (one seed, 252 test images)",
     )
@@ -99,7 +92,7 @@ def digits_seen_mbnet() -> Recipe[TrainConfig]:
 def digits_transfer() -> Recipe[TrainConfig]:
     """DS-MBNet from the digits 0 to 6 to the classes that it never saw, 7 to 9: 2 epochs."""
     return Recipe(
-        config=replace(
+        replace(
             small.DIGITS,
             start="runs/digits_seen_mbnet",
             data=DataConfig(name="digits_7_to_9"),
@@ -118,7 +111,7 @@ DIGITS_VIT = small.digits_vit().config
 def digits_seen_vit() -> Recipe[TrainConfig]:
     """DS-ViT++ on the digits 0 to 6, as digits_vit: what digits_vit_transfer begins with."""
     return Recipe(
-        config=replace(DIGITS_VIT, data=DataConfig(name="digits_0_to_6")),
+        replace(DIGITS_VIT, data=DataConfig(name="digits_0_to_6")),
         duration="27 s on one CPU core",
         expect="99.2 / 99.2 % at the smallest / largest route (one seed, 252 test images)",
     )
@@ -128,7 +121,7 @@ def digits_seen_vit() -> Recipe[TrainConfig]:
 def digits_vit_transfer() -> Recipe[TrainConfig]:
     """DS-ViT++ from the digits 0 to 6 to the classes that it never saw, 7 to 9: AdamW, 5 epochs."""
     return Recipe(
-        config=replace(
+        replace(
             DIGITS_VIT,
             start="runs/digits_seen_vit",
             data=DataConfig(name="digits_7_to_9"),

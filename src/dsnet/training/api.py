@@ -1,8 +1,7 @@
-"""A whole run of Stage I, from its configuration to a network with exact statistics and known accuracy."""
+"""A training run of Stage I, from its configuration to a network with exact statistics and known accuracy."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ from dsnet.training.callbacks import Callback
 from dsnet.training.classifier_task import ClassifierTask, Objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluation import Confusion, RouteResult, evaluate_gated
-from dsnet.training.loop import RunStatus, TrainingLoop
+from dsnet.training.loop import TrainingLoop
 from dsnet.training.results import Images, Outcome, results_of
 from dsnet.training.run_dir import begin, going_on, locked, read_config, write_config
 from dsnet.training.stage1.joint import JointObjective
@@ -55,14 +54,30 @@ __all__ = [
     "train",
 ]
 
-SHOWN = 32  # routes at most that a finished run is judged by
-MOST_CLASSES = 2000  # up to here it is told which ones are taken for which
+MAX_EVALUATED = 32  # routes that a finished run is evaluated at
+MAX_CONFUSION = 2000  # classes up to which confusions are counted
 
 
 def train(
     config: TrainConfig, folder: str | Path, *, resume: bool = False, callback: Callback | None = None
 ) -> Outcome:
-    """Trains into ``folder``; with ``resume`` goes on from its last checkpoint."""
+    """Train a network into a folder.
+
+    Args:
+        config: Settings of the run.
+        folder: Folder of the run, for checkpoints and results.
+        resume: Continue from the last checkpoint in the folder.
+        callback: Observes training.
+
+    Returns:
+        The results; of a run that was stopped, its status and its images.
+
+    Raises:
+        DsnetError: The settings do not fit the data or the folder.
+
+    Example:
+        ``train(get_recipe("digits_mbnet").config, "runs/digits")``
+    """
     folder, callback = Path(folder), callback or Callback()
     device = pick_device(config.run.device)
     with (
@@ -70,9 +85,10 @@ def train(
         locked(folder) if ranks.first else nullcontext(),
     ):
         callback = callback if ranks.first else Callback()
-        saved = begin(folder, config, resume=resume, told=callback.on_message)
+        saved = begin(folder, config, resume=resume, warn=callback.on_message)
         ranks.agree(lambda: settings_facts(config, config.model, device, resume=resume), "settings")
-        loop, task, test = _prepare(config, folder, device, ranks, callback, saved)
+        task, test = _prepare(config, device, ranks, callback, saved)
+        loop = task.loop(folder)
         if saved is not None:
             loop.restore(saved)
         ranks.agree(lambda: state_facts(task.model, task.train, loop.step), "images or weights")
@@ -80,74 +96,45 @@ def train(
             write_config(folder, config)
         with stop_on_signals(callback.on_message) as stop:
             status = loop.run(stop)
-        if not status.finished:
-            images = _images(task, test)
-            return Outcome(folder=folder, status=status, first=ranks.first, images=images)
-        return _finish(loop, task, test, status)
+        outcome = Outcome(folder=folder, status=status, first=ranks.first, images=_images(task, test))
+        return _finish(outcome, loop, task, test) if status.finished else outcome
 
 
 def _prepare(
-    config: TrainConfig,
-    folder: Path,
-    device: torch.device,
-    ranks: Ranks,
-    callback: Callback,
-    saved: Checkpoint | None,
-) -> tuple[TrainingLoop, ClassifierTask, ImageDataset]:
+    config: TrainConfig, device: torch.device, ranks: Ranks, callback: Callback, saved: Checkpoint | None
+) -> tuple[ClassifierTask, ImageDataset]:
+    """Load the data and build the network; return the task and the test images."""
     meta: Supernet = create_model(config.model, device="meta", **config.options)
     everything, test = load_data(config, meta)
     train, held_out = split_data(config, everything, callback)
-    model = build_model(config, len(everything.classes))
+    classes = everything.classes
+    model = build_model(config, len(classes), device)
     if config.start is None:
         channels = train.statistics()
-    else:  # what has begun already is in its own checkpoint
+    else:  # a run that is resumed has its weights in its own checkpoint
         channels = channels_of(saved or start_from(model, config.start), config.start, test.size)
-    model = model.to(device)
-    if config.run.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    augment = config.augment
-    if train.crops_in_workers and augment.size is not None:
-        raise DsnetError("augment.size is for sets in memory; data.size says how large files are decoded")
-    if train.crops_in_workers:  # crops are made where files are decoded
-        augment = replace(augment, crop=None, size=None)
-    views = Views(
-        augment,
-        config.mix,
-        channels,
-        seed=config.run.seed,
-        rank=ranks.rank,
-        device=device,
-        channels_last=config.run.channels_last,
-    )
+    views = Views.of(config, channels, device, rank=ranks.rank, crops_in_workers=train.crops_in_workers)
     teacher = None
     if config.scheme.teacher is not None:
-        classes = len(everything.classes)
-        teacher = load_teacher(config.scheme.teacher, classes=classes, seen=channels, device=device)
-        ranks.agree(functools.partial(_teacher_facts, teacher), "weights of the teacher")
+        teacher = load_teacher(config.scheme.teacher, classes=len(classes), seen=channels, device=device)
+        network = teacher.network
+        ranks.agree(lambda: {"their digest": weights_digest(network)}, "weights of the teacher")
     steps = len(train) // config.optim.batch * config.optim.epochs
     objective = make_objective(
         config, model, views, steps=steps, size=test.size, ranks=ranks, teacher=teacher
     )
+    mean, std = map(list, channels)
     data = {
         "recipe": to_plain(config),
-        "input": {
-            "mean": list(channels[0]),
-            "std": list(channels[1]),
-            "size": test.size,
-            "crop_ratio": test.ratio,
-        },
-        "classes": list(everything.classes),
+        "input": {"mean": mean, "std": std, "size": test.size, "crop_ratio": test.ratio},
+        "classes": list(classes),
         "route": config.scheme.route,
     }
-    placed = train.to(device), None if held_out is None else held_out.to(device)
+    train, held_out = train.to(device), None if held_out is None else held_out.to(device)
     task = ClassifierTask(
-        config, objective, *placed, channels=channels, ranks=ranks, callback=callback, data=data
+        config, objective, train, held_out, channels=channels, ranks=ranks, callback=callback, data=data
     )
-    return task.loop(folder), task, test
-
-
-def _teacher_facts(teacher: Teacher) -> dict[str, str]:
-    return {"their digest": weights_digest(teacher.network)}
+    return task, test.to(device)
 
 
 def make_objective(
@@ -160,29 +147,36 @@ def make_objective(
     ranks: Ranks,
     teacher: Teacher | None = None,
 ) -> Objective:
-    """Create the objective of a run on images of ``size`` pixels a side."""
+    """Create the objective of a run of so many steps, on images of ``size`` pixels a side."""
     if config.scheme.joint is not None:
         return JointObjective(config, model, views, ranks=ranks, image_size=size)
     return Stage1Objective(config, model, views, steps=steps, ranks=ranks, teacher=teacher)
 
 
-def build_model(config: TrainConfig, classes: int) -> Supernet:
-    """The network as training begins with it."""
-    options = {**config.options}
-    if options.setdefault("num_classes", classes) != classes:
+def build_model(config: TrainConfig, classes: int, device: torch.device) -> Supernet:
+    """Build the network of a run with its initial weights.
+
+    Raises:
+        DsnetError: ``options.num_classes`` differs from the number of classes.
+    """
+    options = {**config.options, "num_classes": config.options.get("num_classes", classes)}
+    if options["num_classes"] != classes:
         raise DsnetError(
             f"options.num_classes={options['num_classes']}, but {config.data.name} has {classes} classes"
         )
     model: Supernet = create_model(config.model, generator=seeded(config.run.seed, "weights"), **options)
     if config.scheme.route is not None:
         initialise_alone(model, model.space.resolve(config.scheme.route))
+    model = model.to(device)
+    if config.run.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
 def split_data(
     config: TrainConfig, everything: ImageDataset, callback: Callback
 ) -> tuple[ImageDataset, ImageDataset | None]:
-    """What is trained on, and what is held out for validation."""
+    """Split images into those to train on and those to validate on, if any."""
     share = config.data.hold_out
     if share == 0:
         return everything, None
@@ -196,8 +190,8 @@ def split_data(
 
 
 def load_data(config: TrainConfig, model: Supernet) -> tuple[ImageDataset, ImageDataset]:
-    """The training and the test split."""
-    data, usual = config.data, model.input_spec.image_size
+    """Load the training and the test split; by default files get the size of the model's images."""
+    data = config.data
     if os.path.isfile(data.name):
         raise DsnetError(
             f"{data.name} is one file for both splits; name a folder with train*.parquet and test*.parquet"
@@ -208,7 +202,7 @@ def load_data(config: TrainConfig, model: Supernet) -> tuple[ImageDataset, Image
             split,
             root=data.root,
             size=data.size,
-            default_size=usual,
+            default_size=model.input_spec.image_size,
             ratio=data.crop_ratio,
             lazy=data.lazy,
         )
@@ -223,100 +217,74 @@ def load_data(config: TrainConfig, model: Supernet) -> tuple[ImageDataset, Image
     return train, test
 
 
-def _finish(loop: TrainingLoop, task: ClassifierTask, test: ImageDataset, status: RunStatus) -> Outcome:
-    """Exact statistics, accuracies before and after, the final checkpoint."""
+def _finish(outcome: Outcome, loop: TrainingLoop, task: ClassifierTask, test: ImageDataset) -> Outcome:
+    """Compute exact statistics, evaluate routes before and after, and write the checkpoint ``final``."""
     config, model, ranks, space = task.config, task.model, task.ranks, task.objective.space
-    routes = [space[i] for i in evenly_spaced(len(space), SHOWN)]
-    if config.run.keep == "average":
-        assert isinstance(task.objective, Stage1Objective)
-        assert task.objective.average is not None
-        with torch.no_grad():
-            for ours, theirs in zip(
-                model.parameters(), task.objective.average.model.parameters(), strict=True
-            ):
-                ours.copy_(theirs)
-    before = _before(task, routes)
+    routes = [space[i] for i in evenly_spaced(len(space), MAX_EVALUATED)]
+    task.objective.finish()
+    before = _evaluate_before(task, routes)
     _recalibrate(task)
     after = [] if task.held_out is None else task.evaluate(task.held_out, routes, "held-out images")
-    test = test.to(model.head.classifier.weight.device)
-    confusion = _confusion(task)
-    tested = task.evaluate(test, routes, "test images", seen=None if confusion is None else confusion.add)
-    classes = None if confusion is None else confusion.results(ranks.sum(confusion.counts))
-    gated = None
-    if config.scheme.joint is not None:
-        order = list(torch.split(torch.arange(len(test)), 2 * task.rank_batch))
-        gated = evaluate_gated(
-            model, ((normalise(x[0], *task.channels), y) for x, y in test.batches(order, full=False))
-        )
-    outcome = Outcome(
-        folder=loop.folder,
-        status=status,
-        first=ranks.first,
+    classes = len(task.train.classes)
+    confusion = Confusion(space.largest, classes, task.device) if classes <= MAX_CONFUSION else None
+    add = None if confusion is None else confusion.add
+    outcome = replace(
+        outcome,
         held_out=tuple(zip(before, after, strict=True)) if after else (),
-        test=tuple(tested),
-        gated=gated,
-        classes=classes,
-        images=_images(task, test),
+        test=tuple(task.evaluate(test, routes, "test images", on_predictions=add)),
+        classes=None if confusion is None else confusion.results(ranks.sum(confusion.counts)),
+        gated=None if config.scheme.joint is None else evaluate_gated(model, task.batches_in_order(test)),
+        images=_images(task, test),  # the number of damaged ones is known now
     )
     if ranks.first:
         results = results_of(outcome)
         data = {**task.data, **loop.data, "results": results}
-        save_checkpoint(loop.folder, "final", model, step=status.step, data=data)
+        save_checkpoint(loop.folder, "final", model, step=outcome.status.step, data=data)
         write_text(loop.folder / "results.json", json.dumps(results, indent=2) + "\n")
     ranks.wait()
     return outcome
 
 
-def _confusion(task: ClassifierTask) -> Confusion | None:
-    classes = len(task.train.classes)
-    if classes > MOST_CLASSES:
-        return None
-    return Confusion(task.objective.space.largest, classes, task.device)
-
-
 def _images(task: ClassifierTask, test: ImageDataset) -> Images:
-    """What the run had, held-out images among the training images again."""
-    train, held = task.train, task.held_out
-    labels = train.labels if held is None else torch.cat([train.labels, held.labels])
+    """Describe the images of a run; training images include those held out."""
+    train, held_out = task.train, task.held_out
+    labels = train.labels if held_out is None else torch.cat([train.labels, held_out.labels])
     return Images(
         classes=train.classes,
         counts=tuple(labels.bincount(minlength=len(train.classes)).tolist()),
-        held_out=0 if held is None else len(held),
+        held_out=0 if held_out is None else len(held_out),
         test=len(test),
         size=test.size,
         damaged=sum(part.num_decode_errors for part in (train, test)),
     )
 
 
-def _before(task: ClassifierTask, routes: list[Route]) -> list[RouteResult | None]:
-    """Held-out accuracy with the statistics that training left; none where a route never got any."""
-    if task.held_out is None:
+def _evaluate_before(task: ClassifierTask, routes: list[Route]) -> list[RouteResult | None]:
+    """Evaluate held-out images with the statistics of training; None for routes that have none."""
+    usable = [route for route in routes if KeyState.FRESH not in task.model.key_states(route)]
+    if task.held_out is None or not usable:
         return [None] * len(routes)
-    usable = [r for r in routes if KeyState.FRESH not in task.model.key_states(r)]
-    found = {r.route: r for r in task.evaluate(task.held_out, usable, "held-out images")} if usable else {}
-    return [found.get(route.number) for route in routes]
+    results = {result.route: result for result in task.evaluate(task.held_out, usable, "held-out images")}
+    return [results.get(route.number) for route in routes]
 
 
 def _recalibrate(task: ClassifierTask) -> None:
     config, ranks, train = task.config, task.ranks, task.train
     count = min(config.data.calibration, len(train))
     generator = seeded(config.run.seed, "calibration")
-    chosen = torch.randperm(len(train), generator=generator)[:count]
-    mine = chosen[ranks.rank :: ranks.world]
+    mine = torch.randperm(len(train), generator=generator)[:count][ranks.rank :: ranks.world]
     order = list(mine.chunk(max(1, len(mine) // 256)))  # of nearly equal size: none too small to be exact
-    batches = task.callback.progress(_calibration(task, order), len(order), "re-calibrating")
-    wanted = None if config.scheme.route is None else list(task.objective.space)
-    recalibrate(task.model, batches, wanted, generator=generator, add=ranks.sum)
+    batches = task.callback.progress(_calibration_batches(task, order), len(order), "re-calibrating")
+    routes = None if config.scheme.route is None else list(task.objective.space)
+    recalibrate(task.model, batches, routes, generator=generator, add=ranks.sum)
 
 
-def _calibration(task: ClassifierTask, order: list[Tensor]) -> Iterator[Tensor]:
-    """Training images as the weights know them: their norms saw augmented batches."""
+def _calibration_batches(task: ClassifierTask, order: list[Tensor]) -> Iterator[Tensor]:
+    """Yield training images as training saw them, or as they are."""
     if task.config.data.calibrate_on == "plain":
         yield from (normalise(x[0], *task.channels) for x, _ in task.train.batches(order))
         return
-    crops = task.crops(task.config.optim.epochs, 1)
+    crops, classes = task.crops(task.config.optim.epochs, 1), len(task.train.classes)
     for number, (images, labels) in enumerate(task.train.batches(order, crops=crops)):
-        (seen,), _ = task.objective.views(
-            images, labels, count=1, step=task.steps + number, classes=len(task.train.classes)
-        )
-        yield seen
+        (view,), _ = task.objective.views(images, labels, count=1, step=task.steps + number, classes=classes)
+        yield view

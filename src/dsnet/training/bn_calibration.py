@@ -1,7 +1,7 @@
 """Exact statistics for the split batch norms, from one pass over the data (Re-SBN).
 
-While a key is calibrated its norms normalise by the current batch's own statistics, and count, sum and sum of
-squares of their input are added up in float64; what was stored before is neither used nor mixed in.
+While a key is calibrated its norms normalise by the statistics of the current batch, and the count, sum and
+sum of squares of their input are added up in float64. Statistics that were stored before are not used.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from dsnet.models import Supernet
 from dsnet.models.supernet import GateState
 from dsnet.routes import Route
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
+from dsnet.training.evaluation import eval_mode
 
 __all__ = ["recalibrate", "set_statistics"]
 
+Choices = tuple[int, ...]
 
-class Sums:
-    """Count, Σx and Σx² of what every (norm, key) got; a `Statistics` of the pass."""
+
+class _Sums:
+    """Count, Σx and Σx² of the inputs of each norm and key; a `Statistics` of the pass."""
 
     def __init__(self) -> None:
         self.sums: dict[tuple[SplitBatchNorm2d, int], tuple[int, Tensor, Tensor]] = {}
 
     def __call__(self, norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        """Adds what a norm gets, and gives the mean and variance of this batch."""
+        """Add the input of a norm; return the mean and variance of this batch."""
         wide = x.double()
         new = (x.numel() // x.shape[1], wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3)))
         old = self.sums.get((norm, key))
@@ -36,15 +39,15 @@ class Sums:
         return batch_statistics(norm, x, key)
 
     def apply(self, add: Callable[[Tensor], Tensor]) -> None:
-        """Sets the statistics; ``add`` adds what other processes have summed, in the same order."""
+        """Set the statistics; ``add`` adds the sums of other processes, in the same order."""
         values = [
             v for n, total, squares in self.sums.values() for v in (total.new_tensor([n]), total, squares)
         ]
         pieces = iter(torch.split(add(torch.cat(values)), [len(v) for v in values]))
         for norm, key in self.sums:
-            everyone, total, squares = next(pieces), next(pieces), next(pieces)
-            mean = total / everyone
-            norm.set_statistics(key, mean, (squares / everyone - mean.square()).clamp(min=0), int(everyone))
+            count, total, squares = next(pieces), next(pieces), next(pieces)
+            mean = total / count
+            norm.set_statistics(key, mean, (squares / count - mean.square()).clamp(min=0), int(count))
 
 
 def recalibrate(
@@ -55,23 +58,38 @@ def recalibrate(
     generator: torch.Generator | None = None,
     add: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> int:
-    """Sets the statistics of every key that the routes use (all of the space by default); counts the images.
+    """Compute the norm statistics of all keys that the routes use.
 
-    The prefix runs once a batch, whatever the number of routes. Where several gates decide and a key stands
-    for many histories, it sees every previous choice equally often, and those before drawn uniformly; keys by
-    prefix see all of them. Use images as Stage I saw them, in batches of at least 128.
-    Where several processes each see a share of the images, ``add`` adds up a tensor over them.
+    The prefix and each segment run once per batch. If several gates decide and a key is shared by several
+    histories of choices, it sees each previous choice equally often, and earlier ones drawn uniformly.
+
+    Args:
+        model: The network.
+        batches: Images [B, C, H, W] as Stage I saw them, in batches of at least 128.
+        routes: Routes to calibrate (default: all of the space).
+        generator: Source of the draws.
+        add: Adds up a tensor over processes that each see a share of the images.
+
+    Returns:
+        The number of images.
+
+    Raises:
+        DsnetError: There is no batch.
+
+    Example:
+        ``recalibrate(model, (images for images, _ in data.epoch(256)))``
     """
-    wanted = {model.space.resolve(r).choices for r in routes} if routes is not None else None
-    reach = sorted(wanted if wanted is not None else (route.choices for route in model.space))
+    chosen = model.space if routes is None else (model.space.resolve(route) for route in routes)
+    choices = sorted({route.choices for route in chosen})
 
     def run(images: Tensor, mode: Mode) -> None:
-        model.check_images(images)
-        state = model.run_prefix(images, mode)
-        if model.bn_key == "prefix":
-            _every_history(model, state, (), reach, mode)
-        else:
-            _every_pair(model, state, reach, mode, generator)
+        states: dict[Choices, GateState] = {(): model.run_prefix(images, mode)}
+        if model.bn_key == "stage":
+            _run_pairs(model, states, choices, mode, generator)
+            return
+        for route in choices:  # in order, so that states of other beginnings are no longer needed
+            states = {history: x for history, x in states.items() if route[: len(history)] == history}
+            model.run_from_states(states, route, mode)
 
     return set_statistics(model, batches, run, add=add)
 
@@ -95,52 +113,34 @@ def set_statistics(
     Raises:
         DsnetError: There is no batch.
     """
-    training = module.training
-    module.eval()
-    sums, seen = Sums(), 0
-    mode = Mode(statistics=sums)
-    try:
+    sums, count = _Sums(), 0
+    with eval_mode(module):
         for images in batches:
-            run(images, mode)
-            seen += len(images)
-    finally:
-        module.train(training)
-    if seen == 0:
+            run(images, Mode(statistics=sums))
+            count += len(images)
+    if count == 0:
         raise DsnetError("no images to re-calibrate with: the data gave no batch")
     if sums.sums:  # group and layer norms have none
         sums.apply(add)
-    return seen
+    return count
 
 
-def _every_history(
-    model: Supernet, state: GateState, history: tuple[int, ...], reach: list[tuple[int, ...]], mode: Mode
-) -> None:
-    """Keys by prefix: runs all that can follow ``history``, depth first."""
-    gate = len(history)
-    for choice in sorted({r[gate] for r in reach}):
-        made = (*history, choice)
-        if len(made) == len(model.gates):
-            model.run_last_segment(state, made, mode)
-        else:
-            onward = [r for r in reach if r[gate] == choice]
-            _every_history(model, model.run_segment(state, made, mode), made, onward, mode)
-
-
-def _every_pair(
+def _run_pairs(
     model: Supernet,
-    state: GateState,
-    reach: list[tuple[int, ...]],
+    states: dict[Choices, GateState],
+    routes: list[Choices],
     mode: Mode,
     generator: torch.Generator | None,
 ) -> None:
-    """Keys by stage: runs every choice behind every previous one; what lies further back is drawn."""
-    stands: list[tuple[tuple[int, ...], GateState]] = [((), state)]
-    for gate in range(len(model.gates)):
-        arrived: dict[int, list[tuple[tuple[int, ...], GateState]]] = {}
-        for (history, before), choice in itertools.product(stands, sorted({r[gate] for r in reach})):
-            made = (*history, choice)
-            if len(made) == len(model.gates):
-                model.run_last_segment(before, made, mode)
-            else:
-                arrived.setdefault(choice, []).append((made, model.run_segment(before, made, mode)))
-        stands = [ways[int(torch.randint(len(ways), (), generator=generator))] for ways in arrived.values()]
+    """Run each choice after each previous one; the choices before are drawn."""
+    for gate in range(len(model.gates) - 1):
+        arrived: dict[int, list[tuple[Choices, GateState]]] = {}
+        for (history, state), choice in itertools.product(states.items(), sorted({r[gate] for r in routes})):
+            choices = (*history, choice)
+            arrived.setdefault(choice, []).append((choices, model.run_segment(state, choices, mode)))
+        states = dict(
+            candidates[int(torch.randint(len(candidates), (), generator=generator))]
+            for candidates in arrived.values()
+        )
+    for (history, state), choice in itertools.product(states.items(), sorted({r[-1] for r in routes})):
+        model.run_last_segment(state, (*history, choice), mode)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import KeyState
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import TrainConfig
-from dsnet.training.evaluation import RouteResult, Seen, evaluate
+from dsnet.training.evaluation import OnPredictions, RouteResult, evaluate
 from dsnet.training.loop import LoopConfig, TrainingLoop, TrainingTask, Validation
-from dsnet.training.optim import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
+from dsnet.training.optim import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate
 from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage1.views import Views
 
@@ -53,6 +53,9 @@ class Objective:
 
     def end_step(self) -> None:
         """Run after the optimizer."""
+
+    def finish(self) -> None:
+        """Run after the last step, to set the weights that are kept."""
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the state to save beside the network and the optimizer, by group of a checkpoint."""
@@ -129,7 +132,10 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
     # --- steps -----------------------------------------------------------------------------------------
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""
-        return learning_rate(self.config.optim, step, steps=self.steps, epoch_steps=self.epoch_steps)
+        optim, epoch_steps = self.config.optim, self.epoch_steps
+        factor = None if optim.decay is None else optim.decay ** (step // epoch_steps)
+        warmup = round(optim.warmup * epoch_steps)
+        return scheduled_rate(optim.lr, step, steps=self.steps, warmup=warmup, factor=factor)
 
     def batches(self, epoch: int, first_step: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Return batches of images [V, B, 3, H, W] of bytes and labels [B], in the order of the epoch."""
@@ -161,24 +167,11 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
         self.objective.end_step()
 
     # --- checkpoints -----------------------------------------------------------------------------------
-    def snapshot(self) -> dict[str, Tensor]:
-        """Return a copy of the network's weights and statistics."""
-        return {name: value.clone() for name, value in self.model.state_dict().items()}
-
-    def save(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        step: int,
-        data: Mapping[str, Any],
-        weights: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def save(self, folder: Path, name: str, *, step: int, data: Mapping[str, Any]) -> None:
         """Write a checkpoint."""
-        if weights is None:
+        tensors = {}
+        if name == "last":
             tensors = {"optimizer": optimizer_tensors(self.optimizer), **self.objective.tensors()}
-        else:
-            tensors = {"model": dict(weights)}
         save_checkpoint(folder, name, self.model, step=step, tensors=tensors, data={**self.data, **data})
 
     def restore(self, saved: Checkpoint) -> None:
@@ -188,7 +181,7 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
         if lacking:
             raise DsnetError(f"the checkpoint lacks {', '.join(sorted(lacking))}")
         for group, values in expected.items():
-            shapes = {name: tuple(value.shape) for name, value in values.items()}
+            shapes = {name: value.shape for name, value in values.items()}
             check_tensors(group, saved.tensors[group], shapes)
         step = int(saved.data["step"])
         if step:  # before the first step an optimizer has no state
@@ -222,8 +215,19 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
                 f"of the held-out images, guessing reaches {chance:.1%} (scheme {self.config.scheme.name})"
             )
 
+    def batches_in_order(self, source: ImageDataset) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield normalised images and labels of this rank's share of a source."""
+        mine = torch.arange(len(source))[self.ranks.rank :: self.ranks.world]
+        for images, labels in source.batches(list(torch.split(mine, 2 * self.rank_batch)), full=False):
+            yield normalise(images[0], *self.channels), labels
+
     def evaluate(
-        self, source: ImageDataset, routes: list[Route], label: str, *, seen: Seen | None = None
+        self,
+        source: ImageDataset,
+        routes: list[Route],
+        label: str,
+        *,
+        on_predictions: OnPredictions | None = None,
     ) -> list[RouteResult]:
         """Return the accuracy of routes on all images of a source; every rank evaluates its share.
 
@@ -231,14 +235,12 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
             source: Images and labels.
             routes: Routes to evaluate.
             label: Name of the operation for progress.
-            seen: Called with the predictions of this rank's share; see `dsnet.training.evaluation.evaluate`.
+            on_predictions: Gets the predictions of this rank's share; see `dsnet.training.evaluate`.
         """
         ranks = self.ranks
-        mine = torch.arange(len(source))[ranks.rank :: ranks.world]
-        positions = list(torch.split(mine, 2 * self.rank_batch))
-        batches = ((normalise(x[0], *self.channels), y) for x, y in source.batches(positions, full=False))
-        progress = self.callback.progress(batches, len(positions), label)
-        results = evaluate(self.model, progress, routes, seen=seen)
+        batches = -(-len(range(ranks.rank, len(source), ranks.world)) // (2 * self.rank_batch))
+        progress = self.callback.progress(self.batches_in_order(source), batches, label)
+        results = evaluate(self.model, progress, routes, on_predictions=on_predictions)
         counts = torch.tensor([[r.correct, r.images] for r in results], device=self.device)
         total = ranks.sum(counts).tolist()
         return [replace(r, correct=c, images=n) for r, (c, n) in zip(results, total, strict=True)]

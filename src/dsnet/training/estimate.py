@@ -1,8 +1,7 @@
-"""What a run will cost, before it starts: steps, multiply-adds, and how long that takes on this machine."""
+"""The cost of a run before it starts: steps, multiply-adds, and the time that it takes on this machine."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from dsnet.core.cpus import available_cpus
 from dsnet.core.device import pick_device
 from dsnet.core.distributed.launch import launched
 from dsnet.core.distributed.ranks import ALONE
+from dsnet.core.timer import timed
 from dsnet.cost import madds
 from dsnet.data.decode import THREADS
 from dsnet.data.inspect import DatasetSummary
@@ -20,7 +20,7 @@ from dsnet.data.lazy import default_workers
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly_spaced
-from dsnet.training.api import SHOWN, build_model, make_objective
+from dsnet.training.api import MAX_EVALUATED, build_model, make_objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.optim import make_optimizer
 from dsnet.training.stage1.scheme import sandwich
@@ -28,39 +28,38 @@ from dsnet.training.stage1.views import Views
 
 __all__ = ["Estimate", "StepCost", "estimate", "image_size", "step_cost", "timed_step"]
 
-PATIENCE = 0.5  # seconds: where a part of the batch takes longer, the whole of it is not timed
-PART = 8  # images that timing begins with, on a CPU
-BACKWARD = 2  # a backward pass counts as so many forward ones
+MAX_SECONDS = 0.5  # of a timed part of a batch; a whole batch that takes longer is not timed
+FIRST_PART = 8  # images that timing starts with, on a CPU
+BACKWARD = 2  # forward passes that a backward pass costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What a step runs, in words, and what that costs for an image."""
+    """The networks of a step in words, and their cost for one image."""
 
     networks: str
-    forward: int  # multiply-adds of its networks, forward
-    teacher: int = 0  # and of their teacher
+    forward: int  # multiply-adds of a forward pass of all networks
+    teacher: int = 0  # and of the teacher's
 
     @property
     def madds(self) -> int:
-        """Forward and backward, the teacher's forward included."""
+        """Multiply-adds forward and backward, the teacher's forward pass included."""
         return (1 + BACKWARD) * self.forward + self.teacher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a run has before it and what that costs."""
+    """The size and the cost of a run that has not started."""
 
-    trained: int  # images
-    held_out: int
+    held_out: int  # images
     size: int  # of the images, in pixels a side
     steps: int
-    madds: int  # of training, of looking on meanwhile, and of what comes at the end
-    seconds: float | None  # none: it could not be timed
+    madds: int  # of training, validation, calibration and evaluation
+    seconds: float | None  # None: it could not be timed
 
 
 def step_cost(config: TrainConfig, model: Supernet, size: int) -> StepCost:
-    """What a step of training costs on images of this size."""
+    """Compute the cost of a training step on images of ``size`` pixels a side."""
     costs = {route.number: madds(model, route, size) for route in model.space}
     mean = round(sum(costs.values()) / len(costs))
     scheme = config.scheme.parse()
@@ -82,81 +81,73 @@ def step_cost(config: TrainConfig, model: Supernet, size: int) -> StepCost:
     )
 
 
-def image_size(config: TrainConfig, model: Supernet, found: DatasetSummary) -> int:
-    """Pixels a side that the images will have."""
-    return config.data.size or (model.input_spec.image_size if found.files else found.side)
+def image_size(config: TrainConfig, model: Supernet, dataset: DatasetSummary) -> int:
+    """Return the side that the images will have, in pixels."""
+    return config.data.size or (model.input_spec.image_size if dataset.files else dataset.side)
 
 
-def estimate(config: TrainConfig, model: Supernet, found: DatasetSummary) -> Estimate:
-    """What a run with these settings on this data has before it; a few seconds go into timing steps."""
-    size = image_size(config, model, found)
-    share = config.data.hold_out
-    held_out = sum(round(share * count) for count in found.counts)
-    trained = found.images - held_out
-    optim = config.optim
-    if trained < optim.batch:
-        raise DsnetError(f"optim.batch={optim.batch} is more than the {trained} training images")
-    steps = trained // optim.batch * optim.epochs
-    cost = step_cost(config, model, size)
-    training = steps * optim.batch * cost.madds
-    total = training + _judging(config, model, found, size, held_out)
+def estimate(config: TrainConfig, model: Supernet, dataset: DatasetSummary) -> Estimate:
+    """Estimate the cost of a run; this times a few training steps.
+
+    Args:
+        config: Settings of the run.
+        model: Its network, which may be on the meta device.
+        dataset: Summary of its data.
+
+    Raises:
+        DsnetError: A batch has more images than there are.
+    """
+    size, optim = image_size(config, model, dataset), config.optim
+    held_out = sum(round(config.data.hold_out * count) for count in dataset.counts)
+    images = dataset.images - held_out
+    if images < optim.batch:
+        raise DsnetError(f"optim.batch={optim.batch} is more than the {images} training images")
+    steps = images // optim.batch * optim.epochs
+    training = steps * optim.batch * step_cost(config, model, size).madds
+    space = model.space if config.scheme.route is None else model.space.narrow([config.scheme.route])
+    costs = [madds(model, route, size) for route in space]
+    validations = -(-optim.epochs // config.run.validate_every)
+    validation = validations * held_out * sum(costs[i] for i in {0, len(space) - 1})
+    evaluated = sum(costs[i] for i in evenly_spaced(len(space), MAX_EVALUATED))
+    calibration = min(config.data.calibration, images) * sum(costs)
+    total = training + validation + (2 * held_out + dataset.test) * evaluated + calibration
     seconds = None
     if config.scheme.teacher is None:
-        computing = _seconds(config, len(found.classes), size) * steps * total / training
-        seconds = _with_decoding(config, found, size, computing)
-    return Estimate(trained=trained, held_out=held_out, size=size, steps=steps, madds=total, seconds=seconds)
+        computing = _step_seconds(config, len(dataset.classes), size) * steps * total / training
+        seconds = _with_decoding(config, dataset, size, computing)
+    return Estimate(held_out=held_out, size=size, steps=steps, madds=total, seconds=seconds)
 
 
-def _judging(config: TrainConfig, model: Supernet, found: DatasetSummary, size: int, held_out: int) -> int:
-    """Multiply-adds of validation, of the statistics of all routes at the end, and of their accuracies."""
-    space = model.space if config.scheme.route is None else model.space.narrow([config.scheme.route])
-    ends = sum(madds(model, route, size) for route in dict.fromkeys((space.smallest, space.largest)))
-    times = -(-config.optim.epochs // config.run.validate_every)
-    shown = sum(madds(model, space[i], size) for i in evenly_spaced(len(space), SHOWN))
-    every = sum(madds(model, route, size) for route in space)
-    calibration = min(config.data.calibration, found.images - held_out)
-    return times * held_out * ends + (2 * held_out + found.test) * shown + calibration * every
-
-
-def _with_decoding(config: TrainConfig, found: DatasetSummary, size: int, computing: float) -> float:
-    """Sets in memory are decoded once, others in every epoch, while the network runs."""
+def _with_decoding(config: TrainConfig, dataset: DatasetSummary, size: int, computing: float) -> float:
+    """Add the time to decode: once for sets in memory, else in each epoch while the network runs."""
     lazy = config.data.lazy
     if lazy is None:
-        lazy = found.images * 3 * size * size > MAX_IN_MEMORY_BYTES
+        lazy = dataset.images * 3 * size * size > MAX_IN_MEMORY_BYTES
     if not lazy:
-        return computing + (found.images + found.test) * found.decoding / min(THREADS, available_cpus())
+        images = dataset.images + dataset.test
+        return computing + images * dataset.decoding / min(THREADS, available_cpus())
     workers = default_workers() if config.data.workers is None else config.data.workers
-    decoding = config.optim.epochs * found.images * found.decoding / max(1, workers)
+    decoding = config.optim.epochs * dataset.images * dataset.decoding / max(1, workers)
     return computing + decoding if workers == 0 else max(computing, decoding)
 
 
-def _seconds(config: TrainConfig, classes: int, size: int) -> float:
-    """How long a step takes on the device of the run."""
+def _step_seconds(config: TrainConfig, classes: int, size: int) -> float:
+    """Time a step on the device of the run."""
     step, device = timed_step(config, classes, size), pick_device(config.run.device)
     batch = max(1, config.optim.batch // launched().world)
-    count = batch if device.type == "cuda" else min(PART, batch)
+    count = batch if device.type == "cuda" else min(FIRST_PART, batch)
     step(count)  # the first one warms up
-    while (taken := min(step(count), step(count))) < PATIENCE and count < batch:
+    while (seconds := min(step(count), step(count))) < MAX_SECONDS and count < batch:
         count = min(2 * count, batch)
-    return taken * batch / count
+    return seconds * batch / count
 
 
 def timed_step(config: TrainConfig, classes: int, size: int) -> Callable[[int], float]:
-    """A step on so many images, which takes so many seconds: both passes, the optimiser, the average."""
+    """Return a function that trains on so many random images and returns the seconds of the step."""
     device = pick_device(config.run.device)
     config = replace(config, run=replace(config.run, compile=False))
-    model = build_model(config, classes).to(device)
-    if config.run.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    views = Views(
-        config.augment,
-        config.mix,
-        ((0.5,) * 3, (0.25,) * 3),
-        seed=config.run.seed,
-        rank=0,
-        device=device,
-        channels_last=config.run.channels_last,
-    )
+    model = build_model(config, classes, device)
+    views = Views.of(config, ((0.5,) * 3, (0.25,) * 3), device)
     objective = make_objective(config, model, views, steps=1, size=size, ranks=ALONE)
     groups = objective.groups(config.optim.weight_decay)
     optimizer = make_optimizer(config.optim.kind, groups, lr=1e-9, momentum=config.optim.momentum)
@@ -170,18 +161,13 @@ def timed_step(config: TrainConfig, classes: int, size: int) -> Callable[[int], 
         shape = (1, count, 3, size, size)
         images = torch.randint(256, shape, dtype=torch.uint8, generator=generator).to(device)
         labels = torch.randint(classes, (count,), generator=generator).to(device)
-        _wait(device)
-        start = time.perf_counter()
-        optimizer.zero_grad(set_to_none=False)
-        objective.step(images, labels, 1)  # the same routes every time, soft targets among their losses
-        optimizer.step()
-        objective.end_step()
-        _wait(device)
-        return time.perf_counter() - start
+
+        def train() -> None:
+            optimizer.zero_grad(set_to_none=False)
+            objective.step(images, labels, 1)  # the same routes every time, soft targets among their losses
+            optimizer.step()
+            objective.end_step()
+
+        return timed(train, device) / 1000
 
     return step
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,12 +1,13 @@
-"""Accuracy of a supernet's routes."""
+"""Accuracy of a supernet: at given routes, and where its gates decide."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dsnet.cost import cost
 from dsnet.errors import DsnetError
@@ -14,21 +15,31 @@ from dsnet.models import GateState, Supernet, run_gated
 from dsnet.routes import Route
 from dsnet.slicing import KeyState
 
-__all__ = ["ClassResults", "Confusion", "GatedResult", "RouteResult", "Seen", "evaluate", "evaluate_gated"]
+__all__ = [
+    "ClassResults",
+    "Confusion",
+    "GatedResult",
+    "OnPredictions",
+    "RouteResult",
+    "eval_mode",
+    "evaluate",
+    "evaluate_gated",
+]
 
-Seen = Callable[[Route, Tensor, Tensor], None]
+OnPredictions = Callable[[Route, Tensor, Tensor], None]
+"""Gets a route, the predicted classes [B] and the labels [B] of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteResult:
-    """What a route reached, and what it costs."""
+    """Accuracy and cost of a route."""
 
     route: int
     correct: int
     images: int
     madds: int
     params: int
-    statistics: str  # fresh, running or calibrated: where its norms' statistics come from
+    statistics: str  # of its norms: fresh, running or calibrated
 
     @property
     def accuracy(self) -> float:
@@ -37,94 +48,8 @@ class RouteResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassResults:
-    """What a route reached class by class, and what it takes for what."""
-
-    route: int
-    images: tuple[int, ...]  # of every class
-    correct: tuple[int, ...]
-    confused: tuple[tuple[int, int, int], ...]  # (class, taken for, images), the most frequent first
-
-
-class Confusion:
-    """Counts answers by label at one route; `add` is for `evaluate`."""
-
-    def __init__(self, route: Route, classes: int, device: torch.device) -> None:
-        self.route, self.classes = route, classes
-        self.counts = torch.zeros(classes, classes, dtype=torch.long, device=device)
-
-    def add(self, route: Route, answers: Tensor, labels: Tensor) -> None:
-        """Takes a batch in, if it is of this route."""
-        if route == self.route:
-            pairs = torch.bincount(labels * self.classes + answers, minlength=self.counts.numel())
-            self.counts += pairs.view_as(self.counts)
-
-    def results(self, counts: Tensor, most: int = 10) -> ClassResults:
-        """What ``counts`` [classes, classes], by label and answer, say; so many pairs at most."""
-        counts = counts.cpu()
-        wrong = counts.clone().fill_diagonal_(0).flatten()
-        best = wrong.sort(descending=True, stable=True).indices[:most].tolist()
-        pairs = [(*divmod(at, self.classes), int(wrong[at])) for at in best if wrong[at] > 0]
-        return ClassResults(
-            route=self.route.number,
-            images=tuple(counts.sum(1).tolist()),
-            correct=tuple(counts.diag().tolist()),
-            confused=tuple(pairs),
-        )
-
-
-@torch.no_grad()
-def evaluate(
-    model: Supernet,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    routes: Sequence[Route | int] | None = None,
-    *,
-    seen: Seen | None = None,
-) -> list[RouteResult]:
-    """Top-1 accuracy of routes (all by default) on batches of (images, labels), in eval mode.
-
-    One pass over the data; the prefix, and every part of the way that routes share, runs once a batch. Who
-    wants to know more is called with the route, its answers [B] and the labels [B] of every batch (``seen``).
-    """
-    chosen = list(model.space) if routes is None else [model.space.resolve(route) for route in routes]
-    training = model.training
-    model.eval()
-    correct, count, size = {route.choices: 0 for route in chosen}, 0, None
-    different = {route.choices: route for route in chosen}.values()
-    try:
-        for images, labels in batches:
-            states: dict[tuple[int, ...], GateState] = {(): model.run_prefix(images)}
-            for route in different:
-                answers = model.run_from_states(states, route.choices).argmax(1)
-                correct[route.choices] += int((answers == labels).sum())
-                if seen is not None:
-                    seen(route, answers, labels)
-            count += len(labels)
-            size = (images.shape[2], images.shape[3])
-    finally:
-        model.train(training)
-    if size is None:
-        raise DsnetError("no images to evaluate on: the data gave no batch")
-    results = []
-    for route in chosen:
-        counted = cost(model, route, size)
-        states_used = model.key_states(route) or {KeyState.CALIBRATED}  # group norms need none
-        results.append(
-            RouteResult(
-                route=route.number,
-                correct=correct[route.choices],
-                images=count,
-                madds=counted.madds(),
-                params=counted.params,
-                statistics=min(states_used).name.lower(),
-            )
-        )
-    return results
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatedResult:
-    """What a network reached where its gates decided, and what that cost."""
+    """Accuracy and cost of a network whose gates decide."""
 
     correct: int
     images: int
@@ -137,25 +62,127 @@ class GatedResult:
         return self.correct / self.images
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassResults:
+    """Results of a route by class."""
+
+    route: int
+    images: tuple[int, ...]  # of each class
+    correct: tuple[int, ...]
+    confused: tuple[tuple[int, int, int], ...]  # (label, prediction, images), the most frequent first
+
+
+class Confusion:
+    """Counts predictions by label at one route; `add` is for `evaluate`."""
+
+    def __init__(self, route: Route, classes: int, device: torch.device) -> None:
+        self.route, self.classes = route, classes
+        self.counts = torch.zeros(classes, classes, dtype=torch.long, device=device)
+
+    def add(self, route: Route, predictions: Tensor, labels: Tensor) -> None:
+        """Count a batch if it is of this route."""
+        if route == self.route:
+            pairs = torch.bincount(labels * self.classes + predictions, minlength=self.counts.numel())
+            self.counts += pairs.view_as(self.counts)
+
+    def results(self, counts: Tensor, max_pairs: int = 10) -> ClassResults:
+        """Return results from ``counts`` [classes, classes] by label and prediction."""
+        counts = counts.cpu()
+        wrong = counts.clone().fill_diagonal_(0).flatten()
+        frequent = wrong.sort(descending=True, stable=True).indices[:max_pairs].tolist()
+        return ClassResults(
+            route=self.route.number,
+            images=tuple(counts.sum(1).tolist()),
+            correct=tuple(counts.diag().tolist()),
+            confused=tuple((*divmod(i, self.classes), int(wrong[i])) for i in frequent if wrong[i] > 0),
+        )
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and back into its mode at the end."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
+@torch.no_grad()
+def evaluate(
+    model: Supernet,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    routes: Sequence[Route | int] | None = None,
+    *,
+    on_predictions: OnPredictions | None = None,
+) -> list[RouteResult]:
+    """Compute the accuracy of routes in one pass over the data, in eval mode.
+
+    The prefix, and each segment that routes share, runs once per batch.
+
+    Args:
+        model: The network.
+        batches: Images [B, C, H, W] and labels [B].
+        routes: Routes to evaluate (default: all of the space).
+        on_predictions: Called for each route and batch.
+
+    Raises:
+        DsnetError: There is no batch.
+    """
+    chosen = list(model.space) if routes is None else [model.space.resolve(route) for route in routes]
+    correct, count, shape = dict.fromkeys(chosen, 0), 0, None
+    with eval_mode(model):
+        for images, labels in batches:
+            states: dict[tuple[int, ...], GateState] = {(): model.run_prefix(images)}
+            for route in correct:
+                predictions = model.run_from_states(states, route.choices).argmax(1)
+                correct[route] += int((predictions == labels).sum())
+                if on_predictions is not None:
+                    on_predictions(route, predictions, labels)
+            count, shape = count + len(labels), images.shape
+    if shape is None:
+        raise DsnetError("no images to evaluate on: the data gave no batch")
+    results = []
+    for route in chosen:
+        counted = cost(model, route, (shape[2], shape[3]))
+        states_used = model.key_states(route) or {KeyState.CALIBRATED}  # group norms need none
+        results.append(
+            RouteResult(
+                route=route.number,
+                correct=correct[route],
+                images=count,
+                madds=counted.madds(),
+                params=counted.params,
+                statistics=min(states_used).name.lower(),
+            )
+        )
+    return results
+
+
 @torch.no_grad()
 def evaluate_gated(model: Supernet, batches: Iterable[tuple[Tensor, Tensor]]) -> GatedResult:
-    """Top-1 accuracy and mean multiply-adds with the gates' own decisions, in eval mode."""
-    training = model.training
-    model.eval()
-    correct, count, size = 0, 0, None
+    """Compute accuracy and mean multiply-adds where the gates decide, in eval mode.
+
+    Args:
+        model: The network.
+        batches: Images [B, C, H, W] and labels [B].
+
+    Raises:
+        DsnetError: There is no batch.
+    """
+    correct, shape = 0, None
     taken: dict[int, int] = {}
-    try:
+    with eval_mode(model):
         for images, labels in batches:
             output = run_gated(model, images)
             correct += int((output.logits.argmax(1) == labels).sum())
             for choices in output.choices.tolist():
                 number = model.space.of_choices(choices).number
                 taken[number] = taken.get(number, 0) + 1
-            count += len(labels)
-            size = (images.shape[2], images.shape[3])
-    finally:
-        model.train(training)
-    if size is None:
+            shape = images.shape
+    if shape is None:
         raise DsnetError("no images to evaluate on: the data gave no batch")
-    total = sum(cost(model, number, size).madds() * images for number, images in taken.items())
+    count = sum(taken.values())
+    total = sum(cost(model, route, (shape[2], shape[3])).madds() * images for route, images in taken.items())
     return GatedResult(correct=correct, images=count, madds=total / count, taken=dict(sorted(taken.items())))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -52,8 +52,8 @@ class Validation:
 class TrainingTask(Generic[Batch]):
     """What a `TrainingLoop` trains: data, losses, learning rate, validation and checkpoint contents.
 
-    Subclasses implement `learning_rate`, `batches` and `step`; those whose runs are saved also `snapshot`,
-    `save` and `restore`. Steps count from 0 here: ``step`` is the number of optimizer steps made before.
+    Subclasses implement `learning_rate`, `batches` and `step`; those whose runs are saved also `save` and
+    `restore`. Steps count from 0 here: ``step`` is the number of optimizer steps made before.
     """
 
     optimizer: Optimizer
@@ -85,28 +85,14 @@ class TrainingTask(Generic[Batch]):
         """Evaluate on held-out images; None if there are none."""
         return None
 
-    def snapshot(self) -> dict[str, Tensor]:
-        """Return a copy of the weights, which `save` gets back as ``weights`` for the checkpoint ``best``."""
-        raise NotImplementedError
-
-    def save(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        step: int,
-        data: Mapping[str, Any],
-        weights: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def save(self, folder: Path, name: str, *, step: int, data: Mapping[str, Any]) -> None:
         """Write a checkpoint.
 
         Args:
             folder: Folder of the run.
-            name: ``last`` or ``best``.
+            name: ``last``, with all that is needed to resume, or ``best``, with the weights alone.
             step: Number of optimizer steps made.
             data: Plain data of the loop, to be stored beside the task's own.
-            weights: Weights of a `snapshot` to save alone; None: the present weights with all that is needed
-                to resume.
         """
         raise NotImplementedError
 
@@ -143,13 +129,6 @@ class RunStatus:
     def finished(self) -> bool:
         """Whether all steps were made."""
         return self.step == self.steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Best:
-    score: float
-    step: int
-    weights: dict[str, Tensor] | None  # None: written already
 
 
 def warn_of_other_threads(saved: Checkpoint, threads: int | None, callback: Callback) -> None:
@@ -190,8 +169,8 @@ class TrainingLoop:
         on_cpu = all(parameter.device.type == "cpu" for parameter in self.parameters)
         # Sums depend on the number of threads, so checkpoints record it.
         self.data = {"threads": torch.get_num_threads()} if on_cpu else {}
+        self.best: dict[str, Any] | None = None  # score and step of the best validation
         self.step, self.saved = 0, -1
-        self.best: _Best | None = None
         self.losses = LossBuffer()
 
     # --- checkpoints -----------------------------------------------------------------------------------
@@ -204,27 +183,22 @@ class TrainingLoop:
             raise DsnetError(f"{self.folder} cannot be resumed: {error}") from error
         warn_of_other_threads(saved, self.data.get("threads"), self.callback)
         self.step = self.saved = int(saved.data["step"])
-        best = saved.data.get("best")
-        if best is not None:
-            self.best = _Best(**best, weights=None)
+        self.best = saved.data.get("best")
 
     def save(self) -> None:
-        """Write ``last`` and, if it is new, ``best``; check first that all losses are finite."""
+        """Write ``last``; check first that all losses are finite."""
         self._log()
         if self.config.save_minutes is None:
             return
-        if self.ranks.first and self.step != self.saved:
-            data: dict[str, Any] = dict(self.data)
-            if self.best is not None:
-                data["best"] = {"score": self.best.score, "step": self.best.step}
-                if self.best.weights is not None:
-                    self.task.save(
-                        self.folder, "best", step=self.best.step, data=data, weights=self.best.weights
-                    )
-                    self.best = replace(self.best, weights=None)
-            self.task.save(self.folder, "last", step=self.step, data=data)
+        if self.step != self.saved:
+            self._write_checkpoint("last")
         self.saved = self.step
         self.ranks.wait()
+
+    def _write_checkpoint(self, name: str) -> None:
+        if self.ranks.first and self.config.save_minutes is not None:
+            data = self.data if self.best is None else {**self.data, "best": self.best}
+            self.task.save(self.folder, name, step=self.step, data=data)
 
     # --- training --------------------------------------------------------------------------------------
     def run(self, stop: StopRequest | None = None) -> RunStatus:
@@ -333,8 +307,11 @@ class TrainingLoop:
         score = validation.score
         self._write("validate", epoch, {"score": score, **validation.metrics})
         self.callback.on_validation_end(self.step, epoch, validation.results)
-        if self.best is None or score > self.best.score:
-            self.best = _Best(score=score, step=self.step, weights=self.task.snapshot())
+        if self.best is None or score > self.best["score"]:
+            self.best = {"score": score, "step": self.step}
+            if self.saved < 0:  # a run that has a checkpoint can be resumed
+                self.save()
+            self._write_checkpoint("best")
         self._clock = time.monotonic()  # images_per_s counts training alone
 
     def _write(self, kind: str, epoch: int, values: Mapping[str, float]) -> None:

@@ -6,18 +6,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from dsnet.core.checkpoint import check_tensors
 from dsnet.errors import DsnetError, shorten
 from dsnet.gate import Gate, RoutingHead
-from dsnet.training.config import OptimConfig
 
 __all__ = [
     "cosine",
-    "learning_rate",
     "make_optimizer",
     "optimizer_tensors",
     "parameter_groups",
@@ -38,12 +35,14 @@ def parameter_groups(
     with_decay: list[nn.Parameter] = []
     without: list[nn.Parameter] = []
     for module in modules:
-        in_gates = {id(p) for m in module.modules() if isinstance(m, Gate) for p in m.parameters()}
-        in_heads = {id(p) for m in module.modules() if isinstance(m, RoutingHead) for p in m.parameters()}
+        in_gates, in_heads = (
+            {p for m in module.modules() if isinstance(m, kind) for p in m.parameters()}
+            for kind in (Gate, RoutingHead)
+        )
         for name, parameter in module.named_parameters():
-            if id(parameter) in in_heads and not routing:
+            if parameter in in_heads and not routing:
                 continue
-            exempt = id(parameter) in in_gates or parameter.ndim == 1 or name.endswith("positions")
+            exempt = parameter in in_gates or parameter.ndim == 1 or name.endswith("positions")
             (without if exempt else with_decay).append(parameter)
     return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without, "weight_decay": 0.0}]
 
@@ -68,14 +67,6 @@ def cosine(step: int, *, steps: int, warmup: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / (steps - warmup))))
 
 
-def learning_rate(optim: OptimConfig, step: int, *, steps: int, epoch_steps: int) -> float:
-    """Return the learning rate of a step."""
-    factor = None if optim.decay is None else optim.decay ** (step // epoch_steps)
-    return scheduled_rate(
-        optim.lr, step, steps=steps, warmup=round(optim.warmup * epoch_steps), factor=factor
-    )
-
-
 def scheduled_rate(
     lr: float, step: int, *, steps: int, warmup: int = 0, factor: float | None = None
 ) -> float:
@@ -97,21 +88,13 @@ def scheduled_rate(
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     """Set the learning rate of all groups."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
+        group["lr"] = lr
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """Return an optimizer's state as tensors named ``INDEX.KEY``, by the index of the parameter."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{index}.{key}": value
-        for index, entry in state.items()
-        for key, value in entry.items()
-        if value is not None
-    }
+    state = optimizer.state_dict()["state"].items()
+    return {f"{i}.{key}": value for i, entry in state for key, value in entry.items() if value is not None}
 
 
 def restore_optimizer(

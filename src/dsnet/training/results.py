@@ -1,29 +1,27 @@
-"""What a run had and what it came to, as ``results.json`` keeps it."""
+"""The results of a run, and their file ``results.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dsnet.core.formats import RESULTS
 from dsnet.core.schema import check, read_json
+from dsnet.core.settings import from_plain
 from dsnet.errors import DsnetError
 from dsnet.training.evaluation import ClassResults, GatedResult, RouteResult
 from dsnet.training.loop import RunStatus
 
 __all__ = ["Images", "Outcome", "read_outcome", "results_of"]
 
-NEEDED = ("steps", "held_out", "test", "images")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What a run was trained and tested on."""
+    """The images of a run."""
 
     classes: tuple[str, ...]
-    counts: tuple[int, ...]  # training images of every class, those held out among them
+    counts: tuple[int, ...]  # training images of each class, including those held out
     held_out: int
     test: int
     size: int  # pixels a side
@@ -32,20 +30,20 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """The results of a run; without accuracies if it was stopped."""
 
     folder: Path
     status: RunStatus
-    first: bool = True  # whether this is the process that reports
+    first: bool = True  # whether this process reports
     held_out: tuple[tuple[RouteResult | None, RouteResult], ...] = ()  # before and after re-calibration
     test: tuple[RouteResult, ...] = ()
-    gated: GatedResult | None = None  # on the test split, where the gates were trained too
-    classes: ClassResults | None = None  # the largest route's, on the test split
+    gated: GatedResult | None = None  # on the test split, if the gates were trained too
+    classes: ClassResults | None = None  # of the largest route, on the test split
     images: Images | None = None
 
 
 def results_of(outcome: Outcome) -> dict[str, Any]:
-    """Plain data (JSON types) of a run that came to its end."""
+    """Return the results of a finished run as JSON types."""
     gated, classes, images = outcome.gated, outcome.classes, outcome.images
     return {
         "steps": outcome.status.steps,
@@ -58,57 +56,52 @@ def results_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """What the finished run in ``folder`` came to; none where its files do not say all of it.
+    """Read the results of a finished run; None if there are none, or not all that this version writes.
 
-    A file that is damaged is an error.
+    Raises:
+        DsnetError: The file is damaged.
     """
     path = folder / "results.json"
     if not path.is_file():
         return None
     plain = read_json(path)
-    if not isinstance(plain, dict) or any(plain.get(key) is None for key in NEEDED):
-        return None  # of a loop of one's own, or of an earlier version
+    needed = ("steps", "held_out", "test", "images")
+    if not isinstance(plain, dict) or any(plain.get(key) is None for key in needed):
+        return None  # of another training loop, or of an earlier version
     check(RESULTS, plain, path)
-    classes, images = plain.get("classes"), plain["images"]
-    if len(images["counts"]) != len(images["classes"]):
+    images, gated, classes = from_plain(Images, plain["images"]), plain.get("gated"), None
+    if len(images.counts) != len(images.classes):
         raise DsnetError(f"{path}: images.counts has another length than images.classes")
-    if classes is not None:
-        _check_classes(classes, len(images["classes"]), path)
+    if plain.get("classes") is not None:
+        classes = from_plain(ClassResults, plain["classes"])
+        _check_classes(classes, len(images.classes), path)
+    if gated is not None:
+        taken = {int(route): count for route, count in gated.pop("taken").items()}
+        gated = GatedResult(**_without_accuracy(gated), taken=taken)
     return Outcome(
         folder=folder,
         status=RunStatus(step=plain["steps"], steps=plain["steps"]),
         held_out=tuple((None if b is None else _route(b), _route(a)) for b, a in plain["held_out"]),
         test=tuple(map(_route, plain["test"])),
-        gated=None if plain.get("gated") is None else _gated(plain["gated"]),
-        classes=None if classes is None else ClassResults(**_tuples(classes)),
-        images=Images(**_tuples(images)),
+        gated=gated,
+        classes=classes,
+        images=images,
     )
 
 
-def _check_classes(plain: Mapping[str, Any], count: int, path: Path) -> None:
-    """Raises where figures by class are not of so many classes."""
-    for key in ("images", "correct"):
-        if len(plain[key]) != count:
-            raise DsnetError(f"{path}: classes.{key} has {len(plain[key])} values, expected {count}")
-    for position, (label, answer, _) in enumerate(plain["confused"]):
-        if max(label, answer) >= count:
-            raise DsnetError(f"{path}: classes.confused[{position}] names a class beyond the {count}")
+def _check_classes(results: ClassResults, count: int, path: Path) -> None:
+    """Raise if results by class are of another number of classes."""
+    for key, values in (("images", results.images), ("correct", results.correct)):
+        if len(values) != count:
+            raise DsnetError(f"{path}: classes.{key} has {len(values)} values, expected {count}")
+    for index, (label, prediction, _) in enumerate(results.confused):
+        if max(label, prediction) >= count:
+            raise DsnetError(f"{path}: classes.confused[{index}] names a class beyond the {count}")
 
 
-def _route(plain: Mapping[str, Any]) -> RouteResult:
-    return RouteResult(**{key: value for key, value in plain.items() if key != "accuracy"})
+def _route(plain: dict[str, Any]) -> RouteResult:
+    return RouteResult(**_without_accuracy(plain))
 
 
-def _gated(plain: Mapping[str, Any]) -> GatedResult:
-    taken = {int(route): count for route, count in plain["taken"].items()}
-    return GatedResult(correct=plain["correct"], images=plain["images"], madds=plain["madds"], taken=taken)
-
-
-def _tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists, as JSON has them, and lists in them as tuples."""
-    return {
-        key: tuple(tuple(each) if isinstance(each, list) else each for each in value)
-        if isinstance(value, list)
-        else value
-        for key, value in plain.items()
-    }
+def _without_accuracy(plain: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in plain.items() if key != "accuracy"}

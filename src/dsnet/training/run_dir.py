@@ -83,7 +83,7 @@ def begin(
     config: object,
     *,
     resume: bool,
-    told: Callable[[str], None],
+    warn: Callable[[str], None],
     names: Sequence[str] = ("last", "best", "final"),
     free: Mapping[str, Sequence[str]] = FREE,
 ) -> Checkpoint | None:
@@ -93,7 +93,7 @@ def begin(
         folder: Folder of the run.
         config: Settings of the run.
         resume: Whether the run is to be resumed.
-        told: Gets a message where there is nothing to resume.
+        warn: Gets a message if there is nothing to resume.
         names: Checkpoints that such a run writes.
         free: Settings that may differ from those that the run was started with, by group.
 
@@ -110,7 +110,7 @@ def begin(
             )
         return None
     if not kept:
-        told(f"there is no checkpoint in {folder} to go on from: starting anew")
+        warn(f"there is no checkpoint in {folder} to go on from: starting anew")
         return None
     if "last" not in kept:
         raise DsnetError(f"{folder} has no checkpoint 'last' to go on from; it has {', '.join(kept)}")

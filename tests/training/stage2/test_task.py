@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +29,12 @@ from dsnet.routing import CostTable
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.api import train
 from dsnet.training.callbacks import Callback
+from dsnet.training.classifier_task import ClassifierTask
 from dsnet.training.config import MixConfig, OptimConfig
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.api import calibrate_run, calibration_images
-from dsnet.training.stage2.cache import keep_signals
-from dsnet.training.stage2.gate_signals import Signals
+from dsnet.training.stage2.cache import compute_signals
 from dsnet.training.stage2.task import GateObjective
 from tests.support import error_of, random_model
 from tests.support.routed_run import BASE
@@ -116,22 +116,6 @@ def test_keeping_agrees_with_running(mbnet: Path) -> None:
         assert torch.allclose(run[name].float(), kept[name].float(), atol=1e-5), name
 
 
-def test_gates_that_share_what_the_network_said_are_those_that_do_not(mbnet: Path) -> None:
-    store: dict[Hashable, Signals] = {}
-    config = GateConfig(passes=2, epochs=2, head="scalar")
-    train_gate(mbnet, GateConfig(passes=2, epochs=2), save_as="first", device="cpu", store=store)
-    assert len(store) == 2
-    train_gate(mbnet, config, save_as="second", device="cpu", store=store)
-    assert len(store) == 2  # nothing had to be made
-    train_gate(mbnet, config, save_as="alone", device="cpu")
-    second, alone = (heads(load_model(mbnet, name).state_dict()) for name in ("second", "alone"))
-    assert all(torch.equal(second[name], alone[name]) for name in alone)
-    for other in (replace(config, seed=1), replace(config, space="0,3"), replace(config, images="held_out")):
-        before = len(store)
-        train_gate(mbnet, other, save_as="other", device="cpu", store=store)
-        assert len(store) == before + 2
-
-
 def test_a_step_pays_what_the_formulas_say() -> None:
     """λ1 CLS + λ2 CP + λ3 SGS from logits, costs and scores, worked out here."""
     model = dsnet.create_model("ds_mbnet_tiny")
@@ -174,10 +158,20 @@ def test_a_step_pays_what_the_formulas_say() -> None:
 def test_signals_are_kept_by_image(mbnet: Path) -> None:
     run = open_trained(mbnet, "final", device="cpu")
     views = Views(Augment(), MixConfig(), run.channels, seed=0, rank=0, device=torch.device("cpu"))
-    task = GateObjective(GateConfig(), run.model, views, costs=CostTable.of_model(run.model))
-    kept = keep_signals(task, run.held_out, number=0, batch=50, crops=None)
+    objective = GateObjective(GateConfig(), run.model, views, costs=CostTable.of_model(run.model))
+    config = replace(run.config, optim=OptimConfig(batch=50))
+    task = ClassifierTask(
+        config,
+        objective,
+        run.held_out,
+        None,
+        channels=run.channels,
+        ranks=ALONE,
+        callback=Callback(),
+        data={},
+    )
     outputs = collect(run.model, run.seen(run.held_out))
-    assert torch.equal(kept.right, outputs.correct)
+    assert torch.equal(compute_signals(task, objective, 0).right, outputs.correct)
 
 
 def test_heads_of_every_form_survive_a_checkpoint(mbnet: Path) -> None:

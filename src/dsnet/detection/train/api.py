@@ -90,7 +90,7 @@ def train_detector(
     device = pick_device(config.run.device)
     with locked(folder):
         names = ("last", "final", "gated")
-        saved = begin(folder, config, resume=resume, told=callback.on_message, names=names, free=FREE)
+        saved = begin(folder, config, resume=resume, warn=callback.on_message, names=names, free=FREE)
         if saved is None:
             check_networks(config)
         elif (finished := _finished(folder, config, saved, callback)) is not None:

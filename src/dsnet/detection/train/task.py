@@ -97,15 +97,7 @@ class DetectorTask(TrainingTask[tuple[Tensor, PriorTargets]]):
         return [space.largest, space.smallest, *(between[i] for i in drawn)]
 
     # --- checkpoints ---------------------------------------------------------------------------------
-    def save(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        step: int,
-        data: Mapping[str, Any],
-        weights: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def save(self, folder: Path, name: str, *, step: int, data: Mapping[str, Any]) -> None:
         """Write a checkpoint that training can resume from."""
         self._save(folder, name, step, data, {"optimizer": optimizer_tensors(self.optimizer)})
 

@@ -1,10 +1,9 @@
-"""Stage I as something the loop can train: draws of a step, views, the sandwich, the moving average."""
+"""The objective of Stage I: the routes and views of each step, its losses and the moving average."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet, initialise
 from dsnet.models.conv_blocks import ConvNormAct
 from dsnet.routes import Route
-from dsnet.slicing import Mode, batch_statistics
+from dsnet.slicing import Mode
 from dsnet.training.classifier_task import Objective
-from dsnet.training.config import SchemeConfig, TrainConfig
+from dsnet.training.config import TrainConfig
 from dsnet.training.optim import parameter_groups
 from dsnet.training.stage1.compiled import compiled, enough_programs
-from dsnet.training.stage1.ema import Average
+from dsnet.training.stage1.ema import TEACHER, Average
 from dsnet.training.stage1.graphed_step import GraphedStep
 from dsnet.training.stage1.projector import Projector
 from dsnet.training.stage1.scheme import Scheme, single_route
@@ -35,15 +34,20 @@ SMALL = 64  # pixels: up to here launching kernels takes longer than running the
 __all__ = ["Stage1Objective", "initialise_alone"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Modes:
-    largest: Mode | None
-    others: Mode | None
-    teacher: Mode
-
-
 class Stage1Objective(Objective):
-    """What the loop trains in Stage I."""
+    """Trains the networks of a scheme's steps.
+
+    Args:
+        config: Settings of the run.
+        model: The network, on its device.
+        views: Makes the views of each step.
+        steps: Steps of the run.
+        ranks: Processes that train together.
+        teacher: External teacher, if the scheme has one.
+
+    Raises:
+        DsnetError: ``scheme.drop_path`` is set for a network without residual branches.
+    """
 
     def __init__(
         self,
@@ -57,73 +61,68 @@ class Stage1Objective(Objective):
     ) -> None:
         self.config, self.model, self.views, self.ranks = config, model, views, ranks
         self.steps, self.classes = steps, model.head.classifier.out_features
-        route = config.scheme.route
-        self.space = model.space if route is None else model.space.narrow([route])
-        if config.scheme.drop_path and not any(hasattr(module, "share") for module in model.modules()):
+        scheme, run = config.scheme, config.run
+        self.space = model.space if scheme.route is None else model.space.narrow([scheme.route])
+        if scheme.drop_path and not any(hasattr(module, "share") for module in model.modules()):
             raise DsnetError(f"scheme.drop_path: {model.spec.name} has no residual branches to leave out")
-        self.scheme = _scheme(config.scheme)
-        self.views_per_step = self.scheme.views(self.scheme.networks(self.space, config.scheme.random))
+        self.scheme = scheme.parse() if scheme.route is None else Scheme(draw=single_route)
+        self.views_per_step = self.scheme.views(self.scheme.networks(self.space, scheme.random))
         device = model.head.classifier.weight.device
         self.noise = torch.Generator(device)  # of stochastic depth and dropout
-        modes = self._modes()
-        self.average = (
-            Average(model, config.scheme.alpha, warmup=config.scheme.alpha_warmup, mode=modes.teacher)
-            if config.average
-            else None
-        )
+        self.shares_statistics = ranks.world > 1 and run.sync_norms
+        mode, largest_mode = self._modes()
+        self.average: Average | None = None
+        if config.average:
+            shared = Mode(statistics=SharedStatistics(update=False)) if self.shares_statistics else TEACHER
+            self.average = Average(model, scheme.alpha, warmup=scheme.alpha_warmup, mode=shared)
         self.projector: Projector | None = None
         if self.scheme.hierarchical:
-            self.projector = Projector.of(model, config.scheme.stages).cpu()
-            initialise(self.projector, seeded(config.run.seed, "projector"))
+            self.projector = Projector.of(model, scheme.stages).cpu()
+            initialise(self.projector, seeded(run.seed, "projector"))
             self.projector.to(device)
         self.stage = Stage1(
             scheme=self.scheme,
             average=self.average if self.scheme.uses_average else None,
             projector=self.projector,
             teacher=teacher,
-            smoothing=config.scheme.smoothing,
-            temperature=config.scheme.temperature,
-            add=config.scheme.add,
-            mode=modes.others,
-            largest_mode=modes.largest,
-            autocast=torch.bfloat16 if config.run.precision == "bfloat16" else None,
+            smoothing=scheme.smoothing,
+            temperature=scheme.temperature,
+            add=scheme.add,
+            mode=mode,
+            largest_mode=largest_mode,
+            autocast=torch.bfloat16 if run.precision == "bfloat16" else None,
         )
-        self.network = compiled(model) if config.run.compile else model
-        self.stepper = GraphedStep(self.stage, model) if self._wants_graphs(device) else self.stage
+        self.network = compiled(model) if run.compile else model
+        self.stepper = GraphedStep(self.stage, model) if self._uses_graphs(device) else self.stage
 
-    def _wants_graphs(self, device: torch.device) -> bool:
-        """As told; else where the GPU would wait for the host: small images, nothing to communicate."""
+    def _uses_graphs(self, device: torch.device) -> bool:
+        """By default where the GPU would wait for the host: small images, nothing to communicate."""
         run = self.config.run
         if run.graphs is not None:
             return run.graphs
         size = self.config.data.size or self.model.input_spec.image_size
-        shared = self.ranks.world > 1 and run.sync_norms
-        return device.type == "cuda" and size <= SMALL and not shared and not run.compile
+        small = device.type == "cuda" and size <= SMALL
+        return small and not self.shares_statistics and not run.compile
 
-    def _modes(self) -> _Modes:
-        scheme, shared = self.config.scheme, self.ranks.world > 1 and self.config.run.sync_norms
-        statistics = SharedStatistics(update=True) if shared else None
+    def _modes(self) -> tuple[Mode | None, Mode | None]:
+        """Return the mode of the networks, and that of the largest one."""
+        scheme = self.config.scheme
+        statistics = SharedStatistics(update=True) if self.shares_statistics else None
         plain = None if statistics is None else Mode(statistics=statistics)
-        dropping = plain
-        if scheme.drop_path or scheme.dropout:
-            dropping = Mode(
-                statistics=statistics,
-                drop_path=scheme.drop_path,
-                dropout=scheme.dropout,
-                generator=self.noise,
-            )
-        teacher = Mode(statistics=SharedStatistics(update=False) if shared else batch_statistics)
-        return _Modes(
-            largest=dropping, others=dropping if self.model.drops_everywhere else plain, teacher=teacher
+        if not scheme.drop_path and not scheme.dropout:
+            return plain, plain
+        drops = Mode(
+            statistics=statistics, drop_path=scheme.drop_path, dropout=scheme.dropout, generator=self.noise
         )
+        return drops if self.model.drops_everywhere else plain, drops
 
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """What is optimised: the network without its routing heads, and the projector."""
+        """Return the parameters of the network without its routing heads, and of the projector."""
         modules = [self.model] if self.projector is None else [self.model, self.projector]
         return parameter_groups(modules, weight_decay)
 
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
-        """Forward and backward of a step's networks; its losses by name."""
+        """Run forward and backward of a step's networks; return its losses by name."""
         seed = self.config.run.seed
         routes = self.scheme.draw(self.space, self.config.scheme.random, seeded(seed, "routes", step))
         reseed(self.noise, seed, "noise", self.ranks.rank, step)
@@ -136,12 +135,19 @@ class Stage1Objective(Objective):
         return _named(losses)
 
     def end_step(self) -> None:
-        """After the optimiser: the average takes the weights in."""
+        """Update the average."""
         if self.average is not None:
             self.average.update(self.model)
 
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Keep the average instead of the weights if the run says so."""
+        if self.config.run.keep == "average" and self.average is not None:
+            for weight, average in zip(self.model.parameters(), self.average.model.parameters(), strict=True):
+                weight.copy_(average)
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What must be saved beside the network and the optimiser."""
+        """Return the average and the projector."""
         groups: dict[str, dict[str, Tensor]] = {}
         if self.average is not None:
             groups["average"] = {name: p.detach() for name, p in self.average.model.named_parameters()}
@@ -151,7 +157,7 @@ class Stage1Objective(Objective):
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-        """Takes up what `tensors` gave, after ``step`` steps."""
+        """Load what `tensors` returned, after ``step`` steps."""
         if self.average is not None:
             for name, parameter in self.average.model.named_parameters():
                 parameter.copy_(tensors["average"][name])
@@ -160,12 +166,8 @@ class Stage1Objective(Objective):
             self.projector.load_state_dict(dict(tensors["projector"]))
 
 
-def _scheme(config: SchemeConfig) -> Scheme:
-    return config.parse() if config.route is None else Scheme(draw=single_route)
-
-
 def _named(losses: StepLosses) -> dict[str, Tensor]:
-    """Losses by role and term; those of the random networks as their mean."""
+    """Return losses by role and term; for the random networks their means."""
     named: dict[str, list[Tensor]] = {}
     last = len(losses.networks) - 1
     for position, network in enumerate(losses.networks):
@@ -176,7 +178,7 @@ def _named(losses: StepLosses) -> dict[str, Tensor]:
 
 
 def initialise_alone(model: Supernet, route: Route) -> None:
-    """Makes weights just drawn for the supernet those of a stand-alone network of this route."""
+    """Rescale the initial weights of a supernet to those of a stand-alone network of this route."""
     for gates in range(1, len(route.choices) + 1):
         for block, size, _ in model.chain(route.choices[:gates]):
             for layer in block.modules():

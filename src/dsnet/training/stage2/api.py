@@ -1,4 +1,4 @@
-"""A whole run of Stage II: from a trained supernet to gates that decide, and what they decide."""
+"""A run of Stage II: the gates of a trained supernet are trained, then its routers calibrated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from dsnet.training.loop import RunStatus
 from dsnet.training.run_dir import going_on, locked, settings_of
 from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage1.views import Views
-from dsnet.training.stage2.cache import SignalStore, memory_of, train_from_signals
+from dsnet.training.stage2.cache import cached_bytes, train_from_signals
 from dsnet.training.stage2.config import GateConfig
 from dsnet.training.stage2.task import GateObjective
 from dsnet.training.transfer import routing_from
@@ -57,14 +57,14 @@ __all__ = [
     "train_gate",
 ]
 
-FITS = 2 * 2**30  # bytes of signals that are kept without asking
-PASSES = 3  # over the images, where they fit
-MOST = 32  # routes that cascades and comparisons are made of
+MAX_CACHED = 2 * 2**30  # bytes of signals that are cached by default
+MAX_PASSES = 3  # over the images that are cached by default
+MAX_ROUTES = 32  # of cascades and comparisons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedRun:
-    """A run of Stage I, ready for routers: its network, and the images as it divided them."""
+    """A run of Stage I: its network, and the images as it split them."""
 
     folder: Path
     saved: Checkpoint
@@ -76,7 +76,7 @@ class TrainedRun:
     test: ImageDataset
 
     def seen(self, images: ImageDataset, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (normalised images, labels), all in order, without augmentation."""
+        """Yield batches of normalised images and labels, all in order, without augmentation."""
         order = list(torch.split(torch.arange(len(images)), batch))
         for x, labels in images.batches(order, full=False):
             yield normalise(x[0], *self.channels), labels
@@ -85,7 +85,17 @@ class TrainedRun:
 def open_trained(
     folder: str | Path, name: str | None = None, *, device: str = "auto", callback: Callback | None = None
 ) -> TrainedRun:
-    """Opens a run's checkpoint (``final`` by default) with the data that it was trained on."""
+    """Load a run's checkpoint with the data that it was trained on.
+
+    Args:
+        folder: Folder of the run.
+        name: Name of the checkpoint (default: that of `load_checkpoint`).
+        device: Device of the network and the images, or ``auto``.
+        callback: Gets warnings.
+
+    Raises:
+        DsnetError: The run was not made by `train`, trained one route alone, or held no images out.
+    """
     folder, callback = Path(folder), callback or Callback()
     if (folder / "checkpoint.json").exists():
         raise DsnetError(f"{folder} is a checkpoint; name its run: {folder.parent}")
@@ -106,34 +116,34 @@ def open_trained(
             f"{folder} held no images out (data.hold_out={config.data.hold_out}); routers need some that "
             "Stage I has not seen: train it again with data.hold_out=0.1"
         )
-    place = pick_device(device)
+    torch_device = pick_device(device)
     return TrainedRun(
         folder=folder,
         saved=saved,
         config=config,
-        model=model.to(place),
+        model=model.to(torch_device),
         channels=(tuple(known["mean"]), tuple(known["std"])),
-        train=train.to(place),
-        held_out=held_out.to(place),
-        test=test.to(place),
+        train=train.to(torch_device),
+        held_out=held_out.to(torch_device),
+        test=test.to(torch_device),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOutcome:
-    """What gate training came to."""
+    """The results of gate training."""
 
     folder: Path
     name: str
     status: RunStatus
     goal: str = "paper"
-    first: bool = True  # whether this is the process that reports
-    kept: int = 0  # passes over the images that were kept in memory; 0: the network ran in every step
+    first: bool = True  # whether this process reports
+    kept: int = 0  # passes over the images whose signals were cached; 0: the network ran in every step
     reports: tuple[GateReport, ...] = ()  # the gates' own decisions on held-out images
 
     @property
     def done(self) -> bool:
-        """Whether it got to the end."""
+        """Whether all steps were made."""
         return self.status.finished
 
 
@@ -146,14 +156,25 @@ def train_gate(
     device: str = "auto",
     resume: bool = False,
     callback: Callback | None = None,
-    store: SignalStore | None = None,
     said: Callable[[str], None] = lambda message: None,
 ) -> GateOutcome:
-    """Trains new routing heads on a run's network and saves both as a checkpoint of the run.
+    """Train new routing heads on a run's network, and save both as a checkpoint of the run.
 
-    A ``store`` (a dict will do) that several calls for the same run share keeps what they have in common:
-    with one gate, the second takes seconds. ``said`` gets a line about the routes that gates decide between
-    and the weights of their losses; the checkpoint records both.
+    Args:
+        folder: Folder of the run.
+        config: Settings of Stage II.
+        name: Checkpoint to start from (default: ``final``, else ``last``).
+        save_as: Name of the checkpoint to write.
+        device: Device, or ``auto``.
+        resume: Continue where a stopped run of Stage II is.
+        callback: Observes training.
+        said: Gets a line about the routes that the gates decide between, and the weights of their losses.
+
+    Raises:
+        DsnetError: The run held no images out, or the settings do not fit its network.
+
+    Example:
+        ``train_gate("runs/digits", GateConfig(goal="value"))``
     """
     folder, callback = Path(folder), callback or Callback()
     if save_as in ("last", "best", "final") or re.fullmatch(r"[A-Za-z][\w-]*", save_as, re.ASCII) is None:
@@ -163,46 +184,43 @@ def train_gate(
         )
     if name is None and (folder / "final").is_file():
         name = "final"
-    work, place = folder / f"{save_as}.stage2", pick_device(device)
+    work, torch_device = folder / f"{save_as}.stage2", pick_device(device)
     with (
-        joined(place, timeout=60 * config.timeout_minutes, kept=lambda: going_on(work)) as ranks,
+        joined(torch_device, timeout=60 * config.timeout_minutes, kept=lambda: going_on(work)) as ranks,
         _locked(folder, ranks),
     ):
         callback = callback if ranks.first else Callback()
         run = open_trained(folder, name, device=device, callback=callback)
         more = {"name": name, "save_as": save_as, "resume": resume}
-        ranks.agree(lambda: settings_facts(config, run.config.model, place, **more), "settings")
-        model, generator = run.model, seeded(config.seed, "routing heads")
-        chosen, config = config.chosen(model), config.resolved(model)
+        ranks.agree(lambda: settings_facts(config, run.config.model, torch_device, **more), "settings")
+        model = run.model
         if ranks.first:
-            said(f"{model.name}, {chosen}")
+            said(f"{model.name}, {config.chosen(model)}")
+        config = config.resolved(model)
+        generator = seeded(config.seed, "routing heads")
         model.cpu().reset_routing(config.routes(model), form=config.form, generator=generator)
         if config.start is not None:
             routing_from(model, config.start)
-        model.to(place)
-        source, judged = _images(run, config)
-        task = _task(run, config, ranks.rank)
-        ranks.agree(lambda: _state_facts(run, task), "images, weights or costs")
-        passes, optim = _passes(config, task, len(source), ranks.world), _optim(config, len(source))
-        if resume and passes:
-            callback.on_message("signals are kept in memory, so training is quick and starts anew")
+        model.to(torch_device)
+        source, judged = (run.train, run.held_out) if config.images == "train" else _halves(run, config.seed)
+        task, objective = _task(run, config, source, ranks, callback)
+        ranks.agree(lambda: _state_facts(run, objective), "images, weights or costs")
+        passes = _passes(config, objective, len(source), ranks.world)
         if passes:
-            status = train_from_signals(
-                task, source, optim=optim, passes=passes, folder=work, callback=callback, store=store
-            )
+            if resume:
+                callback.on_message("signals are kept in memory, so training is quick and starts anew")
+            status = train_from_signals(task, objective, passes, work)
         else:
-            status = _online(
-                run, task, source, config, optim, work, ranks=ranks, resume=resume, callback=callback
-            )
-        if not status.finished:
-            return GateOutcome(folder=folder, name=save_as, status=status, first=ranks.first)
-        model.requires_grad_(True)
-        reports = gate_reports(collect(model, run.seen(judged)), task.costs)
-        if ranks.first:
-            told = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
-            data = {key: value for key, value in run.saved.own_data.items() if key != "routing"}
-            save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **told})
-        ranks.wait()
+            status = _train_online(task, work, resume=resume)
+        reports: list[GateReport] = []
+        if status.finished:
+            model.requires_grad_(True)
+            reports = gate_reports(collect(model, run.seen(judged)), objective.costs)
+            if ranks.first:
+                made = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
+                data = {key: value for key, value in run.saved.own_data.items() if key != "routing"}
+                save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **made})
+            ranks.wait()
     return GateOutcome(
         folder=folder,
         name=save_as,
@@ -215,18 +233,18 @@ def train_gate(
 
 
 def _locked(folder: Path, ranks: Ranks = ALONE) -> AbstractContextManager[None]:
-    """Keeps others from writing to the run; a folder that is not there is reported when it is opened."""
+    """Lock a run; a folder that does not exist is reported when it is opened."""
     return locked(folder) if ranks.first and folder.is_dir() else nullcontext()
 
 
 class CalibratedRun(NamedTuple):
-    """A run with calibrated routers, and what its network says of the calibration images."""
+    """A run with calibrated routers, and the outputs of its network on the calibration images."""
 
     run: TrainedRun
     name: str  # of the checkpoint
     outputs: RouteOutputs
     calibration: Calibration
-    latency: LatencyTable | None  # whose milliseconds were counted
+    latency: LatencyTable | None  # the table whose milliseconds are the costs
 
 
 def calibrate_run(
@@ -239,47 +257,53 @@ def calibrate_run(
     device: str = "auto",
     progress: Callable[[Iterator[Any], int, str], Iterator[Any]] = lambda batches, total, label: batches,
 ) -> CalibratedRun:
-    """Calibrates the routers of a run's checkpoint on held-out images and saves them with it.
+    """Calibrate the routers of a run's checkpoint on held-out images, and save them with it.
 
-    Costs are multiply-adds or, with the file of a latency table, its milliseconds. A ``budget`` that this
-    router could not keep is an error, and nothing is saved.
+    Args:
+        folder: Folder of the run.
+        name: Name of the checkpoint (default: that of `load_checkpoint`).
+        latency: File of a latency table whose milliseconds are the costs (default: multiply-adds).
+        budget: A budget to check the router with.
+        router: Name of that router.
+        device: Device, or ``auto``.
+        progress: Passes on batches while it reports progress, given their number and a label.
+
+    Raises:
+        DsnetError: The router could not keep the budget; nothing is saved then.
     """
     folder = Path(folder)
     with _locked(folder):
         run = open_trained(folder, name, device=device)
         model, images = run.model, calibration_images(run)
-        costs = CostTable.of_model(model, run.test.size)
-        table = None if latency is None else LatencyTable.load(latency)
-        if table is not None:
-            table.check(model, model.head.classifier.weight.device, run.test.size)
-            costs = table.costs()
-        wanted = None if budget is None else parse_budget(budget, costs)
-        routes = [model.space[i] for i in evenly_spaced(len(model.space), MOST)]
+        costs, table = _costs(run, latency)
+        limit = None if budget is None else parse_budget(budget, costs)
+        routes = [model.space[i] for i in evenly_spaced(len(model.space), MAX_ROUTES)]
         batches = progress(run.seen(images), -(-len(images) // 256), "batch")
         outputs = collect(model, batches, routes)
-        made = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
-        if wanted is not None:
-            made.router(router, wanted).policy(wanted)
+        calibration = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
+        if limit is not None:
+            calibration.router(router, limit).policy(limit)
         name = name or default_name(folder)
         tensors = {group: values for group, values in run.saved.tensors.items() if group != "model"}
-        low, high = made.budget_range()
+        low, high = calibration.budget_range()
         budgets = [low + share / 8 * (high - low) for share in range(9)]
-        said = compare(outputs, made, budgets, images="held-out images").verdict
-        routing = {**made.to_dict(), "verdict": None if said is None else said.to_dict()}
+        verdict = compare(outputs, calibration, budgets, images="held-out images").verdict
+        routing = {**calibration.to_dict(), "verdict": None if verdict is None else verdict.to_dict()}
         data = {**run.saved.own_data, "routing": routing}
         save_checkpoint(folder, name, model, step=run.saved.data["step"], tensors=tensors, data=data)
-    return CalibratedRun(run, name, outputs, made, table)
+    return CalibratedRun(run, name, outputs, calibration, table)
 
 
 def calibration_images(run: TrainedRun) -> ImageDataset:
-    """Held-out images that no part of the network has learnt from, its gates included."""
+    """Return the held-out images that neither the network nor its gates were trained on."""
     gate = run.saved.data.get("gate")
-    learnt = isinstance(gate, dict) and gate.get("images") == "held_out"
-    return _halves(run, int(gate.get("seed", 0)))[1] if learnt and isinstance(gate, dict) else run.held_out
+    if isinstance(gate, dict) and gate.get("images") == "held_out":
+        return _halves(run, int(gate.get("seed", 0)))[1]
+    return run.held_out
 
 
 def _halves(run: TrainedRun, seed: int) -> tuple[ImageDataset, ImageDataset]:
-    """The held-out images for learning and for judging, where gates learn from held-out ones."""
+    """Split the held-out images into those to train gates on and those to evaluate them on."""
     learnt, judged = run.held_out.hold_out(0.5, seed=seed)
     if not len(learnt) or not len(judged):
         raise DsnetError(
@@ -289,56 +313,23 @@ def _halves(run: TrainedRun, seed: int) -> tuple[ImageDataset, ImageDataset]:
     return learnt, judged
 
 
-def _images(run: TrainedRun, config: GateConfig) -> tuple[ImageDataset, ImageDataset]:
-    """What the gates learn from, and what they are judged by."""
-    return (run.train, run.held_out) if config.images == "train" else _halves(run, config.seed)
+def _costs(run: TrainedRun, latency: str | Path | None) -> tuple[CostTable, LatencyTable | None]:
+    """Return the costs of the network's segments, and the latency table that they come from, if any."""
+    if latency is None:
+        return CostTable.of_model(run.model, run.test.size), None
+    table = LatencyTable.load(latency)
+    table.check(run.model, run.model.head.classifier.weight.device, run.test.size)
+    return table.costs(), table
 
 
-def _task(run: TrainedRun, config: GateConfig, rank: int) -> GateObjective:
-    model = run.model
-    device = model.head.classifier.weight.device
-    costs = CostTable.of_model(model, run.test.size)
-    if config.latency is not None:
-        table = LatencyTable.load(config.latency)
-        table.check(model, device, run.test.size)
-        costs = table.costs()
-    augment = run.config.augment if config.augment else Augment()
-    crops = augment.crop
-    if run.train.crops_in_workers:
-        augment = replace(augment, crop=None, size=None)  # crops are made where files are decoded
-    views = Views(augment, MixConfig(), run.channels, seed=config.seed, rank=rank, device=device)
-    precision = torch.bfloat16 if run.config.run.precision == "bfloat16" else None
-    return GateObjective(config, model, views, costs=costs, rank=rank, precision=precision, crops=crops)
-
-
-def _state_facts(run: TrainedRun, task: GateObjective) -> dict[str, Any]:
-    costs = hashlib.sha256(repr(task.costs).encode()).hexdigest()[:16]
-    return {**state_facts(run.model, run.train, run.saved.data["step"]), "costs": costs}
-
-
-def _passes(config: GateConfig, task: GateObjective, images: int, world: int) -> int:
-    """How many passes over the images are kept in memory."""
-    if len(task.options) > 1:
-        if config.passes:
-            raise DsnetError(
-                f"passes={config.passes}: with several gates nothing can be kept, the network runs in every "
-                "step; set passes=0"
-            )
-        return 0
-    if config.passes is not None:
-        if config.passes and world > 1:
-            raise DsnetError(f"passes={config.passes}: signals are kept by one process; set passes=0")
-        return min(config.passes, config.epochs)
-    if world > 1:
-        return 0
-    return min(PASSES, config.epochs, FITS // (images * memory_of(task)))
-
-
-def _optim(config: GateConfig, images: int) -> OptimConfig:
-    batch = config.batch or max(1, min(512, images // 20))
-    if batch > images:
-        raise DsnetError(f"batch={batch} is more than the {images} images to learn from")
-    return OptimConfig(
+def _task(
+    run: TrainedRun, config: GateConfig, source: ImageDataset, ranks: Ranks, callback: Callback
+) -> tuple[ClassifierTask, GateObjective]:
+    model, before = run.model, run.config
+    batch = config.batch or max(1, min(512, len(source) // 20))
+    if batch > len(source):
+        raise DsnetError(f"batch={batch} is more than the {len(source)} images to learn from")
+    optim = OptimConfig(
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=0.0,
@@ -346,55 +337,71 @@ def _optim(config: GateConfig, images: int) -> OptimConfig:
         epochs=config.epochs,
         batch=batch,
     )
-
-
-def _online(
-    run: TrainedRun,
-    objective: GateObjective,
-    source: ImageDataset,
-    config: GateConfig,
-    optim: OptimConfig,
-    folder: Path,
-    *,
-    ranks: Ranks,
-    resume: bool,
-    callback: Callback,
-) -> RunStatus:
-    """The network runs in every step; stops and goes on as Stage I does."""
-    whole = replace(run.config, optim=optim, run=replace(run.config.run, seed=config.seed))
-    if not config.augment:
-        whole = replace(whole, augment=Augment())
-    data = {**run.saved.own_data, "recipe": to_plain(whole), "gate": to_plain(config)}
-    saved = load_checkpoint(folder, "last") if resume and has_last(folder) else None
-    if saved is None and ranks.first and folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)  # of an earlier gate, whose later steps these would not replace
-    if saved is not None and _learnt_by(saved.data.get("gate")) != _learnt_by(data["gate"]):
-        raise DsnetError(f"{folder} was started with other settings; go on with those, or without --resume")
-    task = ClassifierTask(
-        whole,
-        objective,
-        source,
-        None,
-        channels=run.channels,
-        ranks=ranks,
-        callback=callback,
-        data=data,
+    settings = replace(
+        before,
+        augment=before.augment if config.augment else Augment(),
+        mix=MixConfig(),
+        optim=optim,
+        run=replace(before.run, seed=config.seed, channels_last=False),
     )
+    device, in_workers = model.head.classifier.weight.device, run.train.crops_in_workers
+    views = Views.of(settings, run.channels, device, rank=ranks.rank, crops_in_workers=in_workers)
+    precision = torch.bfloat16 if before.run.precision == "bfloat16" else None
+    costs, _ = _costs(run, config.latency)
+    objective = GateObjective(config, model, views, costs=costs, precision=precision)
+    data = {**run.saved.own_data, "recipe": to_plain(settings), "gate": to_plain(config)}
+    task = ClassifierTask(
+        settings, objective, source, None, channels=run.channels, ranks=ranks, callback=callback, data=data
+    )
+    return task, objective
+
+
+def _state_facts(run: TrainedRun, objective: GateObjective) -> dict[str, Any]:
+    costs = hashlib.sha256(repr(objective.costs).encode()).hexdigest()[:16]
+    return {**state_facts(run.model, run.train, run.saved.data["step"]), "costs": costs}
+
+
+def _passes(config: GateConfig, objective: GateObjective, images: int, world: int) -> int:
+    """Return the number of passes over the images whose signals are cached."""
+    several = len(objective.options) > 1
+    if config.passes and several:
+        raise DsnetError(
+            f"passes={config.passes}: with several gates nothing can be kept, the network runs in every "
+            "step; set passes=0"
+        )
+    if config.passes and world > 1:
+        raise DsnetError(f"passes={config.passes}: signals are kept by one process; set passes=0")
+    if several or world > 1:
+        return 0
+    if config.passes is not None:
+        return min(config.passes, config.epochs)
+    return min(MAX_PASSES, config.epochs, MAX_CACHED // (images * cached_bytes(objective)))
+
+
+def _train_online(task: ClassifierTask, folder: Path, *, resume: bool) -> RunStatus:
+    """Run the network in every step; this can be stopped and resumed as Stage I."""
+    saved = load_checkpoint(folder, "last") if resume and has_last(folder) else None
+    if saved is None and task.ranks.first and folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)  # of an earlier gate, whose later steps these would not replace
     loop = task.loop(folder)
     if saved is not None:
-        _same_weights(folder, saved, task.model)
+        if _resumable(saved.data.get("gate")) != _resumable(task.data["gate"]):
+            raise DsnetError(
+                f"{folder} was started with other settings; go on with those, or without --resume"
+            )
+        _check_weights(folder, saved, task.model)
         loop.restore(saved)
-    with stop_on_signals(callback.on_message) as stop:
+    with stop_on_signals(task.callback.on_message) as stop:
         return loop.run(stop)
 
 
-def _learnt_by(gate: object) -> object:
-    """The settings of a gate without that which may differ when its training goes on."""
+def _resumable(gate: object) -> object:
+    """Return a gate's settings without those that may differ when its training is resumed."""
     return {k: v for k, v in gate.items() if k != "timeout_minutes"} if isinstance(gate, dict) else gate
 
 
-def _same_weights(folder: Path, saved: Checkpoint, model: Supernet) -> None:
-    """Raises where training began with other weights or statistics than the network has now."""
+def _check_weights(folder: Path, saved: Checkpoint, model: Supernet) -> None:
+    """Raise if training began with other weights or statistics than the network has now."""
     now = model.state_dict()
     for name, value in saved.tensors["model"].items():
         if ".routing." not in name and not torch.equal(value, now[name].cpu()):

@@ -1,78 +1,69 @@
-"""Gate training from kept signals: weights are frozen, so what they say of an image is made once.
+"""Gate training from cached signals: the weights are frozen, so the network need not run in every step.
 
-A pass is kept by image. The first epochs use the passes in the order in which they were made, step for step
-what training without keeping does; later epochs use them again in new orders.
+A pass over the images is cached by image. The first epochs use the passes in the order in which they were
+made, step for step what training without a cache does; later epochs use them again in new orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from dsnet.core.seeding import seeded
-from dsnet.data.dataset import Crops, ImageDataset
-from dsnet.training.callbacks import Callback
-from dsnet.training.config import OptimConfig
+from dsnet.training.classifier_task import ClassifierTask
 from dsnet.training.loop import LoopConfig, RunStatus, TrainingLoop, TrainingTask
-from dsnet.training.optim import learning_rate, make_optimizer
 from dsnet.training.stage2.gate_signals import Signals
 from dsnet.training.stage2.task import GateObjective
 
-__all__ = ["CachedGateTask", "SignalStore", "keep_signals", "memory_of", "train_from_signals"]
-
-SignalStore = MutableMapping[Hashable, Signals]  # passes by what they depend on, for gates yet to come
+__all__ = ["CachedGateTask", "cached_bytes", "compute_signals", "train_from_signals"]
 
 LOG_EVERY = 20  # steps
 
 
-def memory_of(objective: GateObjective) -> int:
-    """Bytes that the signals of one image take."""
+def cached_bytes(objective: GateObjective) -> int:
+    """Return the bytes that the signals of one image take."""
     gate, routes = objective.model.gate(0), len(objective.space)
     return 4 * (gate.first.in_features + gate.first.out_features + routes + routes**2) + routes
 
 
-def keep_signals(
-    objective: GateObjective, source: ImageDataset, *, number: int, batch: int, crops: Crops | None
-) -> Signals:
-    """One pass over all images: their signals by place, for views drawn as those of epoch ``number``."""
-    order = torch.randperm(len(source), generator=seeded(objective.config.seed, "order", number))
-    steps = len(source) // batch
+def compute_signals(task: ClassifierTask, objective: GateObjective, epoch: int) -> Signals:
+    """Compute the signals of all training images, for views drawn as in an epoch of the task."""
+    source = task.train
+    order = torch.randperm(len(source), generator=seeded(task.config.run.seed, "order", epoch))
+    batches = source.batches(list(torch.split(order, task.batch_size)), crops=task.crops(epoch, 1))
     parts = []
-    for i, (images, labels) in enumerate(source.batches(list(torch.split(order, batch)), crops=crops)):
-        # What is left over of an epoch has no step of its own.
-        step = number * steps + i if i < steps else -1 - number
+    for index, (images, labels) in enumerate(batches):
+        # The images that are left over have no step in the epoch.
+        step = epoch * task.epoch_steps + index if index < task.epoch_steps else -1 - epoch
         parts.append(objective.signals(images, labels, step))
-    made = Signals.join(parts)
-    return made.take(order.argsort().to(made.losses.device))
+    signals = Signals.join(parts)
+    return signals.take(order.argsort().to(signals.losses.device))
 
 
 class CachedGateTask(TrainingTask[Signals]):
-    """Trains a network's routing head on signals that are kept in memory.
+    """Trains a network's routing head on signals in memory.
 
     Args:
-        objective: The routing head, its losses and its noise.
+        task: The task that trains without a cache.
+        objective: Its objective.
         passes: Signals of all images, one set per pass over them; epochs use them in turn.
-        optim: Optimizer and schedule.
     """
 
-    def __init__(self, objective: GateObjective, passes: list[Signals], optim: OptimConfig) -> None:
-        self.objective, self.passes, self.optim = objective, passes, optim
-        self.batch_size, self.epoch_steps = optim.batch, len(passes[0].losses) // optim.batch
-        groups = objective.groups(optim.weight_decay)
-        self.optimizer = make_optimizer(optim.kind, groups, lr=optim.lr, momentum=optim.momentum)
+    def __init__(self, task: ClassifierTask, objective: GateObjective, passes: list[Signals]) -> None:
+        self.task, self.objective, self.passes = task, objective, passes
+        self.optimizer, self.batch_size, self.epoch_steps = task.optimizer, task.batch_size, task.epoch_steps
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""
-        steps = self.epoch_steps * self.optim.epochs
-        return learning_rate(self.optim, step, steps=steps, epoch_steps=self.epoch_steps)
+        return self.task.learning_rate(step)
 
     def batches(self, epoch: int, first_step: int) -> Iterator[Signals]:
-        """Yield the signals of every batch, in the order in which the images would be seen."""
+        """Yield the signals of each batch, in the order in which the images would be used."""
         signals = self.passes[epoch % len(self.passes)]
-        seed = seeded(self.objective.config.seed, "order", epoch)
+        seed = seeded(self.task.config.run.seed, "order", epoch)
         order = torch.randperm(len(signals.losses), generator=seed).to(signals.losses.device)
         for step in range(first_step, self.epoch_steps):
             yield signals.take(order[step * self.batch_size : (step + 1) * self.batch_size])
@@ -87,29 +78,10 @@ class CachedGateTask(TrainingTask[Signals]):
 
 
 def train_from_signals(
-    objective: GateObjective,
-    source: ImageDataset,
-    *,
-    optim: OptimConfig,
-    passes: int,
-    folder: Path,
-    callback: Callback,
-    store: SignalStore | None = None,
+    task: ClassifierTask, objective: GateObjective, passes: int, folder: Path
 ) -> RunStatus:
-    """Compute the signals of ``passes`` passes over the images, then train the head on them for all epochs.
-
-    Passes that are in ``store`` already are taken from there; new ones are added to it.
-    """
-    kept = []
-    store = {} if store is None else store
-    for number in callback.progress(range(passes), passes, "looking at the images"):
-        key = (*objective.signals_of, len(source), optim.batch, number)
-        if key not in store:
-            crops = None
-            if source.crops_in_workers and objective.crops is not None:
-                seed = seeded(objective.config.seed, "crops", number).initial_seed()
-                crops = Crops(views=1, area=objective.crops, seed=seed)
-            store[key] = keep_signals(objective, source, number=number, batch=optim.batch, crops=crops)
-        kept.append(store[key])
-    config = LoopConfig(epochs=optim.epochs, log_every=LOG_EVERY, save_minutes=None)
-    return TrainingLoop(CachedGateTask(objective, kept, optim), config, folder, callback=callback).run()
+    """Compute the signals of so many passes over the images, then train the head on them for all epochs."""
+    numbers = task.callback.progress(range(passes), passes, "looking at the images")
+    cached = CachedGateTask(task, objective, [compute_signals(task, objective, n) for n in numbers])
+    config = LoopConfig(epochs=task.config.optim.epochs, log_every=LOG_EVERY, save_minutes=None)
+    return TrainingLoop(cached, config, folder, callback=task.callback).run()

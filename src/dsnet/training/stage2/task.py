@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -48,9 +47,7 @@ class GateObjective(Objective):
         views: Views,
         *,
         costs: CostTable,
-        rank: int = 0,
         precision: torch.dtype | None = None,
-        crops: tuple[float, float] | None = None,
     ) -> None:
         if not costs.fits(model):
             raise DsnetError(f"these costs are of another network than {model.spec.name}")
@@ -58,10 +55,7 @@ class GateObjective(Objective):
             raise DsnetError(f"goal=value is for networks with one gate, not with {len(model.gates)}")
         self.config, self.model, self.views, self.costs = config, model, views, costs
         self.weights = config.weights(model)
-        self.rank, self.precision = rank, precision
-        self.crops = (
-            crops  # shares of the area to cut out, for images that are cropped where they are decoded
-        )
+        self.precision = precision
         self.options = [model.gate(stage).choices for stage in range(len(model.gates))]
         reached = (
             r for r in model.space if all(c in o for c, o in zip(r.choices, self.options, strict=True))
@@ -88,7 +82,7 @@ class GateObjective(Objective):
         """Forward and backward; losses by name."""
         if len(self.options) == 1:
             return self.learn(self.signals(images, labels, step), step)
-        reseed(self.noise, self.config.seed, "gate", self.rank, step)
+        reseed(self.noise, self.config.seed, "gate", self.views.rank, step)
         (x,), _ = self._seen(images, labels, step)
         with self._autocast():
             walk = several_gates(self.model, x, self.space, self.noise)
@@ -101,12 +95,6 @@ class GateObjective(Objective):
         return []
 
     # --- one gate ------------------------------------------------------------------------------------
-    @property
-    def signals_of(self) -> tuple[Hashable, ...]:
-        """What the signals of a network depend on, beside the images themselves."""
-        config = self.config
-        return (config.seed, config.images, config.augment, tuple(r.number for r in self.space))
-
     def signals(self, images: Tensor, labels: Tensor, step: int) -> Signals:
         """What the frozen network says of the view of images [1, B, 3, H, W] that belongs to a step."""
         (x,), _ = self._seen(images, labels, step)
@@ -114,7 +102,7 @@ class GateObjective(Objective):
 
     def learn(self, found: Signals, step: int) -> dict[str, Tensor]:
         """Forward and backward of the head alone."""
-        reseed(self.noise, self.config.seed, "gate", self.rank, step)
+        reseed(self.noise, self.config.seed, "gate", self.views.rank, step)
         return self._taken_up(*self._learn(found))
 
     def _signals(self, x: Tensor, labels: Tensor) -> Signals:
