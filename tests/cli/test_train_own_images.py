@@ -492,7 +492,7 @@ def test_confusion_equals_a_count_by_hand() -> None:
     pairs = list(zip(torch.cat(labels).tolist(), answers, strict=True))
     for true, answer in {(a, b) for a in range(10) for b in range(10)}:
         assert int(confusion.counts[true, answer]) == pairs.count((true, answer))
-    results = confusion.results(confusion.counts, most=100)
+    results = confusion.results(confusion.counts, max_pairs=100)
     assert results.images[:4] == (23, 21, 21, 0)
     assert sum(results.correct) == found[2].correct
     assert results.confused

@@ -7,19 +7,17 @@ import json
 
 from dsnet.core.settings import to_plain
 from dsnet.recipes import find_recipe, list_recipes
-from dsnet.recipes.registry import train_command
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
     """Print all recipes, or one."""
-    summaries = list_recipes(object)
-    recipes = {name: find_recipe(name) for name in ([args.name] if args.name else summaries)}
+    recipes = {name: find_recipe(name) for name in ([args.name] if args.name else list_recipes(object))}
     if args.json:
         plain = {
             name: {
-                "summary": summaries[name],
+                "summary": recipe.summary,
                 "duration": recipe.duration,
                 "expect": recipe.expect,
                 "settings": to_plain(recipe.config),
@@ -29,6 +27,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plain, indent=2))
         return 0
     for name, recipe in recipes.items():
-        print(f"{name}\n  {summaries[name]}\n  command   {train_command(recipe)} {name}")
+        print(f"{name}\n  {recipe.summary}\n  command   {recipe.command} {name}")
         print(f"  duration  {recipe.duration}\n  expect    {recipe.expect}\n")
     return 0

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from dsnet.detection.train.config import DetectionConfig
 from dsnet.errors import DsnetError, shorten
 from dsnet.training.config import TrainConfig
 
-__all__ = ["Recipe", "find_recipe", "get_recipe", "list_recipes", "register_recipe", "train_command"]
+__all__ = ["Recipe", "find_recipe", "get_recipe", "list_recipes", "register_recipe"]
 
 Config = TypeVar("Config", TrainConfig, DetectionConfig)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Generic[Config]):
     """The settings of an experiment, how long it takes and what to expect.
 
@@ -24,30 +26,40 @@ class Recipe(Generic[Config]):
     """
 
     config: Config
-    expect: str = field(kw_only=True)  # accuracy, and where the figure comes from
-    duration: str = field(default="not run", kw_only=True)  # and on which machine
+    summary: str
+    duration: str  # and on which machine
+    expect: str  # accuracy, and where the figure comes from
+
+    @property
+    def command(self) -> str:
+        """The command that trains this kind of recipe."""
+        return "dsnet detect train" if isinstance(self.config, DetectionConfig) else "dsnet train"
 
 
-RecipeFunction = Callable[[], Recipe[Config]]
+RecipeFunction = Callable[[], Config]
 
 _RECIPES: dict[str, RecipeFunction[Any]] = {}
-_COMMANDS = {TrainConfig: "dsnet train", DetectionConfig: "dsnet detect train"}
 
 
 def register_recipe(function: RecipeFunction[Config]) -> RecipeFunction[Config]:
-    """Register a recipe under the name of the function; its docstring becomes its description.
+    """Register a function that returns a configuration as a recipe of the function's name.
+
+    The first line of its docstring is the summary. Paragraphs ``Duration:`` and ``Expect:`` say how long the
+    recipe takes and what it reaches; their further lines are indented.
 
     Raises:
         DsnetError: The name is registered already, or there is no docstring.
 
-    Examples:
+    Example:
         >>> @register_recipe
-        ... def my_digits() -> Recipe[TrainConfig]:
-        ...     '''Digits with another seed.'''
-        ...     config = get_recipe("digits_mbnet").config
-        ...     return Recipe(config, expect="not measured", duration="21 s on two CPU cores")
-        >>> list_recipes()["my_digits"]
-        'Digits with another seed.'
+        ... def my_digits() -> TrainConfig:
+        ...     '''Digits with another seed.
+        ...
+        ...     Duration: 21 s on two CPU cores
+        ...     '''
+        ...     return get_recipe("digits_mbnet").config
+        >>> get_recipe("my_digits").summary, get_recipe("my_digits").duration
+        ('Digits with another seed.', '21 s on two CPU cores')
         >>> del _RECIPES["my_digits"]
     """
     name = function.__name__
@@ -60,12 +72,9 @@ def register_recipe(function: RecipeFunction[Config]) -> RecipeFunction[Config]:
 
 
 def list_recipes(config_type: type[Any] = TrainConfig) -> dict[str, str]:
-    """Return the recipes of one type of configuration: name → first line of the docstring."""
-    return {
-        name: (function.__doc__ or "").strip().splitlines()[0]
-        for name, function in _RECIPES.items()
-        if isinstance(function().config, config_type)
-    }
+    """Return the recipes of one type of configuration: name → summary."""
+    recipes = {name: find_recipe(name) for name in _RECIPES}
+    return {name: r.summary for name, r in recipes.items() if isinstance(r.config, config_type)}
 
 
 def find_recipe(name: str) -> Recipe[Any]:
@@ -74,11 +83,19 @@ def find_recipe(name: str) -> Recipe[Any]:
     Raises:
         DsnetError: There is none; the message lists similar names, or all of them.
     """
-    if name in _RECIPES:
-        return _RECIPES[name]()
-    close = difflib.get_close_matches(name, _RECIPES, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(_RECIPES)}"
-    raise DsnetError(f"there is no recipe {shorten(name)}; {hint}")
+    if name not in _RECIPES:
+        close = difflib.get_close_matches(name, _RECIPES, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"possible: {', '.join(_RECIPES)}"
+        raise DsnetError(f"there is no recipe {shorten(name)}; {hint}")
+    text = inspect.getdoc(_RECIPES[name]) or ""
+    paragraphs = re.findall(r"^(\w+): (.*(?:\n .*)*)", text, re.MULTILINE)
+    said = {key: " ".join(value.split()) for key, value in paragraphs}
+    return Recipe(
+        config=_RECIPES[name](),
+        summary=text.splitlines()[0],
+        duration=said.get("Duration", "not run"),
+        expect=said.get("Expect", "not measured"),
+    )
 
 
 @overload
@@ -98,10 +115,5 @@ def get_recipe(name: str, config_type: type[Any] = TrainConfig) -> Recipe[Any]:
     recipe = find_recipe(name)
     if not isinstance(recipe.config, config_type):
         kind = "a detector" if isinstance(recipe.config, DetectionConfig) else "a classifier"
-        raise DsnetError(f"{name} is a recipe for {kind}: {train_command(recipe)} {name}")
+        raise DsnetError(f"{name} is a recipe for {kind}: {recipe.command} {name}")
     return recipe
-
-
-def train_command(recipe: Recipe[Any]) -> str:
-    """Return the command that trains this kind of recipe."""
-    return _COMMANDS[type(recipe.config)]

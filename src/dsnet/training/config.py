@@ -1,4 +1,4 @@
-"""Everything that decides a training run, as frozen values that check themselves."""
+"""The settings of a training run: frozen dataclasses that check themselves."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from typing import Any, Literal
 from dsnet.data.dataset import check_ratio
 from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError, shorten
+from dsnet.training.ranges import check_range
 from dsnet.training.stage1.scheme import Scheme
 
-__all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig", "at_least"]
-
-
-def at_least(group: object, least: float, *names: str) -> None:
-    """Raises where a setting of these names is below ``least``; none passes."""
-    for name in names:
-        value = getattr(group, name)
-        if value is not None and value < least:
-            raise DsnetError(f"{name} must be at least {least}, not {value}")
+__all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +30,10 @@ class DataConfig:
     calibrate_on: Literal["augmented", "plain"] = "augmented"  # as training saw them, or as they are
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "size", "calibration")
-        at_least(self, 0, "workers")
+        check_range(self, "size", "calibration", least=1)
+        check_range(self, "workers", least=0)
         check_ratio("crop_ratio", self.crop_ratio)
-        if not 0 <= self.hold_out < 1:
-            raise DsnetError(f"hold_out must be at least 0 and below 1, not {self.hold_out}")
+        check_range(self, "hold_out", least=0, below=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +44,7 @@ class MixConfig:
     cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "mixup", "cutmix")
+        check_range(self, "mixup", "cutmix", least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +70,12 @@ class SchemeConfig:
 
     def __post_init__(self) -> None:
         scheme = self.parse()
-        at_least(self, 0, "random", "route", "complexity")
-        for name in ("start", "smoothing", "drop_path", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise DsnetError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
-        if not 0 <= self.alpha < 1:
-            raise DsnetError(f"alpha must be at least 0 and below 1, not {self.alpha}")
-        if self.temperature <= 0:
-            raise DsnetError(f"temperature must be above 0, not {self.temperature}")
+        check_range(self, "random", "route", "complexity", least=0)
+        check_range(self, "start", "smoothing", "drop_path", "dropout", "alpha", least=0, below=1)
+        check_range(self, "temperature", above=0)
         if (scheme.external is not None) != (self.teacher is not None):
-            needs = (
-                "needs a teacher: the folder of a run, or timm:NAME"
-                if scheme.external
-                else "has no use for a teacher"
-            )
+            needs = "needs a teacher: the folder of a run, or timm:NAME"
+            needs = needs if scheme.external else "has no use for a teacher"
             raise DsnetError(f"scheme {shorten(self.name)} {needs}")
         if self.joint is not None and (self.name != "label" or self.route is not None):
             raise DsnetError("joint training is by labels alone, with all routes: name=label, route=none")
@@ -99,7 +83,7 @@ class SchemeConfig:
             raise DsnetError(f"a route alone learns from labels: name=label, not {shorten(self.name)}")
 
     def parse(self) -> Scheme:
-        """The scheme itself."""
+        """Return the scheme of the name."""
         return Scheme.parse(self.name, external=self.teacher_labels)
 
 
@@ -118,14 +102,11 @@ class OptimConfig:
     batch: int = 64  # images a step, over all ranks
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "batch")
-        at_least(self, 0, "weight_decay", "clip", "warmup")
-        if self.lr <= 0:
-            raise DsnetError(f"lr must be above 0, not {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise DsnetError(f"momentum must be at least 0 and below 1, not {self.momentum}")
-        if self.decay is not None and not 0 < self.decay <= 1:
-            raise DsnetError(f"decay must be above 0 and at most 1, not {self.decay}")
+        check_range(self, "epochs", "batch", least=1)
+        check_range(self, "weight_decay", "clip", "warmup", least=0)
+        check_range(self, "lr", above=0)
+        check_range(self, "momentum", least=0, below=1)
+        check_range(self, "decay", above=0, most=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +128,10 @@ class RunConfig:
     timeout_minutes: float = 5.0  # with several processes: without a sign of life from one, all stop
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "log_every", "validate_every")
-        at_least(self, 0, "seed", "save_minutes", "save_steps")
-        if not 0 < self.timeout_minutes < 1e6:
-            raise DsnetError(f"timeout_minutes must be above 0, not {self.timeout_minutes}")
-        if self.seed >= 2**63:
-            raise DsnetError(f"seed must be below 2**63, not {self.seed}")
+        check_range(self, "log_every", "validate_every", least=1)
+        check_range(self, "save_minutes", "save_steps", least=0)
+        check_range(self, "seed", least=0, below=2**63)
+        check_range(self, "timeout_minutes", above=0, below=1e6)
         if self.compile and self.graphs:
             raise DsnetError("compile and graphs cannot be combined; choose one")
 
@@ -172,14 +151,13 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        reserved = [key for key in self.options if key in ("device", "dtype", "generator", "name")]
-        wrong = reserved or [key for key in self.options if not isinstance(key, str)]
-        if wrong:
-            raise DsnetError(f"options.{wrong[0]} is no option of a model; `dsnet models --json` lists them")
+        for key in self.options:
+            if key in ("device", "dtype", "generator", "name") or not isinstance(key, str):
+                raise DsnetError(f"options.{key} is no option of a model; `dsnet models --json` lists them")
         if self.start is not None and self.scheme.route is not None:
             raise DsnetError("start is for all routes together; scheme.route trains one alone")
 
     @property
     def average(self) -> bool:
-        """Whether a moving average of the weights is made."""
+        """Whether the run keeps a moving average of the weights."""
         return self.scheme.parse().uses_average or self.run.keep == "average"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dsnet.detection.model.fssd import FssdTable
 from dsnet.errors import DsnetError
-from dsnet.training.config import at_least
+from dsnet.training.ranges import check_range
 from dsnet.training.stage2.losses import Strategy
 
 __all__ = [
@@ -34,7 +34,7 @@ class DetectionDataConfig:
     calibration: int = 2000  # training images for the exact batch-norm statistics
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "stored", "calibration")
+        check_range(self, "stored", "calibration", least=1)
         if self.size < 32 or self.size % 32:
             raise DsnetError(f"size must be a multiple of 32, not {self.size}")
 
@@ -59,10 +59,10 @@ class DetectionOptimConfig:
     random: int = 2  # random routes in a step, besides the largest and the smallest
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "batch")
-        at_least(self, 0, "weight_decay", "clip", "warmup", "random")
-        if not 0 < self.lr < float("inf") or not 0 <= self.momentum < 1:
-            raise DsnetError(f"lr must be above 0, momentum in [0, 1), not {self.lr}, {self.momentum}")
+        check_range(self, "epochs", "batch", least=1)
+        check_range(self, "weight_decay", "clip", "warmup", "random", least=0)
+        check_range(self, "lr", above=0, below=float("inf"))
+        check_range(self, "momentum", least=0, below=1)
         if list(self.milestones) != sorted(set(self.milestones)):
             raise DsnetError(f"milestones must rise, not {self.milestones}")
 
@@ -84,12 +84,11 @@ class DetectorGateConfig:
     batch: int = 32
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "target", "complexity", "sgs", "epochs")
-        at_least(self, 1, "batch", "ratio")
-        if not 0 <= self.solved <= 1:
-            raise DsnetError(f"solved must be a share from 0 to 1, not {self.solved}")
-        if not 0 < self.lr < float("inf") or not 0 < self.decay <= 1:
-            raise DsnetError(f"lr must be above 0, decay in (0, 1], not {self.lr}, {self.decay}")
+        check_range(self, "target", "complexity", "sgs", "epochs", least=0)
+        check_range(self, "batch", "ratio", least=1)
+        check_range(self, "solved", least=0, most=1)
+        check_range(self, "lr", above=0, below=float("inf"))
+        check_range(self, "decay", above=0, most=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +104,8 @@ class DetectionRunConfig:
     save_minutes: float = 5.0  # between checkpoints
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "seed", "save_minutes")
-        at_least(self, 1, "log_every")
+        check_range(self, "seed", "save_minutes", least=0)
+        check_range(self, "log_every", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

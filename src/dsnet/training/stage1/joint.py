@@ -1,16 +1,15 @@
-"""Gate and weights trained together, in a single stage: the baseline that two stages are compared with.
+"""Gates and weights trained together in a single stage, the baseline of two-stage training.
 
-Every image runs at the route that its gate draws, and the weights learn from it there alone. The gate learns
-by straight-through Gumbel-softmax (networks with one gate) or by REINFORCE with a moving baseline.
+Each image runs at the route that its gate draws, and the weights learn from it at that route only. The gate
+learns by straight-through Gumbel-softmax (networks with one gate) or by REINFORCE with a moving baseline.
 
-Labels are smoothed as in Stage I, for weights and gate alike. An image runs at a single network, so the sum
-of its networks' losses is their mean: ``scheme.add`` changes nothing here.
+Labels are smoothed as in Stage I, for weights and gates. An image runs at one network, so ``scheme.add`` has
+no effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,11 +29,11 @@ from dsnet.training.stage1.views import Views
 
 __all__ = ["JointObjective", "gumbel_one_hot", "image_losses", "reinforce"]
 
-LEAST = 2  # images of a group that batch statistics can be made from
+MIN_GROUP = 2  # images that batch statistics need
 
 
 def gumbel_one_hot(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """One-hot draws [B, choices] from softmax(scores), with the gradient of the softmax (τ = 1)."""
+    """Draw one-hot rows [B, choices] from softmax(scores), with the gradient of the softmax (τ = 1)."""
     uniform = torch.rand(scores.shape, device=scores.device, generator=generator).clamp(min=1e-20)
     soft = F.softmax(scores - torch.log(-torch.log(uniform)), dim=1)
     hard = F.one_hot(soft.argmax(1), scores.shape[1]).to(soft.dtype)
@@ -42,22 +41,13 @@ def gumbel_one_hot(scores: Tensor, generator: torch.Generator | None = None) -> 
 
 
 def image_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy of every image with smoothed labels, which are class numbers or probabilities."""
+    """Compute the cross-entropy of each image with smoothed labels: class indices or probabilities."""
     return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
 
 
 def reinforce(losses: Tensor, log_p: Tensor, baseline: Tensor | float) -> Tensor:
-    """A value whose gradient is that of the expected loss: mean of (loss − baseline) log p."""
+    """Return a value whose gradient is that of the expected loss: the mean of (loss − baseline) log p."""
     return ((losses.detach() - baseline) * log_p).mean()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ran:
-    """Images that ran at a drawn route."""
-
-    losses: Tensor  # [n]
-    log_p: Tensor  # [n], of the decisions that led there
-    costs: Tensor  # [n], share of the largest route's multiply-adds
 
 
 class JointObjective(Objective):
@@ -90,11 +80,11 @@ class JointObjective(Objective):
         self.steps_made = 0
 
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Weights and routing heads alike."""
+        """Return all parameters, those of routing heads included."""
         return parameter_groups([self.model], weight_decay, routing=True)
 
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
-        """Forward and backward; losses by name."""
+        """Run forward and backward; return losses by name."""
         seed, scheme = self.config.run.seed, self.config.scheme
         reseed(self.noise, seed, "joint", step)
         classes = self.model.head.classifier.out_features
@@ -105,68 +95,76 @@ class JointObjective(Objective):
             loss = label + scheme.complexity * penalty
             loss.backward()  # type: ignore[no-untyped-call]
             return {"gate/label": label.detach(), "gate/complexity": penalty.detach(), "loss": loss.detach()}
-        ran = self._walk(state, targets, torch.zeros(len(x), device=self.device), ())
-        if not ran:
+        groups = self._run_drawn(state, targets, torch.zeros(len(x), device=self.device), ())
+        if not groups:
             raise DsnetError("no two images of the batch drew the same route; use larger batches")
-        losses = torch.cat([r.losses for r in ran])
-        penalties = torch.cat([r.costs for r in ran]).square()
-        paid = losses.detach() + scheme.complexity * penalties
-        baseline = self.baseline if self.steps_made else paid.mean()
-        gate = reinforce(paid, torch.cat([r.log_p for r in ran]), baseline)
-        (losses.mean() + gate).backward()  # type: ignore[no-untyped-call]
-        self.baseline = torch.lerp(baseline, paid.mean(), 0.1)
+        losses, log_p, costs = map(torch.cat, zip(*groups, strict=True))
+        penalties = costs.square()
+        totals = losses.detach() + scheme.complexity * penalties
+        mean = totals.mean()
+        baseline = self.baseline if self.steps_made else mean
+        loss = losses.mean() + reinforce(totals, log_p, baseline)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.baseline = torch.lerp(baseline, mean, 0.1)
         self.steps_made += 1
-        return {
-            "drawn/label": losses.mean().detach(),
-            "drawn/complexity": penalties.mean(),
-            "loss": paid.mean(),
-        }
+        return {"drawn/label": losses.mean().detach(), "drawn/complexity": penalties.mean(), "loss": mean}
 
     def _gumbel(self, state: GateState, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The gate learns from all candidates, the weights from the images that drew their route."""
+        """Return the label loss and the complexity penalty.
+
+        The gate learns from all candidates, the weights from the images that drew their route.
+        """
         one_hot = gumbel_one_hot(self.model.gate_scores(state), self.noise)
         choices = [route.choices for route in self.model.space]
         with torch.no_grad():
-            still = Mode(statistics=batch_statistics)
-            candidates = torch.stack([self.model.run_last_segment(state, c, still) for c in choices])
+            mode = Mode(statistics=batch_statistics)
+            candidates = torch.stack([self.model.run_last_segment(state, c, mode) for c in choices])
         mixed = torch.einsum("br,rbc->bc", one_hot, candidates.float())
         costs = one_hot @ torch.tensor([self.costs[c] for c in choices], device=self.device)
         drawn = one_hot.argmax(1)
         losses = []
         for number, choice in enumerate(choices):
-            at = (drawn == number).nonzero()[:, 0]
-            if len(at) >= LEAST:
-                logits = self.model.run_last_segment(state.take(at), choice)
-                losses.append(image_losses(logits, labels[at], self.smoothing))
+            index = (drawn == number).nonzero()[:, 0]
+            if len(index) >= MIN_GROUP:
+                logits = self.model.run_last_segment(state.take(index), choice)
+                losses.append(image_losses(logits, labels[index], self.smoothing))
         weights = torch.cat(losses).sum() / len(labels) if losses else mixed.new_zeros(())
         gate = image_losses(mixed, labels, self.smoothing).mean()
         # The value is that of the drawn routes; the gate's gradient comes through the candidates.
         return weights + gate - gate.detach(), costs.square().mean()
 
-    def _walk(self, state: GateState, labels: Tensor, log_p: Tensor, history: tuple[int, ...]) -> list[_Ran]:
-        """Draws for what stands at a gate, and runs every group to the next gate or to its loss."""
+    def _run_drawn(
+        self, state: GateState, labels: Tensor, log_p: Tensor, history: tuple[int, ...]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Draw a choice for each image at a gate, and run each group to the next gate or to its losses.
+
+        Returns:
+            For each group of images at the same route their losses [n], the log-probabilities [n] of the
+            decisions that led there, and their costs [n] as shares of the largest route's.
+        """
         scores = self.model.gate_scores(state)
         drawn = torch.multinomial(F.softmax(scores.detach(), dim=1), 1, generator=self.noise)
         log_p = log_p + F.log_softmax(scores, dim=1).gather(1, drawn)[:, 0]
-        ran: list[_Ran] = []
+        groups: list[tuple[Tensor, Tensor, Tensor]] = []
         for position, choice in enumerate(self.model.gate(state.gate).choices):
-            at = (drawn[:, 0] == position).nonzero()[:, 0]
-            if len(at) < LEAST:
+            index = (drawn[:, 0] == position).nonzero()[:, 0]
+            if len(index) < MIN_GROUP:
                 continue
-            made, group = (*history, choice), state.take(at)
-            if len(made) < len(self.model.gates):
-                ran += self._walk(self.model.run_segment(group, made), labels[at], log_p[at], made)
+            choices, group = (*history, choice), state.take(index)
+            if len(choices) < len(self.model.gates):
+                following = self.model.run_segment(group, choices)
+                groups += self._run_drawn(following, labels[index], log_p[index], choices)
                 continue
-            losses = image_losses(self.model.run_last_segment(group, made), labels[at], self.smoothing)
-            costs = torch.full((len(at),), self.costs[made], device=self.device)
-            ran.append(_Ran(losses=losses, log_p=log_p[at], costs=costs))
-        return ran
+            logits = self.model.run_last_segment(group, choices)
+            costs = torch.full((len(index),), self.costs[choices], device=self.device)
+            groups.append((image_losses(logits, labels[index], self.smoothing), log_p[index], costs))
+        return groups
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The moving baseline."""
+        """Return the moving baseline."""
         return {"joint": {"baseline": self.baseline}}
 
     def restore(self, tensors: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
-        """Takes up the baseline."""
+        """Load the baseline."""
         self.baseline = tensors["joint"]["baseline"].to(self.device)
         self.steps_made = step

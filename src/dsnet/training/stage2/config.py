@@ -1,4 +1,4 @@
-"""Everything that decides how gates are trained, as one frozen value that checks itself."""
+"""The settings of Stage II."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dsnet.errors import DsnetError
+from dsnet.training.ranges import check_range
 
 if TYPE_CHECKING:  # `dsnet gate --help` shows these settings without importing torch
     from dsnet.gate import HeadForm
@@ -16,7 +17,7 @@ __all__ = ["GateConfig", "LossWeights"]
 
 
 class LossWeights(NamedTuple):
-    """Weights of Stage II's losses: the label's, the complexity penalty, sandwich gate sparsification."""
+    """Weights of Stage II's losses: label, complexity penalty, sandwich gate sparsification."""
 
     target: float = 1.0
     complexity: float = 0.5
@@ -27,7 +28,7 @@ class LossWeights(NamedTuple):
 
 
 def _setting(default: Any, about: str) -> Any:  # noqa: ANN401  (of any type)
-    """A field that says what it is, for `dsnet gate --help`."""
+    """Return a field with a description for `dsnet gate --help`."""
     return field(default=default, metadata={"about": about})
 
 
@@ -71,34 +72,26 @@ class GateConfig:
     timeout_minutes: float = _setting(5.0, "with several processes: without a sign of life all stop")
 
     def __post_init__(self) -> None:
-        weights = {name: getattr(self, name) for name in LossWeights._fields}
-        for name, weight in weights.items():
-            if weight is not None and not 0 <= weight < float("inf"):
-                raise DsnetError(f"{name} must be at least 0, not {weight}")
-        if not any(weight is None or weight > 0 for weight in weights.values()):
-            raise DsnetError(f"{', '.join(weights)} are all 0: there is nothing to learn from")
-        for name, least in (("epochs", 1), ("batch", 1), ("passes", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise DsnetError(f"{name} must be at least {least}, not {value}")
-        if not 0 < self.timeout_minutes < 1e6:
-            raise DsnetError(f"timeout_minutes must be above 0, not {self.timeout_minutes}")
-        if not 0 < self.lr < float("inf") or not 0 <= self.momentum < 1 or not 0 < self.decay <= 1:
-            raise DsnetError(
-                f"lr must be above 0, momentum in [0, 1), decay in (0, 1], not {self.lr}, {self.momentum}, "
-                f"{self.decay}"
-            )
+        check_range(self, *LossWeights._fields, least=0, below=float("inf"))
+        if self.target == self.complexity == self.sgs == 0:
+            raise DsnetError("target, complexity, sgs are all 0: there is nothing to learn from")
+        check_range(self, "epochs", "batch", least=1)
+        check_range(self, "passes", "seed", least=0)
+        check_range(self, "timeout_minutes", above=0, below=1e6)
+        check_range(self, "lr", above=0, below=float("inf"))
+        check_range(self, "momentum", least=0, below=1)
+        check_range(self, "decay", above=0, most=1)
         _ = self.form
 
     @property
     def form(self) -> HeadForm:
-        """How the routing heads are made."""
+        """The form of the routing heads."""
         from dsnet.gate import HeadForm
 
         return HeadForm(kind=self.head, separate=self.first_layer == "separate", width=self.width)
 
     def routes(self, model: Supernet) -> RouteSpace:
-        """What the gates decide between."""
+        """Return the routes that the gates decide between."""
         if self.space is None:
             return model.space
         numbers = [part.strip() for part in self.space.split(",")]
@@ -107,27 +100,24 @@ class GateConfig:
         return model.space.narrow(self.space)
 
     def weights(self, model: Supernet) -> LossWeights:
-        """The weights of the losses: those set here, else those of the space, else the paper's defaults."""
-        own = LossWeights(*model.gate_weights.get(self.space or "", LossWeights()))
+        """Return the loss weights: those set here, else those of the space, else the paper's defaults."""
+        defaults = LossWeights(*model.gate_weights.get(self.space or "", LossWeights()))
         given = {name: getattr(self, name) for name in LossWeights._fields}
-        return own._replace(**{name: weight for name, weight in given.items() if weight is not None})
+        return defaults._replace(**{name: weight for name, weight in given.items() if weight is not None})
 
     def resolved(self, model: Supernet) -> GateConfig:
-        """These settings with the weights that a network's gates are trained with, as a run records them."""
+        """Return these settings with the loss weights of a network's space filled in."""
         self.routes(model)  # raises where the network has no such space
         return replace(self, **self.weights(model)._asdict())
 
     def chosen(self, model: Supernet) -> str:
-        """What the gates decide between and learn from, in words."""
-        routes = len(self.routes(model))
+        """Describe what the gates decide between and learn from."""
+        routes, every = len(self.routes(model)), len(model.space)
         text = "" if self.space is None else f"space {self.space}: "
-        text += (
-            f"all {routes} routes" if routes == len(model.space) else f"{routes} of {len(model.space)} routes"
-        )
+        text += f"all {routes} routes" if routes == every else f"{routes} of {every} routes"
         if self.goal == "value":
             return f"{text}, goal=value"
+        text += f", loss weights {self.weights(model)}"
         by_space = [name for name in LossWeights._fields if getattr(self, name) is None]
-        source = (
-            f" ({', '.join(by_space)} by the space)" if by_space and self.space in model.gate_weights else ""
-        )
-        return f"{text}, loss weights {self.weights(model)}{source}"
+        known = by_space and self.space in model.gate_weights
+        return f"{text} ({', '.join(by_space)} by the space)" if known else text

@@ -1,4 +1,4 @@
-"""What frozen weights tell a gate about images: all that Stage II learns from, small enough to be kept."""
+"""Passes of the frozen network for Stage II: signals of one gate, or draws at several gates."""
 
 from __future__ import annotations
 
@@ -21,71 +21,79 @@ __all__ = ["Signals", "Walk", "one_gate", "several_gates"]
 
 
 class Signals(NamedTuple):
-    """Of B images and R routes of a network with one gate."""
+    """Signals of B images at R routes of a network with one gate."""
 
-    encoding: GateEncoding  # what the routing head reads
-    losses: Tensor  # [B, R]: cross-entropy of every route
+    encoding: GateEncoding  # the input of the routing head
+    losses: Tensor  # [B, R]: cross-entropy of each route
     pull: Tensor  # [B, R, R]: see `dsnet.training.stage2.losses.mixed_loss`
-    right: Tensor  # [B, R]: whether every route is
+    right: Tensor  # [B, R]: whether each route's best class is right
 
-    def take(self, at: Tensor) -> Signals:
-        """Some of the images."""
-        encoding = GateEncoding(self.encoding.pooled[at], self.encoding.hidden[at])
-        return Signals(encoding, *(part[at] for part in self[1:]))
+    def take(self, index: Tensor) -> Signals:
+        """Select images by index [n]."""
+        return Signals(self.encoding.select(index), *(part[index] for part in self[1:]))
 
-    @staticmethod
-    def join(parts: Sequence[Signals]) -> Signals:
-        """The images of all parts, in order."""
-        encoding = GateEncoding(
-            *(torch.cat(columns) for columns in zip(*(part.encoding for part in parts), strict=True))
-        )
-        return Signals(
-            encoding, *(torch.cat(columns) for columns in zip(*(p[1:] for p in parts), strict=True))
-        )
+    @classmethod
+    def join(cls, parts: Sequence[Signals]) -> Signals:
+        """Concatenate the images of several parts."""
+        encodings, *others = zip(*parts, strict=True)
+        return cls(GateEncoding.cat(encodings), *(torch.cat(columns) for columns in others))
 
 
 @torch.no_grad()
 def one_gate(
     model: Supernet, x: Tensor, labels: Tensor, space: RouteSpace, precision: torch.dtype | None = None
 ) -> Signals:
-    """Runs every route of ``space`` behind one prefix; the network alone under ``precision``, if any."""
+    """Compute the signals of images: all routes of a space after one prefix.
+
+    Args:
+        model: A network with one gate, in eval mode.
+        x: Images [B, C, H, W].
+        labels: Class indices [B].
+        space: Routes that the gate decides between.
+        precision: Precision of the network's passes; None: that of its weights.
+    """
     with torch.autocast(x.device.type, precision, enabled=precision is not None):
         state = model.run_prefix(x)
-        answers = [model.run_last_segment(state, route.choices) for route in space]
-    logits = torch.stack([answer.float() for answer in answers], 1)  # [B, R, C]
-    off = F.softmax(logits, 2)
-    every = torch.arange(len(labels), device=labels.device)
-    off[every, :, labels] -= 1
+        outputs = [model.run_last_segment(state, route.choices) for route in space]
+    logits = torch.stack([output.float() for output in outputs], 1)  # [B, R, C]
+    by_class = logits.transpose(1, 2)
+    errors = F.softmax(logits, 2)  # p − y
+    errors[torch.arange(len(labels), device=labels.device), :, labels] -= 1
     return Signals(
         encoding=state.encoding,
-        losses=F.cross_entropy(
-            logits.transpose(1, 2), labels[:, None].expand(-1, len(space)), reduction="none"
-        ),
-        pull=off @ logits.transpose(1, 2),
+        losses=F.cross_entropy(by_class, labels[:, None].expand(-1, len(space)), reduction="none"),
+        pull=errors @ by_class,
         right=logits.argmax(2) == labels[:, None],
     )
 
 
 class Walk(NamedTuple):
-    """A pass with drawn choices at several gates; gradients reach every draw."""
+    """A pass with drawn choices at several gates; gradients reach each draw."""
 
     logits: Tensor
-    scores: list[Tensor]  # of every gate
-    draws: list[Tensor]  # one-hot, of every gate
+    scores: list[Tensor]  # of each gate
+    draws: list[Tensor]  # one-hot, of each gate
     ends: tuple[Tensor, Tensor]  # logits at the smallest and at the largest route, without gradient
 
 
 def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Generator) -> Walk:
-    """Candidates of every stage, zero-padded to the widest, mixed at its end by one-hot draws.
+    """Run images with drawn choices: at each gate all candidates, mixed by one-hot draws.
 
-    Every choice runs all images at once, whatever led them there: norms take the statistics of each image's
-    own history. A way back is made through the candidate that an image took: others have a share of 0.
+    Narrower candidates are padded with zeros. Each candidate runs all images at once, whatever choices led
+    them there: norms use the statistics of each image's own history. A candidate's backward pass runs only
+    for the images that drew it; for others its share is 0.
+
+    Args:
+        model: The network, in eval mode.
+        x: Images [B, C, H, W].
+        space: Routes that the gates decide between.
+        noise: Source of the draws.
     """
     with torch.no_grad():
         state = model.run_prefix(x)
-    history: tuple[int, ...] = ()  # that chains are taken from; which one changes their norm keys alone
-    taken = torch.empty(len(x), 0, dtype=torch.long, device=x.device)
-    norms = ImageStatistics(taken.new_empty(0))  # of no image yet: its tables serve all candidates
+    history: tuple[int, ...] = ()  # of the chains; norm keys are those of each image
+    taken = torch.empty(len(x), 0, dtype=torch.long, device=x.device)  # choices of each image
+    norms = ImageStatistics(taken.new_empty(0))  # of no image yet: all candidates share its tables
     ends: list[Tensor] = []
     scores, draws = [], []
     for gate in range(len(model.gates)):
@@ -95,32 +103,29 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
         groups = _Groups(draws[-1])
         features, before = groups.sort(state.x), groups.sort(taken)
         candidates = [
-            _candidate(model, features, (*history, choice), before, groups.windows[position], norms)
-            for position, choice in enumerate(options)
+            _candidate(model, features, (*history, choice), before, window, norms)
+            for choice, window in zip(options, groups.windows, strict=True)
         ]
-        mixed = _mix(candidates, draws[-1], groups)
+        mixed: Tensor = _Mix.apply(draws[-1], groups, *itertools.chain(*candidates))  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for i, end in enumerate((space.smallest.choices, space.largest.choices)):
-                if gate == 0:  # the candidate that all images have
+                if gate == 0:  # all images are at the same state
                     ends.append(groups.restore(torch.cat(candidates[options.index(end[0])])))
                 else:
                     ends[i] = model.segment_output(ends[i], end[: gate + 1])
                 if not last:
                     ends[i] = model.apply_gate(gate + 1, ends[i]).x
         if last:
-            return Walk(mixed, scores, draws, (ends[0], ends[1]))
+            break
         state = model.apply_gate(gate + 1, mixed)
         chosen = torch.tensor(options, device=x.device)[draws[-1].argmax(1)]
         taken = torch.cat([taken, chosen[:, None]], 1)
         history = (*history, options[-1])
-    raise AssertionError("a network has at least one gate")
-
-
-Bounds = tuple[int, int]
+    return Walk(mixed, scores, draws, (ends[0], ends[1]))
 
 
 class _Groups:
-    """Images sorted by what they took. The device is asked once, for the sizes of the groups."""
+    """Images sorted by their choice. The sizes of the groups are read from the device once."""
 
     def __init__(self, draw: Tensor) -> None:
         drawn = draw.argmax(1)
@@ -131,16 +136,16 @@ class _Groups:
         self.windows = [_window(bounds, len(draw)) for bounds in self.bounds]
 
     def sort(self, rows: Tensor) -> Tensor:
-        """By group."""
+        """Sort by group."""
         return rows.index_select(0, self.order)
 
     def restore(self, rows: Tensor) -> Tensor:
-        """As the images were."""
+        """Undo `sort`."""
         return rows.index_select(0, self.inverse)
 
 
-def _window(bounds: Bounds, images: int) -> Bounds:
-    """Around a group, in eighths of a batch: for every new size a GPU's library looks for kernels anew."""
+def _window(bounds: tuple[int, int], images: int) -> tuple[int, int]:
+    """Return a range around a group in eighths of a batch, since GPU libraries search kernels by size."""
     start, stop = bounds
     step = -(-images // 8)
     size = min(images, step * -(-(stop - start) // step))
@@ -149,10 +154,10 @@ def _window(bounds: Bounds, images: int) -> Bounds:
 
 
 class _Candidate(NamedTuple):
-    """What a choice makes of all images, sorted; there is a way back through a window of them alone."""
+    """The output of a choice for all images, sorted; only those of a window have a backward pass."""
 
     before: Tensor
-    own: Tensor
+    window: Tensor
     after: Tensor
 
 
@@ -161,40 +166,37 @@ def _candidate(
     x: Tensor,
     choices: tuple[int, ...],
     taken: Tensor,
-    window: Bounds,
+    window: tuple[int, int],
     norms: ImageStatistics,
 ) -> _Candidate:
     start, stop = window
     if not taken.shape[1]:
-        with torch.no_grad():  # nothing in front of the first gate learns
+        with torch.no_grad():  # nothing before the first gate is trained
             y = model.segment_output(x, choices)
         return _Candidate(y[:start], y[start:stop], y[stop:])
     keys = model.image_keys(torch.cat([taken, torch.full_like(taken[:, :1], choices[-1])], 1))
-    own = model.segment_output(x[start:stop], choices, Mode(images=norms.of(keys[start:stop])))
+    inside = model.segment_output(x[start:stop], choices, Mode(images=norms.of(keys[start:stop])))
     with torch.no_grad():
-        others, theirs = (torch.cat([rows[:start], rows[stop:]]) for rows in (x, keys))
-        y = model.segment_output(others, choices, Mode(images=norms.of(theirs)))
-    return _Candidate(y[:start], own, y[start:])
-
-
-def _mix(candidates: Sequence[_Candidate], draw: Tensor, groups: _Groups) -> Tensor:
-    """Σ over choices of draw × candidate, the narrower ones padded with zeros."""
-    mixed: Tensor = _Mix.apply(draw, groups, *itertools.chain(*candidates))  # type: ignore[no-untyped-call]
-    return mixed
+        outside, their_keys = (torch.cat([rows[:start], rows[stop:]]) for rows in (x, keys))
+        y = model.segment_output(outside, choices, Mode(images=norms.of(their_keys)))
+    return _Candidate(y[:start], inside, y[start:])
 
 
 class _Mix(torch.autograd.Function):
-    """The sum for one-hot draws: a copy of what was taken; a draw's gradient asks every candidate."""
+    """Σ over choices of draw × candidate, narrower candidates padded with zeros.
+
+    For one-hot draws the output is a copy of what each image drew. The gradient of a draw needs all of them.
+    """
 
     @staticmethod
     def forward(ctx: Any, draw: Tensor, groups: _Groups, *parts: Tensor) -> Tensor:  # noqa: ANN401
-        owns = parts[1::3]
-        shape = (len(draw), max(own.shape[1] for own in owns), *owns[0].shape[2:])
-        total = owns[0].new_zeros(shape)
-        if total.ndim == 4 and any(p.is_contiguous(memory_format=torch.channels_last) for p in owns):
+        windows = parts[1::3]
+        shape = (len(draw), max(y.shape[1] for y in windows), *windows[0].shape[2:])
+        total = windows[0].new_zeros(shape)
+        if total.ndim == 4 and any(y.is_contiguous(memory_format=torch.channels_last) for y in windows):
             total = total.contiguous(memory_format=torch.channels_last)
-        for own, (start, stop), (first, _) in zip(owns, groups.bounds, groups.windows, strict=True):
-            total[start:stop, : own.shape[1]] = own[start - first : stop - first]
+        for y, (start, stop), (first, _) in zip(windows, groups.bounds, groups.windows, strict=True):
+            total[start:stop, : y.shape[1]] = y[start - first : stop - first]
         ctx.groups, ctx.dtype = groups, draw.dtype
         ctx.save_for_backward(*parts)
         return groups.restore(total)
@@ -203,23 +205,16 @@ class _Mix(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         gradient = ctx.groups.sort(gradients[0])
-        columns, passed = [], []
+        columns, candidate_gradients = [], []
         parts = ctx.saved_tensors
         groups = zip(ctx.groups.bounds, ctx.groups.windows, strict=True)
-        for at, ((start, stop), (first, end)) in zip(range(0, len(parts), 3), groups, strict=True):
-            mine = gradient[:, : parts[at].shape[1]]
-            pieces = mine[:first], mine[first:end], mine[end:]
-            columns.append(
-                torch.cat(
-                    [
-                        (piece * part).flatten(1).sum(1, dtype=ctx.dtype)
-                        for piece, part in zip(pieces, parts[at : at + 3], strict=True)
-                    ]
-                )
-            )
+        for i, ((start, stop), (first, end)) in zip(range(0, len(parts), 3), groups, strict=True):
+            mine = gradient[:, : parts[i].shape[1]]
+            pieces = zip((mine[:first], mine[first:end], mine[end:]), parts[i : i + 3], strict=True)
+            columns.append(torch.cat([(g * y).flatten(1).sum(1, dtype=ctx.dtype) for g, y in pieces]))
             back = None
-            if ctx.needs_input_grad[2 + at + 1]:
-                back = torch.zeros_like(pieces[1])
+            if ctx.needs_input_grad[2 + i + 1]:
+                back = torch.zeros_like(mine[first:end])
                 back[start - first : stop - first] = mine[start:stop]
-            passed += [None, back, None]
-        return ctx.groups.restore(torch.stack(columns, 1)), None, *passed
+            candidate_gradients += [None, back, None]
+        return ctx.groups.restore(torch.stack(columns, 1)), None, *candidate_gradients

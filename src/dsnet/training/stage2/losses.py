@@ -1,4 +1,4 @@
-"""What a gate pays in Stage II: pure functions of scores, draws and what the routes said of the images."""
+"""The losses of Stage II as pure functions of scores, draws and the outputs of the routes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,19 @@ Strategy = Literal["try_best", "give_up"]
 
 
 def sgs_targets(easy: Tensor, solved: Tensor, choices: int, strategy: Strategy = "try_best") -> Tensor:
-    """The position [B] that each image should take, of so many choices.
+    """Return the position [B] of the choice that each image should take.
 
-    ``easy``: the smallest route is right; ``solved``: the largest is. Easy images go to the first choice.
-    The others go to the last one (``try_best``); or only if it solves them, else to the first (``give_up``).
+    Easy images should take the first choice. With ``try_best`` the others should take the last one; with
+    ``give_up`` only if the largest route solves them, else the first.
+
+    Args:
+        easy: Whether the smallest route is right [B].
+        solved: Whether the largest route is right [B].
+        choices: Number of choices of the gate.
+        strategy: ``try_best`` or ``give_up``.
+
+    Raises:
+        DsnetError: The strategy is unknown.
     """
     if strategy not in ("try_best", "give_up"):
         raise DsnetError(f"unknown strategy {shorten(strategy)}; possible: try_best, give_up")
@@ -40,70 +49,74 @@ def sgs_targets(easy: Tensor, solved: Tensor, choices: int, strategy: Strategy =
 
 
 def even_weights(targets: Tensor) -> Tensor:
-    """Weights [B], of mean 1, that make every target count as much as every other, however rare."""
-    like = (targets[:, None] == targets).sum(1)  # images of the same target
-    kinds = like.reciprocal().sum().round()
-    return len(targets) / kinds / like
+    """Return weights [B] of mean 1 by which each target counts as much as any other, however rare."""
+    counts = (targets[:, None] == targets).sum(1)  # images of the same target
+    distinct = counts.reciprocal().sum().round()
+    return len(targets) / distinct / counts
 
 
 def sgs_loss(scores: Sequence[Tensor], targets: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
-    """Cross-entropy of every gate's softmax, without noise, to its target; mean over images and gates."""
-    each = [F.cross_entropy(s, t, reduction="none") for s, t in zip(scores, targets, strict=True)]
-    paid = torch.stack(each).mean(0)
-    return paid.mean() if weights is None else (weights * paid).mean()
+    """Compute the cross-entropy of each gate's scores with its targets; mean over images and gates."""
+    by_gate = [F.cross_entropy(s, t, reduction="none") for s, t in zip(scores, targets, strict=True)]
+    losses = torch.stack(by_gate).mean(0)
+    return losses.mean() if weights is None else (weights * losses).mean()
 
 
 def expected_costs(draws: Sequence[Tensor], table: CostTable, options: Sequence[Sequence[int]]) -> Tensor:
-    """Cost [B] of drawn routes, with the gradient of the draws: prefix + Σ φ(s−1)ᵀ C(s) φ(s)."""
-    total = draws[0].new_full((len(draws[0]),), table.prefix)
-    previous: Tensor | None = None
-    kind = draws[0].device, draws[0].dtype
-    for draw, costs in zip(draws, _segments(table, tuple(map(tuple, options)), *kind), strict=True):
-        if previous is None:
-            total = total + draw @ costs[0]
-        else:
-            total = total + torch.einsum("bi,ij,bj->b", previous, costs, draw)
-        previous = draw
+    """Compute the costs [B] of drawn routes, with gradients for the draws: prefix + Σ φ(s−1)ᵀ C(s) φ(s).
+
+    Args:
+        draws: One-hot draws [B, choices] of each gate.
+        table: Costs of the prefix and the segments.
+        options: Choices of each gate.
+    """
+    first, device = draws[0], draws[0].device
+    costs = _segment_costs(table, tuple(map(tuple, options)), device, first.dtype)
+    total = first.new_full((len(first),), table.prefix) + first @ costs[0][0]
+    for previous, draw, segment in zip(draws, draws[1:], costs[1:], strict=False):
+        total = total + torch.einsum("bi,ij,bj->b", previous, segment, draw)
     return total
 
 
 @functools.cache
-def _segments(
+def _segment_costs(
     table: CostTable, options: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """Costs [before, own] of every gate, kept on the device for good: graphs read them."""
+    """Return the costs [previous choice, choice] of each gate; cached, since graphs read their addresses."""
     with torch.inference_mode(False):
         return tuple(
-            torch.tensor([[table.segment(gate, b, choice) for choice in own] for b in before]).to(
-                device, dtype
-            )
-            for gate, (before, own) in enumerate(zip(((0,), *options[:-1]), options, strict=True))
+            torch.tensor([[table.segment(gate, b, c) for c in choices] for b in before]).to(device, dtype)
+            for gate, (before, choices) in enumerate(zip(((0,), *options[:-1]), options, strict=True))
         )
 
 
 def complexity_penalty(costs: Tensor, total: float) -> Tensor:
-    """Mean over images of (cost / total)², total being the largest route's cost."""
+    """Compute the mean over images of (cost / total)², where ``total`` is the cost of the largest route."""
     return (costs / total).square().mean()
 
 
 def mixed_loss(draw: Tensor, losses: Tensor, pull: Tensor) -> Tensor:
-    """Cross-entropy of the candidates' logits mixed by one-hot draws [B, R], as value and as gradient.
+    """Compute the cross-entropy of logits mixed by one-hot draws, with gradients for the draws.
 
-    ``losses`` [B, R] are the candidates' own cross-entropies, ``pull[b, k, r]`` is (p_k − y)ᵀ z_r: where
-    the draw is k, the mix is z_k, and this is what its loss changes by with the share of candidate r. The
-    logits themselves, which may have thousands of classes, are not needed any more.
+    If the draw of an image is k, its mixed logits are z_k, and the derivative of the loss by the share of
+    candidate r is (p_k − y)ᵀ z_r. So the logits, which may have thousands of classes, are not needed.
+
+    Args:
+        draw: One-hot draws [B, R].
+        losses: Cross-entropies [B, R] of the candidates.
+        pull: (p_k − y)ᵀ z_r of each image [B, k, r].
     """
     drawn = draw.argmax(1)
-    every = torch.arange(len(draw), device=draw.device)
-    linear = (draw * pull[every, drawn]).sum(1)
-    return (losses[every, drawn] + linear - linear.detach()).mean()
+    images = torch.arange(len(draw), device=draw.device)
+    linear = (draw * pull[images, drawn]).sum(1)
+    return (losses[images, drawn] + linear - linear.detach()).mean()
 
 
 def value_loss(scores: Tensor, right: Tensor) -> Tensor:
-    """Squared error of scores [B, R] as the chance that each route is right [B, R].
+    """Compute the squared error of scores [B, R] as probabilities that each route is right [B, R].
 
-    A gate that learns this and nothing else gets the most out of a budget: score − λ · cost is then the
-    expected accuracy less its price. Where images tell it nothing its scores are the routes' mean accuracies,
-    and the decision is the best single route at that price.
+    With these scores, score − λ · cost is the expected accuracy minus the cost penalty, which makes the best
+    use of a budget. A gate that learns nothing from images scores the routes' mean accuracies, and the
+    decision is the best single route.
     """
     return (scores - right.to(scores.dtype)).square().mean()

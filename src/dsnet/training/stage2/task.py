@@ -1,8 +1,8 @@
-"""Stage II: gates learn, weights do not change by a bit."""
+"""The objective of Stage II: routing heads are trained, the network is frozen."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import itertools
 from typing import Any
 
 import torch
@@ -33,12 +33,23 @@ from dsnet.training.stage2.losses import (
 
 __all__ = ["GateObjective", "freeze_all_but_heads"]
 
-Terms = dict[str, Tensor]  # losses and what is told, by name
+Terms = dict[str, Tensor]  # losses and statistics by name
 Gradients = tuple[Tensor, ...]  # of the routing heads' parameters
 
 
 class GateObjective(Objective):
-    """Stage II: the routing heads learn, the frozen network tells them what each route makes of an image."""
+    """Trains the routing heads of a network by the outputs of its frozen routes.
+
+    Args:
+        config: Settings of Stage II.
+        model: The network, on its device.
+        views: Makes the views of each step.
+        costs: Costs of the network's segments.
+        precision: Precision of the network's passes; None: that of its weights.
+
+    Raises:
+        DsnetError: The costs or the goal do not fit the network.
+    """
 
     def __init__(
         self,
@@ -57,116 +68,110 @@ class GateObjective(Objective):
         self.weights = config.weights(model)
         self.precision = precision
         self.options = [model.gate(stage).choices for stage in range(len(model.gates))]
-        reached = (
-            r for r in model.space if all(c in o for c, o in zip(r.choices, self.options, strict=True))
-        )
-        self.space = model.space.narrow(list(reached))
+        candidates = set(itertools.product(*self.options))
+        self.space = model.space.narrow([route for route in model.space if route.choices in candidates])
         for route in self.space if len(self.options) > 1 else ():
-            model.require_statistics(route)  # several gates read them by image, where nothing else checks
+            model.require_statistics(route)  # norms of single images do not check them
         self.noise = torch.Generator(model.head.classifier.weight.device)
-        # A network with one gate runs the same kernels in every step: graphs, where there is a GPU.
-        self._look = GraphedFunction(self._signals)
-        self._learn = GraphedFunction(self._learned, generators=[self.noise])
+        # A network with one gate runs the same kernels in each step, so that a GPU can replay graphs.
+        self._graphed_signals = GraphedFunction(self._compute_signals)
+        self._graphed_losses = GraphedFunction(self._losses_of_signals, generators=[self.noise])
         self.parameters = freeze_all_but_heads(model)
 
-    # --- what the loop asks for ----------------------------------------------------------------------
+    # --- interface of the loop -----------------------------------------------------------------------
     def groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """The routing heads, without decay."""
+        """Return the parameters of the routing heads, without decay."""
         return [{"params": self.parameters, "weight_decay": 0.0}]
 
     def begin_epoch(self) -> None:
-        """Eval mode: weights and statistics stay what they are."""
+        """Put the network into eval mode: its weights and statistics do not change."""
         self.model.eval()
 
     def step(self, images: Tensor, labels: Tensor, step: int) -> dict[str, Tensor]:
-        """Forward and backward; losses by name."""
+        """Run forward and backward; return losses by name."""
         if len(self.options) == 1:
             return self.learn(self.signals(images, labels, step), step)
         reseed(self.noise, self.config.seed, "gate", self.views.rank, step)
-        (x,), _ = self._seen(images, labels, step)
-        with self._autocast():
+        x = self._view(images, labels, step)
+        with torch.autocast(x.device.type, self.precision, enabled=self.precision is not None):
             walk = several_gates(self.model, x, self.space, self.noise)
         easy, solved = (logits.argmax(1) == labels for logits in walk.ends)
         label = F.cross_entropy(walk.logits.float(), labels)
-        return self._taken_up(*self._pay(label, walk.scores, walk.draws, easy, solved))
+        return self._add_gradients(*self._losses(label, walk.scores, walk.draws, easy, solved))
 
     def validation_routes(self) -> list[Route]:
-        """None: single routes do not change in this stage."""
+        """Return no routes: single routes do not change in this stage."""
         return []
+
+    def _view(self, images: Tensor, labels: Tensor, step: int) -> Tensor:
+        (x,), _ = self.views(
+            images, labels, count=1, step=step, classes=self.model.head.classifier.out_features
+        )
+        return x
 
     # --- one gate ------------------------------------------------------------------------------------
     def signals(self, images: Tensor, labels: Tensor, step: int) -> Signals:
-        """What the frozen network says of the view of images [1, B, 3, H, W] that belongs to a step."""
-        (x,), _ = self._seen(images, labels, step)
-        return self._look(x, labels)
+        """Compute the signals of a step's view of images [1, B, 3, H, W]."""
+        return self._graphed_signals(self._view(images, labels, step), labels)
 
-    def learn(self, found: Signals, step: int) -> dict[str, Tensor]:
-        """Forward and backward of the head alone."""
+    def learn(self, signals: Signals, step: int) -> dict[str, Tensor]:
+        """Run forward and backward of the routing head; return losses by name."""
         reseed(self.noise, self.config.seed, "gate", self.views.rank, step)
-        return self._taken_up(*self._learn(found))
+        return self._add_gradients(*self._graphed_losses(signals))
 
-    def _signals(self, x: Tensor, labels: Tensor) -> Signals:
+    def _compute_signals(self, x: Tensor, labels: Tensor) -> Signals:
         return one_gate(self.model, x, labels, self.space, self.precision)
 
-    def _learned(self, found: Signals) -> tuple[Terms, Gradients]:
-        scores = self.model.gate(0).score(found.encoding)
-        easy, solved = found.right[:, 0], found.right[:, -1]
+    def _losses_of_signals(self, signals: Signals) -> tuple[Terms, Gradients]:
+        scores = self.model.gate(0).score(signals.encoding)
+        easy, solved = signals.right[:, 0], signals.right[:, -1]
         if self.config.goal == "value":
-            value = value_loss(scores, found.right)
-            told = {
-                "gate/value": value.detach(),
-                **self._told([scores], easy, solved),
-                "loss": value.detach(),
-            }
-            return told, self._gradients(value)
+            value = value_loss(scores, signals.right)
+            return self._with_gradients({"gate/value": value}, value, [scores], easy, solved)
         draw = gumbel_one_hot(scores, self.noise)
-        label = mixed_loss(draw, found.losses, found.pull)
-        return self._pay(label, [scores], [draw], easy, solved)
+        label = mixed_loss(draw, signals.losses, signals.pull)
+        return self._losses(label, [scores], [draw], easy, solved)
 
-    # --- both ----------------------------------------------------------------------------------------
-    def _pay(
+    # --- losses --------------------------------------------------------------------------------------
+    def _losses(
         self, label: Tensor, scores: list[Tensor], draws: list[Tensor], easy: Tensor, solved: Tensor
     ) -> tuple[Terms, Gradients]:
         config = self.config
         penalty = complexity_penalty(expected_costs(draws, self.costs, self.options), self.costs.largest)
-        targets = [sgs_targets(easy, solved, len(own), config.strategy) for own in self.options]
+        targets = [sgs_targets(easy, solved, len(choices), config.strategy) for choices in self.options]
         weights = even_weights(targets[0]) if config.even else None
         sgs = sgs_loss(scores, targets, weights)
         loss = self.weights.target * label + self.weights.complexity * penalty + self.weights.sgs * sgs
         terms = {"gate/target": label, "gate/complexity": penalty, "gate/sgs": sgs}
-        paid = {name: value.detach() for name, value in terms.items()}
-        return {**paid, **self._told(scores, easy, solved), "loss": loss.detach()}, self._gradients(loss)
+        return self._with_gradients(terms, loss, scores, easy, solved)
 
-    def _gradients(self, loss: Tensor) -> Gradients:
-        return torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+    def _with_gradients(
+        self, terms: Terms, loss: Tensor, scores: list[Tensor], easy: Tensor, solved: Tensor
+    ) -> tuple[Terms, Gradients]:
+        """Return the terms, statistics of the decisions and the loss; then the gradients of the heads."""
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        values = {**terms, **self._decision_statistics(scores, easy, solved), "loss": loss}
+        return {name: value.detach() for name, value in values.items()}, gradients
 
-    def _taken_up(self, told: Terms, gradients: Gradients) -> Terms:
-        """As a backward pass does: gradients are added to those that are there."""
+    def _add_gradients(self, terms: Terms, gradients: Gradients) -> Terms:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        return told
+        return terms
 
-    def _told(self, scores: list[Tensor], easy: Tensor, solved: Tensor) -> dict[str, Tensor]:
-        """What gates would decide in this batch without noise: shares, entropy, bits about difficulty."""
-        kinds = torch.stack([easy, solved & ~easy, ~(easy | solved)], 1).float()
-        told = {}
-        for gate, (own, options) in enumerate(zip(scores, self.options, strict=True)):
-            decided = F.one_hot(own.detach().argmax(1), len(options)).float()
-            joint = kinds.T @ decided / len(kinds)
+    def _decision_statistics(self, scores: list[Tensor], easy: Tensor, solved: Tensor) -> Terms:
+        """Compute the shares of the gates' decisions without noise, their entropy, and bits on difficulty."""
+        difficulties = torch.stack([easy, solved & ~easy, ~(easy | solved)], 1).float()
+        statistics = {}
+        for gate, (gate_scores, options) in enumerate(zip(scores, self.options, strict=True)):
+            decided = F.one_hot(gate_scores.detach().argmax(1), len(options)).float()
+            joint = difficulties.T @ decided / len(difficulties)
             shares = joint.sum(0)
             entropy = _entropy(shares)
-            told[f"entropy/gate_{gate}"] = entropy
-            told[f"information/gate_{gate}"] = entropy + _entropy(joint.sum(1)) - _entropy(joint.flatten())
-            told |= {f"taken/gate_{gate}/{c}": share for c, share in zip(options, shares, strict=True)}
-        return told
-
-    def _seen(self, images: Tensor, labels: Tensor, step: int) -> tuple[list[Tensor], Tensor]:
-        classes = self.model.head.classifier.out_features
-        return self.views(images, labels, count=1, step=step, classes=classes)
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        device = self.model.head.classifier.weight.device.type
-        return torch.autocast(device, self.precision, enabled=self.precision is not None)
+            information = entropy + _entropy(joint.sum(1)) - _entropy(joint.flatten())
+            statistics[f"entropy/gate_{gate}"] = entropy
+            statistics[f"information/gate_{gate}"] = information
+            statistics |= {f"taken/gate_{gate}/{c}": share for c, share in zip(options, shares, strict=True)}
+        return statistics
 
 
 def freeze_all_but_heads(model: nn.Module) -> list[Tensor]:
@@ -177,5 +182,5 @@ def freeze_all_but_heads(model: nn.Module) -> list[Tensor]:
 
 
 def _entropy(shares: Tensor) -> Tensor:
-    """In bits: 0 where a gate always says the same."""
+    """Compute the entropy in bits: 0 if a gate always decides the same."""
     return -(shares * shares.clamp(min=1e-12).log2()).sum()
