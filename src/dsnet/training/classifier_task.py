@@ -23,7 +23,7 @@ from dsnet.slicing import KeyState
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluation import OnPredictions, RouteResult, evaluate
-from dsnet.training.loop import LoopConfig, TrainingLoop, TrainingTask, Validation
+from dsnet.training.loop import LoopConfig, TrainingLoop, TrainingTask
 from dsnet.training.optim import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate
 from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage1.views import Views
@@ -190,19 +190,15 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
         self.objective.restore(saved.tensors, step)
 
     # --- evaluation ------------------------------------------------------------------------------------
-    def validate(self, epoch: int) -> Validation | None:
+    def validate(self, epoch: int) -> list[RouteResult]:
         """Evaluate the objective's validation routes on the held-out images."""
         self.model.eval()
-        routes = self.objective.validation_routes() if self.held_out is not None else []
+        routes = self.objective.validation_routes()
         if self.held_out is None or not routes:
-            return None
+            return []
         results = self.evaluate(self.held_out, routes, "validating")
         self._warn_if_guessing(epoch, results)
-        return Validation(
-            score=sum(r.accuracy for r in results) / len(results),
-            metrics={f"route_{r.route}": r.accuracy for r in results},
-            results=results,
-        )
+        return results
 
     def _warn_if_guessing(self, epoch: int, results: list[RouteResult]) -> None:
         """Report a network that does no better than chance after the warm-up."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -31,22 +31,10 @@ __all__ = [
     "RunStatus",
     "TrainingLoop",
     "TrainingTask",
-    "Validation",
-    "check_step",
-    "warn_of_other_threads",
 ]
 
 
 Batch = TypeVar("Batch")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """Results on held-out images. The checkpoint ``best`` is the one with the highest score."""
-
-    score: float
-    metrics: Mapping[str, float] = field(default_factory=dict)  # further values for metrics.jsonl
-    results: Sequence[RouteResult] = ()  # for callbacks
 
 
 class TrainingTask(Generic[Batch]):
@@ -81,9 +69,9 @@ class TrainingTask(Generic[Batch]):
     def end_step(self) -> None:
         """Run after the optimizer, for example to update a moving average."""
 
-    def validate(self, epoch: int) -> Validation | None:
-        """Evaluate on held-out images; None if there are none."""
-        return None
+    def validate(self, epoch: int) -> Sequence[RouteResult]:
+        """Evaluate routes on held-out images, if there are any."""
+        return ()
 
     def save(self, folder: Path, name: str, *, step: int, data: Mapping[str, Any]) -> None:
         """Write a checkpoint.
@@ -131,25 +119,6 @@ class RunStatus:
         return self.step == self.steps
 
 
-def warn_of_other_threads(saved: Checkpoint, threads: int | None, callback: Callback) -> None:
-    """Report that training resumes with another number of CPU threads (None: on a GPU)."""
-    before = saved.data.get("threads")
-    if isinstance(before, int) and threads is not None and before != threads:
-        callback.on_message(
-            f"resuming with {threads} thread{'s' * (threads != 1)} after {before}: results are no longer "
-            f"bit-identical to an uninterrupted run; --threads {before} (torch.set_num_threads) keeps them so"
-        )
-
-
-def check_step(folder: Path, saved: Checkpoint, steps: int) -> None:
-    """Raise if a checkpoint is of a later step than its run has."""
-    if saved.data["step"] > steps:
-        raise DsnetError(
-            f"{folder} cannot be resumed: its checkpoint is of step {saved.data['step']}, but its settings "
-            f"and these images give {steps} steps"
-        )
-
-
 class TrainingLoop:
     """Trains a `TrainingTask` and writes its metrics and checkpoints into a run's folder."""
 
@@ -176,13 +145,24 @@ class TrainingLoop:
     # --- checkpoints -----------------------------------------------------------------------------------
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint."""
-        check_step(self.folder, saved, self.steps)
+        step = int(saved.data["step"])
+        if step > self.steps:
+            raise DsnetError(
+                f"{self.folder} cannot be resumed: its checkpoint is of step {step}, but its settings and "
+                f"these images give {self.steps} steps"
+            )
         try:
             self.task.restore(saved)
         except DsnetError as error:
             raise DsnetError(f"{self.folder} cannot be resumed: {error}") from error
-        warn_of_other_threads(saved, self.data.get("threads"), self.callback)
-        self.step = self.saved = int(saved.data["step"])
+        before, now = saved.data.get("threads"), self.data.get("threads")
+        if isinstance(before, int) and now is not None and before != now:
+            self.callback.on_message(
+                f"resuming with {now} thread{'s' * (now != 1)} after {before}: results are no longer "
+                f"bit-identical to an uninterrupted run; --threads {before} (torch.set_num_threads) keeps "
+                "them so"
+            )
+        self.step = self.saved = step
         self.best = saved.data.get("best")
 
     def save(self) -> None:
@@ -301,12 +281,13 @@ class TrainingLoop:
         self.callback.on_log(self.step, values)
 
     def _validate(self, epoch: int) -> None:
-        validation = self.task.validate(epoch)
-        if validation is None:
+        results = self.task.validate(epoch)
+        if not results:
             return
-        score = validation.score
-        self._write("validate", epoch, {"score": score, **validation.metrics})
-        self.callback.on_validation_end(self.step, epoch, validation.results)
+        score = sum(result.accuracy for result in results) / len(results)
+        accuracies = {f"route_{result.route}": result.accuracy for result in results}
+        self._write("validate", epoch, {"score": score, **accuracies})
+        self.callback.on_validation_end(self.step, epoch, results)
         if self.best is None or score > self.best["score"]:
             self.best = {"score": score, "step": self.step}
             if self.saved < 0:  # a run that has a checkpoint can be resumed
