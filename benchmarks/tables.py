@@ -47,7 +47,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], where: str) -
 def spread(timings: Iterable[tuple[float, float, float]]) -> str:
     """Say how far the quartiles of (median, first quartile, third quartile) are from their medians."""
     distances = [max(1 - low / median, high / median - 1) for median, low, high in timings]
-    return f"medians, with quartiles {statistics.median(distances):.1%} (at most {max(distances):.0%}) away"
+    typical, largest = statistics.median(distances), max(distances)
+    return f"medians; quartiles typically {typical:.1%} and at most {largest:.0%} away"
 
 
 def slicing_table(name: str, data: Data, batch: str | None = None) -> str:
@@ -93,7 +94,9 @@ def training_table(name: str, data: Data) -> str:
         ]
         for row in data["results"]
     ]
-    return markdown(header, rows, f"{data['machine']}, torch {data['torch']}, channels-last, {data['date']}")
+    steps = spread((row["step"], *row["quartiles"]) for row in data["results"])
+    about = f"{data['machine']}, torch {data['torch']}, channels-last, {data['date']}; steps: {steps}"
+    return markdown(header, rows, about)
 
 
 def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
@@ -125,7 +128,10 @@ def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
         *(f"route {route} ({size})" for route, size in zip(routes, sizes, strict=True)),
     ]
     return markdown(
-        header, rows, f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
+        header,
+        rows,
+        f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, "
+        "mean ± standard deviation (seeds)",
     )
 
 
@@ -134,7 +140,7 @@ def calibration_table(name: str, data: Data) -> str:
     rows = [[row["case"], _mean(row["smallest"]), _mean(row["largest"])] for row in data["results"]]
     where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
     return markdown(
-        ["statistics", "smallest route", "largest route"], rows, f"{where}, mean ± deviation (seeds)"
+        ["statistics", "smallest route", "largest route"], rows, f"{where}, mean ± standard deviation (seeds)"
     )
 
 
@@ -184,7 +190,7 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
     about = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, mean of"
     explained = (
         f"{seeds} seeds; in brackets points above the static mix of two routes at the same mean cost, "
-        "± deviation over seeds"
+        "± standard deviation over seeds"
     )
     return markdown(header, rows, f"{about} {explained}")
 
@@ -274,7 +280,8 @@ def photos_table(name: str, data: Data) -> str:
     return markdown(
         header,
         rows,
-        f"{data['machine']}, one thread, torch {data['torch']}, {data['date']}; test accuracy in percent",
+        f"{data['machine']}, one thread, torch {data['torch']}, {data['date']}; test accuracy in percent, "
+        "mean ± standard deviation (seeds)",
     )
 
 
@@ -347,7 +354,7 @@ def transfer_table(name: str, data: Data) -> str:
     ends_at = [f"route {at} ({madds[at] / 1e6:.0f}M)" for at in (0, len(madds) - 1)]
     header = ["network", "gate", *ends_at, "gated", "its MAdds", "routes"]
     where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
-    return markdown(header, rows, f"{where}, mean ± deviation (seeds)")
+    return markdown(header, rows, f"{where}, mean ± standard deviation (seeds)")
 
 
 def transfer_rates_table(name: str, data: Data, kind: str = "adamw") -> str:
@@ -388,7 +395,7 @@ def detection_table(name: str, data: Data, routes: str | None = None) -> str:
             rows.append([recipe, route, f"{madds / 1e9:.2f}G", *maps])
     header = ["recipe", "route", "MAdds", "VOC 2007", "VOC 2010", "COCO"]
     where = f"{data['machine']}, torch {data['torch']}, {data['date']}; mAP in percent on 72 test images"
-    return markdown(header, rows, f"{where}, mean ± deviation (seeds)")
+    return markdown(header, rows, f"{where}, mean ± standard deviation (seeds)")
 
 
 def _only(values: Iterable[float]) -> str:
