@@ -98,7 +98,7 @@ def _scores_at(model: dsnet.Supernet, x: Tensor, stage: int) -> Tensor:
             seen.append(scores)
         return scores.argmax(1)
 
-    run_gated(model, x, look, answer=False)
+    run_gated(model, x, look, logits=False)
     return torch.cat(seen)
 
 

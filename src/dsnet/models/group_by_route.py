@@ -1,4 +1,8 @@
-"""A batch in which every image takes its own route: decide, group, run each group truly sliced, put back."""
+"""Gated passes: each image of a batch takes its own route.
+
+At each gate the images are grouped by the gate's decision, and each group runs the next segment at its own
+size. Logits return in the order of the batch.
+"""
 
 from __future__ import annotations
 
@@ -15,46 +19,48 @@ from dsnet.slicing import Mode
 
 __all__ = ["Decide", "GatedOutput", "Routable", "greedy", "run_assigned", "run_from_states", "run_gated"]
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
-class Standing(Protocol):
-    """What stands at a gate: some images' features, and what the gate makes of them."""
 
-    def take(self, at: Tensor) -> Self:
-        """Some of the images, by their places [n]."""
+class RoutableState(Protocol):
+    """Images at a gate: features, and what the gate computes its scores from."""
+
+    def take(self, index: Tensor) -> Self:
+        """Select images by index [n]."""
 
     def narrow(self, start: int, stop: int) -> Self:
-        """The images of a range, without a copy."""
+        """Select a range of images, without a copy."""
 
     @classmethod
     def join(cls, states: Sequence[Self]) -> Self:
-        """The images of all, in order."""
+        """Concatenate states of the same gate."""
 
 
-S = TypeVar("S", bound=Standing)
+S = TypeVar("S", bound=RoutableState)
 
 
-class Chooses(Protocol):
-    """A gate, as far as routing asks it."""
+class HasChoices(Protocol):
+    """The part of a gate that routing reads."""
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """What it decides between."""
+        """The choices that the gate scores, in the order of the scores."""
 
 
 class Routable(Protocol[S]):
-    """What routing needs of a network: a `Supernet` is one, and so is what a runtime makes of it."""
+    """A network that can be routed: a `Supernet`, or a network compiled by `dsnet.runtime`."""
 
     @property
     def training(self) -> bool:
-        """Whether it is in training mode; routing needs eval mode."""
+        """Whether the network is in training mode."""
 
     @property
     def name(self) -> str:
-        """Which network."""
+        """Name of the network."""
 
     @property
     def gates(self) -> Sized:
-        """As many as it has."""
+        """The gates."""
 
     @property
     def space(self) -> RouteSpace:
@@ -62,37 +68,37 @@ class Routable(Protocol[S]):
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many choices every gate of the whole space has."""
+        """Number of choices of each gate in the full space."""
 
     @property
     def merges(self) -> bool:
-        """Whether what follows depends on the last choice alone, so that histories may be joined."""
+        """Whether a segment depends on the last choice only, so that routing histories can be merged."""
 
-    def gate(self, stage: int) -> Chooses:
-        """The gate in front of a stage."""
+    def gate(self, stage: int) -> HasChoices:
+        """Return the gate before a stage."""
 
     def check_images(self, x: Tensor) -> None:
-        """Raises an error that says what images this network takes."""
+        """Raise unless ``x`` are images that this network takes."""
 
     def run_prefix(self, x: Tensor, mode: Mode | None = None) -> S:
-        """Prefix and first gate."""
+        """Run the prefix and the first gate."""
 
     def gate_scores(self, state: S) -> Tensor:
-        """Scores [B, choices] of the gate for what stands at it."""
+        """Compute the scores [B, choices] of the gate that ``state`` is at."""
 
     def run_segment(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> S:
-        """From the gate that made the last of ``choices`` to the next one."""
+        """Run from the gate that made the last of ``choices`` to the next gate."""
 
     def run_last_segment(self, state: S, choices: tuple[int, ...], mode: Mode | None = None) -> Tensor:
-        """From the last gate to the logits."""
+        """Run from the last gate to the logits [B, classes]."""
 
     def run_from_states(
         self, states: dict[tuple[int, ...], S], choices: tuple[int, ...], mode: Mode | None = None
     ) -> Tensor:
-        """A route's logits from what stands at the gates on its way, by history."""
+        """Run a route from the last of its gates that ``states`` holds, and return its logits."""
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
-        """All images at one route."""
+        """Compute the logits of all images at one route."""
 
 
 Decide = Callable[[Tensor, int, int | None], Tensor]
@@ -100,21 +106,26 @@ Decide = Callable[[Tensor, int, int | None], Tensor]
 
 
 def greedy(scores: Tensor, stage: int, previous: int | None) -> Tensor:
-    """The gate's own decision: the best score, the cheaper one of equals."""
+    """Take the choice with the best score, the first of equal ones.
+
+    Example:
+        >>> greedy(torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]]), 0, None).tolist()
+        [1, 0]
+    """
     return scores.argmax(1)
 
 
 class GatedOutput(NamedTuple):
     """Logits and decisions, in the order of the batch."""
 
-    logits: Tensor  # [B, classes]; empty where only the decisions were asked for
+    logits: Tensor  # [B, classes]; empty if not computed
     choices: Tensor  # [B, gates]
 
 
 def run_from_states(
     model: Routable[S], states: dict[tuple[int, ...], S], choices: tuple[int, ...], mode: Mode | None = None
 ) -> Tensor:
-    """A route's logits from what stands at the gates on its way, by history; adds what is not there yet."""
+    """Run a route from the last of its gates that ``states`` holds; see `Supernet.run_from_states`."""
     for gates in range(1, len(choices)):
         history = choices[:gates]
         if history not in states:
@@ -125,27 +136,48 @@ def run_from_states(
 class _Group(NamedTuple):
     """Images at the same gate whose features have the same shape and norm keys."""
 
-    rows: Tensor  # positions in the batch
-    choices: tuple[int, ...]
-    state: Any  # a Standing
+    rows: Tensor  # [n]: positions in the batch
+    choices: tuple[int, ...]  # made so far
+    state: Any  # a RoutableState
 
 
-_DecideGroup = Callable[[Tensor, int, _Group], Tensor]
-"""(scores [n, choices], gate, group) → positions [n] of the choices taken."""
+_DecideGroup = Callable[[Tensor, _Group], Tensor]
+"""(scores [n, choices], group) → positions [n] of the choices taken."""
 
 
 def run_gated(
-    model: Routable[Any], x: Tensor, decide: Decide = greedy, *, mode: Mode | None = None, answer: bool = True
+    model: Routable[Any], x: Tensor, decide: Decide = greedy, *, mode: Mode | None = None, logits: bool = True
 ) -> GatedOutput:
-    """Runs every image at the route that ``decide`` takes for it; regroups at every gate.
+    """Run each image at the route that ``decide`` takes for it; regroup the images at every gate.
 
-    Without ``answer`` the last segment is left out and the logits are empty.
+    Args:
+        model: A supernet in eval mode, or a compiled network.
+        x: Images [B, C, H, W].
+        decide: Function of the scores [n, choices] of some images, the gate and the previous gate's choice
+            (None at the first gate), which returns the position [n] of the choice for each image.
+        mode: How the pass runs (default: batch-invariantly up to the last gate).
+        logits: Compute logits. Without them the segment after the last gate does not run.
+
+    Returns:
+        Logits [B, classes] and choices [B, gates], in the order of the batch.
+
+    Raises:
+        DsnetError: The network is in training mode, the images do not fit, or ``decide`` returns a position
+            that the gate does not have.
+
+    Example:
+        >>> import dsnet
+        >>> model = dsnet.create_model("ds_mbnet_tiny", generator=torch.Generator().manual_seed(0))
+        >>> images = torch.zeros(2, 3, 16, 16)
+        >>> output = run_gated(model, images, lambda scores, gate, previous: torch.tensor([0, 3]))
+        >>> output.choices.tolist(), output.logits.shape
+        ([[0], [3]], torch.Size([2, 10]))
     """
 
-    def decide_group(scores: Tensor, stage: int, group: _Group) -> Tensor:
-        return decide(scores, stage, group.choices[-1] if group.choices else None)
+    def decide_group(scores: Tensor, group: _Group) -> Tensor:
+        return decide(scores, len(group.choices), group.choices[-1] if group.choices else None)
 
-    return _run(model, x, decide_group, _options, mode, answer=answer)
+    return _run(model, x, decide_group, None, mode, logits=logits)
 
 
 def run_assigned(model: Routable[Any], x: Tensor, choices: Tensor) -> GatedOutput:
@@ -158,20 +190,20 @@ def run_assigned(model: Routable[Any], x: Tensor, choices: Tensor) -> GatedOutpu
             raise DsnetError(f"{model.name} does not have choice {int(unknown[0])} at gate {stage}")
         positions.append(matches.int().argmax(1))
 
-    def decide_group(scores: Tensor, stage: int, group: _Group) -> Tensor:
-        return positions[stage][group.rows]
+    def decide_group(scores: Tensor, group: _Group) -> Tensor:
+        return positions[len(group.choices)][group.rows]
 
-    return _run(model, x, decide_group, lambda model, stage: model.space.choices[stage], None, answer=True)
+    return _run(model, x, decide_group, model.space.choices, None, logits=True)
 
 
 def _run(
     model: Routable[Any],
     x: Tensor,
     decide: _DecideGroup,
-    options_of: Callable[[Routable[Any], int], tuple[int, ...]],
+    options: Sequence[tuple[int, ...]] | None,  # of each gate; None: those that the gates score
     mode: Mode | None,
     *,
-    answer: bool,
+    logits: bool,
 ) -> GatedOutput:
     if model.training:
         raise DsnetError("a gated pass needs the network in eval mode: call .eval(), or give a route")
@@ -181,67 +213,36 @@ def _run(
             "route, model.bind(route), or use dsnet.runtime.compile"
         )
     model.check_images(x)
-    # What leads to a gate; a plan has chosen when it was made. What leads to the logits decides nothing.
-    before = getattr(model, "gated_mode", None) if mode is None else mode
     batch, gates = x.shape[0], len(model.gates)
     if x.device.type == "meta" and batch:
         raise DsnetError("decisions need values: a gated pass cannot run on the meta device; give a route")
-    if batch == 1:
-        return _run_one(model, x, decide, options_of, before, mode, answer=answer)
     choices = torch.empty(batch, gates, dtype=torch.long, device=x.device)
     if batch == 0:  # nothing to decide, but the logits still have their shape
         return GatedOutput(model.run_route(x, model.space.smallest, mode), choices)
-    groups = [_Group(torch.arange(batch, device=x.device), (), model.run_prefix(x, before))]
-    for _ in range(gates - 1):
-        moved = []
-        for group in _split(model, groups, decide, options_of(model, len(groups[0].choices)), choices):
-            moved.append(group._replace(state=model.run_segment(group.state, group.choices, before)))
-        groups = _merge(model, moved)
-    groups = _split(model, groups, decide, options_of(model, len(groups[0].choices)), choices)
-    logits = []
-    for group in groups if answer else ():
-        logits.append(model.run_last_segment(group.state, group.choices, mode))
+    options = [_options(model, stage) for stage in range(gates)] if options is None else options
+    # Up to the last gate decisions depend on the features; compiled networks have no such mode.
+    gate_mode = getattr(model, "gated_mode", None) if mode is None else mode
+    groups = [_Group(torch.arange(batch, device=x.device), (), model.run_prefix(x, gate_mode))]
+    for stage, row in enumerate(options):
+        if stage:
+            moved = [g._replace(state=model.run_segment(g.state, g.choices, gate_mode)) for g in groups]
+            groups = _merge(model, moved)
+        groups = _split(model, groups, decide, row, choices)
     if not logits:
         return GatedOutput(x.new_empty(0), choices)
-    order, joined = torch.cat([group.rows for group in groups]), torch.cat(logits)
+    outputs = [model.run_last_segment(group.state, group.choices, mode) for group in groups]
+    if len(groups) == 1 and batch == 1:
+        return GatedOutput(outputs[0], choices)
+    order, joined = torch.cat([group.rows for group in groups]), torch.cat(outputs)
     return GatedOutput(torch.empty_like(joined).index_copy(0, order, joined), choices)
-
-
-def _run_one(
-    model: Routable[Any],
-    x: Tensor,
-    decide: _DecideGroup,
-    options_of: Callable[[Routable[Any], int], tuple[int, ...]],
-    before: Mode | None,
-    mode: Mode | None,
-    *,
-    answer: bool,
-) -> GatedOutput:
-    """Run one image, which needs no groups."""
-    row = torch.zeros(1, dtype=torch.long, device=x.device)
-    state, taken = model.run_prefix(x, before), tuple[int, ...]()
-    for stage in range(len(model.gates)):
-        if stage:
-            state = model.run_segment(state, taken, before)
-        decided = decide(model.gate_scores(state), stage, _Group(row, taken, state))
-        _check_positions(decided, 1)
-        taken = (*taken, _choice(options_of(model, stage), stage, int(decided)))
-    choices = torch.tensor([taken], device=x.device)
-    return GatedOutput(model.run_last_segment(state, taken, mode) if answer else x.new_empty(0), choices)
 
 
 def _options(model: Routable[Any], stage: int) -> tuple[int, ...]:
     options = model.gate(stage).choices
-    strange = sorted(set(options) - set(model.space.choices[stage]))
-    if strange:
-        raise DsnetError(f"gate {stage} decides between choices that {model.name} does not have: {strange}")
+    unknown = sorted(set(options) - set(model.space.choices[stage]))
+    if unknown:
+        raise DsnetError(f"gate {stage} decides between choices that {model.name} does not have: {unknown}")
     return options
-
-
-def _choice(options: tuple[int, ...], stage: int, position: int) -> int:
-    if not 0 <= position < len(options):
-        raise DsnetError(f"decide gave position {position}; gate {stage} has 0 to {len(options) - 1}")
-    return options[position]
 
 
 def _split(
@@ -253,21 +254,18 @@ def _split(
 ) -> list[_Group]:
     """Decide at the gate of the groups, write the choices and split the groups by them."""
     stage = len(groups[0].choices)
-    taken = []
-    for group in groups:
-        scores = model.gate_scores(group.state)
-        taken.append(decide(scores, stage, group))
-        _check_positions(taken[-1], len(scores))
-    positions = torch.cat(taken).tolist()  # the one time per gate that the host waits
+    decisions = [_decide(decide, model.gate_scores(group.state), group) for group in groups]
+    positions = torch.cat(decisions).tolist()  # the one time per gate that the host waits
     for position in set(positions):
-        _choice(options, stage, position)
+        if not 0 <= position < len(options):
+            raise DsnetError(f"decide gave position {position}; gate {stage} has 0 to {len(options) - 1}")
     parts, start = [], 0
-    for group, own in zip(groups, taken, strict=True):
+    for group, decision in zip(groups, decisions, strict=True):
         count = len(group.rows)
         sizes = Counter(positions[start : start + count])
         start += count
-        if len(sizes) > 1:  # sorted once: each choice's images then lie side by side
-            order = own.argsort(stable=True)
+        if len(sizes) > 1:  # sorted once: the images of each choice are then adjacent
+            order = decision.argsort(stable=True)
             group = group._replace(rows=group.rows[order], state=group.state.take(order))
         begin = 0
         for position, size in sorted(sizes.items()):
@@ -281,19 +279,20 @@ def _split(
     return parts
 
 
-def _check_positions(positions: object, images: int) -> None:
-    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    if not isinstance(positions, Tensor) or positions.shape != (images,) or positions.dtype not in integers:
-        given = (
-            f"a {positions.dtype} tensor of shape {list(positions.shape)}"
-            if isinstance(positions, Tensor)
-            else f"a {type(positions).__name__}"
-        )
-        raise DsnetError(f"decide must give one position for each of {images} images, not {given}")
+def _decide(decide: _DecideGroup, scores: Tensor, group: _Group) -> Tensor:
+    """Return the decisions for a group, checked to be one integer for each image."""
+    positions: object = decide(scores, group)
+    if isinstance(positions, Tensor):
+        if positions.shape == (len(scores),) and positions.dtype in INTEGERS:
+            return positions
+        given = f"a {positions.dtype} tensor of shape {list(positions.shape)}"
+    else:
+        given = f"a {type(positions).__name__}"
+    raise DsnetError(f"decide must give one position for each of {len(scores)} images, not {given}")
 
 
 def _merge(model: Routable[Any], groups: list[_Group]) -> list[_Group]:
-    """Joins groups for which all that follows is the same; one history then stands for all of them."""
+    """Join groups whose remaining computation is the same; the choices of the first represent all of them."""
     alike: dict[tuple[int, ...], list[_Group]] = {}
     for group in groups:
         alike.setdefault(group.choices[-1:] if model.merges else group.choices, []).append(group)

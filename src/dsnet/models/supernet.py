@@ -294,7 +294,7 @@ class Supernet(nn.Module, ABC):
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
         """Let the gates decide: the choice of each gate [B, gates], with one gate the route's number."""
-        return run_gated(self, x, decide, answer=False).choices
+        return run_gated(self, x, decide, logits=False).choices
 
     def run_prefix(self, x: Tensor, mode: Mode | None = None) -> GateState:
         """Run the prefix and the first gate, which is all that precedes the first decision."""
