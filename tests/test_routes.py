@@ -149,4 +149,4 @@ def test_bad_spaces_and_data_are_errors() -> None:
     for to in (3, None, route):
         assert "to a name or to several" in error_of(lambda t=to: toy().narrow(t))
     for count in (-1, 2.5, True):
-        assert "how many routes" in error_of(lambda c=count: toy().sample(c))
+        assert "number of routes to draw" in error_of(lambda c=count: toy().sample(c))

@@ -27,6 +27,16 @@ def cost(
 
     Returns:
         Parameters and multiply-adds by kind.
+
+    Raises:
+        DsnetError: A supernet is given without a route, a reference network with one, or the network does not
+            run at the image size.
+
+    Examples:
+        >>> import dsnet
+        >>> model = dsnet.create_model("ds_mbnet_tiny", device="meta")
+        >>> dsnet.cost(model, model.space.largest)
+        Cost(params=44142, layers=312992, pools=3648, routing=64, attention=0)
     """
     from dsnet.models.counting import route_cost
     from dsnet.models.static_network import ReferenceNetwork
@@ -68,5 +78,15 @@ def madds(
 
 
 def params(model: nn.Module, route: Route | int | None = None) -> int:
-    """Count the parameters of a route's stand-alone network, with attention and without routing heads."""
+    """Count the parameters of a route's stand-alone network, with attention and without routing heads.
+
+    Args:
+        model: A model of `create_model`.
+        route: The route of a supernet; None for a reference network.
+
+    Examples:
+        >>> import dsnet
+        >>> dsnet.params(dsnet.create_model("mobilenet_v1", device="meta"))
+        4231976
+    """
     return cost(model, route).params

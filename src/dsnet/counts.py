@@ -25,7 +25,12 @@ CONVENTIONS: tuple[Convention, ...] = ("paper", "all")
 
 
 class Shape(NamedTuple):
-    """Shape of the features of one image. A sequence of tokens has height = tokens and width = 1."""
+    """Shape of the features of one image. A sequence of tokens has height = tokens and width = 1.
+
+    Examples:
+        >>> Shape(channels=8, height=4, width=4).area
+        16
+    """
 
     channels: int
     height: int
@@ -39,13 +44,26 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Parameters, and multiply-adds for one image by kind."""
+    """Parameters, and multiply-adds for one image by kind. Costs add up.
 
-    params: int = 0  # weights, biases, γ and β of the slice, without routing heads and statistics
-    layers: int = 0  # convolutions and linear layers
-    pools: int = 0  # elements read by average pools
-    routing: int = 0  # routing heads
-    attention: int = 0  # QKᵀ and AV
+    Attributes:
+        params: Weights, biases, γ and β of the slice, without routing heads and statistics.
+        layers: Multiply-adds of convolutions and linear layers.
+        pools: Elements read by average pools.
+        routing: Multiply-adds of routing heads.
+        attention: Multiply-adds of QKᵀ and AV.
+
+    Examples:
+        >>> cost = Cost(layers=100, pools=16) + Cost(layers=50, routing=4)
+        >>> cost.madds(), cost.madds("all")
+        (166, 170)
+    """
+
+    params: int = 0
+    layers: int = 0
+    pools: int = 0
+    routing: int = 0
+    attention: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -57,7 +75,11 @@ class Cost:
         )
 
     def madds(self, convention: Convention = "paper") -> int:
-        """Return the multiply-adds by a convention."""
+        """Return the multiply-adds by a convention.
+
+        Args:
+            convention: ``paper``, or ``all``, see the module's description.
+        """
         if convention == "paper":
             return self.layers + self.pools
         if convention == "all":

@@ -28,7 +28,12 @@ __all__ = ["Route", "RouteSpace", "Slice", "evenly_spaced", "small_medium_large"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The sizes of one stage; a size that does not apply to the stage is None."""
+    """The sizes of one stage; a size that does not apply to the stage is None.
+
+    Examples:
+        >>> print(Slice(width=48, depth=2, kernel=3))
+        width=48 depth=2 kernel=3
+    """
 
     width: int  # output channels, or embedding features
     depth: int = 1  # number of blocks of the stage that run
@@ -56,7 +61,15 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One sub-network of a supernet."""
+    """One sub-network of a supernet. Take routes from a `RouteSpace`.
+
+    Examples:
+        >>> route = RouteSpace.of_table("toy", [(Slice(width=8),), (Slice(width=16),)]).largest
+        >>> print(route)
+        route 1 of toy (width=16 depth=1)
+        >>> Route.from_dict(route.to_dict()) == route
+        True
+    """
 
     space: str  # name of the space it belongs to
     number: int  # position in the full space, cheapest first
@@ -77,7 +90,11 @@ class Route:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Route:
-        """Restore a route from the result of `to_dict`."""
+        """Restore a route from the result of `to_dict`.
+
+        Raises:
+            DsnetError: A field is missing, unknown or has an impossible value.
+        """
         _check_fields("a route", data, {f.name for f in fields(cls)})
         for stage in data["stages"]:
             _check_fields("a stage of a route", stage, {f.name for f in fields(Slice)}, {"width"})
@@ -94,7 +111,19 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSpace(Sequence[Route]):
-    """The routes of a supernet, cheapest first; a sequence of `Route`."""
+    """The routes of a supernet, cheapest first; a sequence of `Route`.
+
+    Attributes:
+        name: Name of the supernet.
+        routes: The routes.
+        narrowings: Route numbers of the paper's narrowed spaces by name, see `narrow`.
+
+    Examples:
+        >>> import dsnet
+        >>> space = dsnet.create_model("ds_resnet_tiny", device="meta").space
+        >>> len(space), space.gates, space[5].number, space.narrow("S").name
+        (16, 2, 5, 'ds_resnet_tiny')
+    """
 
     name: str
     routes: tuple[Route, ...]
@@ -129,7 +158,13 @@ class RouteSpace(Sequence[Route]):
         table: Iterable[tuple[Slice, ...]],
         narrowings: Mapping[str, tuple[int, ...]] | None = None,
     ) -> RouteSpace:
-        """Build the space of one gate from rows of stage sizes, cheapest first."""
+        """Build the space of one gate.
+
+        Args:
+            name: Name of the space.
+            table: Sizes of the stages of each route, cheapest first.
+            narrowings: Route numbers of narrowed spaces by name.
+        """
         routes = tuple(Route(space=name, number=i, choices=(i,), stages=row) for i, row in enumerate(table))
         return cls(name=name, routes=routes, narrowings=tuple((narrowings or {}).items()))
 
@@ -177,7 +212,16 @@ class RouteSpace(Sequence[Route]):
 
     # --- lookup ------------------------------------------------------------------------------------
     def resolve(self, route: Route | int) -> Route:
-        """Return the route with this number, or check that a route belongs to this space."""
+        """Return the route with this number, or check that a route belongs to this space.
+
+        Raises:
+            DsnetError: There is no such route.
+
+        Examples:
+            >>> space = RouteSpace.of_table("toy", [(Slice(width=8),), (Slice(width=16),)])
+            >>> space.resolve(1) is space.largest
+            True
+        """
         if isinstance(route, Route):
             if route.space != self.name:
                 raise DsnetError(f"{route} is not a route of {self.name}; take one from its `space`")
@@ -197,7 +241,17 @@ class RouteSpace(Sequence[Route]):
         return self._by_number[number]
 
     def of_choices(self, choices: Sequence[int]) -> Route:
-        """Return the route of these choices, one per gate."""
+        """Return the route of these choices, one per gate.
+
+        Raises:
+            DsnetError: There is no such route.
+
+        Examples:
+            >>> import dsnet
+            >>> space = dsnet.create_model("ds_resnet_tiny", device="meta").space
+            >>> space.of_choices((3, 3)) == space.largest
+            True
+        """
         key = tuple(map(_integer, choices)) if isinstance(choices, Iterable) else None
         route = self._by_choices.get(key)  # type: ignore[arg-type]  # None where a choice is no integer
         if route is None:
@@ -254,9 +308,15 @@ class RouteSpace(Sequence[Route]):
             generator: Source of randomness (default: torch's global one).
             interior: Exclude the smallest and the largest route. If no other exists, the result is empty, as
                 the sandwich rule needs it.
+
+        Examples:
+            >>> space = RouteSpace.of_table("toy", [(Slice(width=8 + i),) for i in range(4)])
+            >>> routes = space.sample(3, generator=torch.Generator().manual_seed(0), interior=True)
+            >>> all(route in space[1:-1] for route in routes)
+            True
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise DsnetError(f"how many routes to draw must be a number of at least 0, not {count!r}")
+            raise DsnetError(f"the number of routes to draw must be an integer of at least 0, not {count!r}")
         pool = self.routes[1:-1] if interior else self.routes
         if not pool:
             return ()
@@ -292,14 +352,24 @@ def _integer(value: object) -> int | None:
 
 
 def evenly_spaced(count: int, limit: int) -> list[int]:
-    """Return at most ``limit`` of ``count`` positions, evenly spaced, including the first and the last."""
+    """Return at most ``limit`` of ``count`` positions, evenly spaced, including the first and the last.
+
+    Examples:
+        >>> evenly_spaced(9, 3), evenly_spaced(2, 3)
+        ([0, 4, 8], [0, 1])
+    """
     if count <= limit:
         return list(range(count))
     return sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)})
 
 
 def small_medium_large(routes: int) -> dict[str, tuple[int, ...]]:
-    """Return the paper's S, M and L of a space with one gate: four routes at the start, middle and end."""
+    """Return the paper's S, M and L of a space with one gate: four routes at the start, middle and end.
+
+    Examples:
+        >>> small_medium_large(14)
+        {'S': (0, 1, 2, 3), 'M': (5, 6, 7, 8), 'L': (10, 11, 12, 13)}
+    """
     if routes < 8:
         return {}
     starts = {"S": 0, "M": (routes - 4) // 2, "L": routes - 4}

@@ -23,13 +23,25 @@ def scalar_scores(s: Tensor, routes: int) -> Tensor:
     """Turn the output ``s`` [B, 1] of a scalar head into scores [B, routes].
 
     The largest score is that of the interval of [0, 1], divided evenly among the routes, that ``s`` lies in.
+
+    Examples:
+        >>> scalar_scores(torch.tensor([[0.1], [0.6]]), 4).argmax(1).tolist()
+        [0, 2]
     """
     t = torch.arange(routes, device=s.device, dtype=s.dtype)
     return -((s * routes - t - 0.5) ** 2)
 
 
 class InferenceGate(nn.Module):
-    """A gate that scales channels and scores its choices, in float32 or better for any input."""
+    """A gate that scales channels and scores its choices, in float32 or better for any input.
+
+    Args:
+        first: Shared layer, pooled features [B, C] → [B, hidden].
+        attention: Attention head, [B, hidden] → [B, C].
+        last: Last layer of the routing head.
+        separate: First layer of a routing head that does not use the shared one, or None.
+        routes: Number of routes of a scalar head; None if the head has one score for each choice.
+    """
 
     def __init__(
         self,

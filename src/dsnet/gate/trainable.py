@@ -28,12 +28,16 @@ __all__ = ["Gate", "GateEncoding", "HeadForm", "RoutingHead", "SingleRouteGate",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadForm:
-    """The form of a routing head: the final design by default, or one of the paper's ablations.
+    """The form of a routing head: the paper's final design by default, or one of its ablations.
 
     Attributes:
         kind: ``onehot`` predicts a score for each choice, ``scalar`` one number in [0, 1].
         separate: Give the head a first layer of its own on the pooled features.
         width: Width of that layer (default: that of the shared one).
+
+    Examples:
+        >>> HeadForm(separate=True, width=128)
+        HeadForm(kind='onehot', separate=True, width=128)
     """
 
     kind: Literal["onehot", "scalar"] = "onehot"
@@ -50,7 +54,12 @@ class HeadForm:
 
 
 def attention_width(channels: int, *, routing: bool) -> int:
-    """Return the width of a gate's hidden layer for the widest input it gets."""
+    """Return the width of a gate's hidden layer for an input of ``channels`` channels at full width.
+
+    Examples:
+        >>> attention_width(96, routing=True), attention_width(8, routing=False)
+        (24, 4)
+    """
     return max(channels // 4, 16 if routing else 4)
 
 
@@ -73,8 +82,13 @@ class GateEncoding(NamedTuple):
 class RoutingHead(nn.Module):
     """Scores for each choice of a gate.
 
-    ``choices`` are numbers of the full space (with several gates, of the gate's choices there). A head that
-    is trained for a narrowed space thus refers to the same routes.
+    Args:
+        channels: Channels of the pooled features at full width.
+        hidden: Width of the shared hidden layer.
+        choices: Numbers of the choices in the full space. A head that is trained for a narrowed space thus
+            refers to the same routes.
+        form: Form of the head.
+        **factory: ``device`` and ``dtype``.
     """
 
     def __init__(
@@ -118,7 +132,20 @@ class RoutingHead(nn.Module):
 
 
 class Gate(nn.Module):
-    """Attention on up to ``channels`` channels and, with ``choices``, a routing head."""
+    """Channel attention and, with ``choices``, a routing head on the same features.
+
+    Args:
+        channels: Channels of the input at full width.
+        choices: Numbers of the choices that the routing head scores; None for attention only.
+        form: Form of the routing head.
+        **factory: ``device`` and ``dtype``.
+
+    Examples:
+        >>> gate = Gate(16, choices=(0, 1, 2))
+        >>> scaled, encoding = gate(torch.zeros(2, 16, 4, 4))
+        >>> scaled.shape, gate.score(encoding).shape
+        (torch.Size([2, 16, 4, 4]), torch.Size([2, 3]))
+    """
 
     def __init__(
         self,
@@ -135,10 +162,14 @@ class Gate(nn.Module):
         self.routing = None if choices is None else RoutingHead(channels, hidden, choices, form, **factory)
 
     def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, GateEncoding]:
-        """Scale the channels of ``x`` [B, C, H, W], and return the input of a routing head too.
+        """Scale the channels of features, and compute the input of a routing head.
 
-        With ``batch_invariant`` the numbers of an image on a CPU do not depend on the other images of the
-        batch, bit by bit, and neither do decisions.
+        Args:
+            x: Features [B, C, H, W]; C is the slice of the channels.
+            batch_invariant: On a CPU, compute each image so that its result has the same bits in any batch.
+
+        Returns:
+            Scaled features [B, C, H, W], and the encoding that `score` takes.
         """
         by_row = batch_invariant and x.dtype in (torch.float32, torch.float64)
         if self.routing is None and not by_row:  # no decision depends on the precision

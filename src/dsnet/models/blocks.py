@@ -23,6 +23,8 @@ __all__ = ["Block", "Step", "count_steps", "drop_branch", "drop_features", "extr
 class Block(nn.Module, ABC):
     """Base class of blocks. A block holds weights only; sizes are arguments.
 
+    A block of a new kind defines `forward`, `cost` and `extract`. CONTRIBUTING has an example.
+
     Attributes:
         stride: Factor by which the resolution shrinks.
         makes_tokens: Whether the block turns maps [B, C, H, W] into tokens [B, N, E].
@@ -40,17 +42,35 @@ class Block(nn.Module, ABC):
             size: Sizes of the block's stage.
             key: Norm key of the input.
             mode: How the pass runs.
+
+        Returns:
+            Features, [B, C', H', W'] or [B, N, E].
         """
 
     @abstractmethod
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
-        """Compute the cost at this size on an input of this shape, and the shape of the output."""
+        """Count the block for one image.
+
+        Args:
+            shape: Shape of the input.
+            size: Sizes of the block's stage.
+
+        Returns:
+            The cost, and the shape of the output.
+        """
 
     @abstractmethod
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
-        """Build the stand-alone block of this size from torch's own layers, for inputs of this shape.
+        """Build the stand-alone block of one size from torch's own layers.
 
-        With ``fold_bn``, batch norms are folded into the convolutions before them.
+        Args:
+            shape: Shape of the input.
+            size: Sizes of the block's stage.
+            key: Norm key of the input.
+            fold_bn: Fold batch norms into the convolutions before them.
+
+        Returns:
+            A module that computes the same from one tensor.
         """
 
 
@@ -93,7 +113,15 @@ def extract_steps(
 def drop_branch(branch: Tensor, mode: Mode | None, share: float) -> Tensor:
     """Apply stochastic depth: drop a residual branch [B, …] for some images, and scale it for the others.
 
-    The rate is that of the mode times ``share``, which grows from 0 in the first block to 1 in the last.
+    Args:
+        branch: Output of the branch.
+        mode: How the pass runs; None drops nothing.
+        share: Factor of the mode's rate, which grows from 0 in the first block to 1 in the last.
+
+    Examples:
+        >>> mode = Mode(drop_path=0.5, generator=torch.Generator().manual_seed(0))
+        >>> drop_branch(torch.ones(4, 2), mode, share=1.0)[:, 0].tolist()
+        [0.0, 2.0, 0.0, 0.0]
     """
     if mode is None or mode.drop_path * share == 0:
         return branch
@@ -102,7 +130,7 @@ def drop_branch(branch: Tensor, mode: Mode | None, share: float) -> Tensor:
 
 
 def drop_features(x: Tensor, mode: Mode | None) -> Tensor:
-    """Apply dropout to the input [B, C] of a classifier."""
+    """Apply dropout to the input [B, C] of a classifier, at the rate of the mode."""
     return x if mode is None or mode.dropout == 0 else x * _dropout_mask(x.shape, x, mode, mode.dropout)
 
 

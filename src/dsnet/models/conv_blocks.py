@@ -44,6 +44,10 @@ class ConvSpec:
         channels_per_group: Width of the groups of a group norm.
         activation: ``silu``, ``relu`` or ``hard_swish``.
         factory: Device and precision of the parameters.
+
+    Examples:
+        >>> ConvSpec(norm="group", channels_per_group=4, activation="relu").make_activation()
+        ReLU(inplace=True)
     """
 
     norm: Literal["batch", "group"] = "batch"
@@ -81,6 +85,11 @@ class ConvNormAct(Block):
         filters: What the number of filters is on a route: the ``width`` of the slice, its ``hidden`` size, or
             the number of ``input`` channels, as in a depthwise convolution.
         init_weight: Initial value of γ.
+
+    Examples:
+        >>> block = ConvNormAct(16, 32, ConvSpec(), kernel=5, stride=2)
+        >>> block(torch.zeros(1, 8, 9, 9), Slice(width=24, kernel=3, padding=1)).shape
+        torch.Size([1, 24, 5, 5])
     """
 
     def __init__(
@@ -137,14 +146,19 @@ class ConvNormAct(Block):
 
     @torch.no_grad()
     def rescale(self, size: Slice) -> None:
-        """Scale weights drawn for the full width to the standard deviation of He's rule for this size."""
+        """Scale weights drawn for the full width to the standard deviation of He's rule for a size."""
         out = self._conv_sizes(size)[0]
         if out is not None:
             self.conv.weight.mul_((self.conv.out_channels / out) ** 0.5)
 
 
 class ChannelAttention(Block):
-    """A gate without a routing head, which scales channels."""
+    """Channel attention: a gate without a routing head.
+
+    Args:
+        channels: Channels of the input at full width.
+        factory: Device and precision of the parameters.
+    """
 
     def __init__(self, channels: int, factory: Factory) -> None:
         super().__init__()
@@ -193,6 +207,11 @@ class SeparableBlock(nn.Module):
         stride: Stride of the depthwise convolution.
         keys: Number of norm keys of the depthwise and of the pointwise convolution.
         attention: Whether channel attention follows the depthwise convolution.
+
+    Examples:
+        >>> block = SeparableBlock(16, 32, ConvSpec(), attention=True)
+        >>> [type(step.block).__name__ for step in block.steps(Slice(width=24, kernel=3))]
+        ['ConvNormAct', 'ChannelAttention', 'ConvNormAct']
     """
 
     def __init__(

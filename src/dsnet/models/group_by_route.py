@@ -108,7 +108,7 @@ Decide = Callable[[Tensor, int, int | None], Tensor]
 def greedy(scores: Tensor, stage: int, previous: int | None) -> Tensor:
     """Take the choice with the best score, the first of equal ones.
 
-    Example:
+    Examples:
         >>> greedy(torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.5, 0.0]]), 0, None).tolist()
         [1, 0]
     """
@@ -165,7 +165,7 @@ def run_gated(
         DsnetError: The network is in training mode, the images do not fit, or ``decide`` returns a position
             that the gate does not have.
 
-    Example:
+    Examples:
         >>> import dsnet
         >>> model = dsnet.create_model("ds_mbnet_tiny", generator=torch.Generator().manual_seed(0))
         >>> images = torch.zeros(2, 3, 16, 16)

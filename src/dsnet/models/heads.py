@@ -16,7 +16,11 @@ __all__ = ["Head", "PoolHead"]
 
 
 class Head(Block):
-    """Base class of heads."""
+    """Base class of heads: features are pooled to one vector for each image, and classified.
+
+    Attributes:
+        classifier: The last layer.
+    """
 
     classifier: SlicedLinear
 
@@ -26,7 +30,18 @@ class Head(Block):
 
 
 class PoolHead(Head):
-    """Global average pool and a classifier on the channels of its input."""
+    """Global average pool and a classifier on the channels of its input.
+
+    Args:
+        channels: Channels of the input at full width.
+        num_classes: Number of classes.
+        factory: Device and precision of the parameters.
+
+    Examples:
+        >>> import torch
+        >>> PoolHead(64, 10, {})(torch.zeros(2, 48, 4, 4), Slice(width=48)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(self, channels: int, num_classes: int, factory: Factory) -> None:
         super().__init__()

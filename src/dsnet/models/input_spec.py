@@ -23,6 +23,10 @@ class InputSpec:
         stride: Both sides must be multiples of it.
         smallest: Both sides must be at least this long (0: one stride).
         channels: Number of channels.
+
+    Examples:
+        >>> InputSpec(image_size=224, stride=32).shape((160, 192))
+        Shape(channels=3, height=160, width=192)
     """
 
     image_size: int
@@ -47,7 +51,14 @@ class InputSpec:
         return max(self._minimum, (side + self.stride // 2) // self.stride * self.stride)
 
     def shape(self, image_size: int | tuple[int, int] | None = None) -> Shape:
-        """Return the shape of an image of this size (default: ``self.image_size``), checked."""
+        """Return the shape of an image.
+
+        Args:
+            image_size: Side of the image, or (height, width) (default: the side in ``image_size``).
+
+        Raises:
+            DsnetError: The network does not run at this size; the message names the nearest that runs.
+        """
         size = self.image_size if image_size is None else image_size
         try:
             height, width = map(operator.index, size if isinstance(size, tuple | list) else (size, size))

@@ -20,7 +20,17 @@ SliceTable = tuple[tuple[tuple[Slice, ...], ...], ...]
 
 
 def norm_keys(choices: Sequence[int], bn_key: BnKey) -> tuple[int, ...]:
-    """Return the number of norm keys of each stage, from the number of choices of each gate."""
+    """Return the number of norm keys of each gate's stages.
+
+    Args:
+        choices: Number of choices of each gate.
+        bn_key: ``prefix`` keeps statistics for each history of choices, ``stage`` for each choice of the
+            stage's own gate.
+
+    Examples:
+        >>> norm_keys([4, 4], "prefix"), norm_keys([4, 4], "stage")
+        ((4, 16), (4, 4))
+    """
     if bn_key not in ("stage", "prefix"):
         raise DsnetError(f"unknown bn_key {bn_key!r}; possible: stage, prefix")
     return tuple(choices) if bn_key == "stage" else tuple(itertools.accumulate(choices, operator.mul))

@@ -71,7 +71,14 @@ class ResidualBlocks(Residual):
 
 
 class DepthNet(Supernet):
-    """A MobileNetV1 with one stage of two depths."""
+    """A MobileNetV1 with one stage of two depths.
+
+    Args:
+        name: Name of the network and its route space.
+        table: The architecture.
+        options: Options of the model.
+        factory: Device and precision of the parameters.
+    """
 
     def __init__(self, name: str, table: DepthTable, options: DepthOptions, factory: Factory) -> None:
         routes = tuple(

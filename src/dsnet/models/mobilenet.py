@@ -42,7 +42,14 @@ class MBNetTable:
 
 
 class MBNet(Supernet):
-    """A DS-MBNet built from its table."""
+    """A DS-MBNet built from its table.
+
+    Args:
+        name: Name of the network and its route space.
+        table: The architecture.
+        options: Options of the model.
+        factory: Device and precision of the parameters.
+    """
 
     def __init__(self, name: str, table: MBNetTable, options: ConvOptions, factory: Factory) -> None:
         super().__init__(

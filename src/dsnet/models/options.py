@@ -33,6 +33,9 @@ class GateOptions:
         gate_first_layer: ``shared`` with the attention, or ``separate`` for the routing head.
         num_classes: Number of classes (default: that of the model).
         in_channels: Number of channels of the images.
+
+    Raises:
+        DsnetError: A value is not possible.
     """
 
     gate_head: Literal["onehot", "scalar"] = "onehot"
@@ -61,6 +64,10 @@ class ConvOptions(GateOptions):
         activation: Name of the activation (default: that of the family).
         bn_key: With several gates, keep norm statistics for each history of choices (``prefix``), or for
             each choice of the stage's own gate (``stage``).
+
+    Examples:
+        >>> ConvOptions(norm="group", num_classes=10).conv_spec({}, channels_per_group=8).norm
+        'group'
     """
 
     norm: Literal["batch", "group"] = "batch"
@@ -77,7 +84,7 @@ class ConvOptions(GateOptions):
     def conv_spec(
         self, factory: Factory, *, activation: str = "relu", channels_per_group: int = 16
     ) -> ConvSpec:
-        """Return what all convolutional layers have in common.
+        """Return the settings that all convolutional layers share.
 
         Args:
             factory: Device and precision of the parameters.

@@ -27,9 +27,14 @@ def _check_factor(name: str, value: float, limit: float = 4) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidthOptions:
-    """Options of the convolutional reference networks."""
+    """Options of the convolutional reference networks.
 
-    width: float = 1.0  # multiplies every number of channels
+    Attributes:
+        width: Factor of all numbers of channels, including the stem's.
+        num_classes: Number of classes.
+    """
+
+    width: float = 1.0
     num_classes: int = 1000
 
     def __post_init__(self) -> None:
@@ -54,7 +59,12 @@ def _pool_head(channels: int, num_classes: int, factory: Factory) -> nn.Sequenti
 
 
 class MobileNetV1(ReferenceNetwork):
-    """MobileNetV1 (Howard et al., 2017): thirteen depthwise separable blocks, ReLU."""
+    """MobileNetV1 (Howard et al., 2017): thirteen depthwise separable blocks, ReLU.
+
+    Args:
+        options: Width and number of classes.
+        factory: Device and precision of the parameters.
+    """
 
     input_spec = InputSpec(image_size=224, stride=32)
     rows = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
@@ -108,7 +118,12 @@ class _Bottleneck(PlainBlock):
 
 
 class ResNet50(ReferenceNetwork):
-    """ResNet-50 with the stride in the 3 × 3 convolution; a width scales the stem too."""
+    """ResNet-50 with the stride in the 3 × 3 convolution.
+
+    Args:
+        options: Width and number of classes.
+        factory: Device and precision of the parameters.
+    """
 
     input_spec = InputSpec(image_size=224, stride=32)
     rows = ((256, 3, 1), (512, 4, 2), (1024, 6, 2), (2048, 3, 2))
@@ -138,7 +153,15 @@ class ResNet50(ReferenceNetwork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeiTOptions:
-    """Sizes of the transformer; the defaults are DeiT-S."""
+    """Sizes of the transformer; the defaults are DeiT-S.
+
+    Attributes:
+        embedding: Width of the embedding.
+        heads: Number of heads.
+        depth: Number of blocks.
+        mlp_ratio: Hidden width of an MLP, as a multiple of the embedding.
+        num_classes: Number of classes.
+    """
 
     embedding: int = 384
     heads: int = 6
@@ -182,7 +205,12 @@ def _check_size(height: int, width: int, size: int) -> None:
 
 
 class DeiT(ReferenceNetwork):
-    """A DeiT-style transformer on patches of 16 × 16."""
+    """A DeiT-style transformer on patches of 16 × 16, for images of 224 × 224.
+
+    Args:
+        options: Sizes and number of classes.
+        factory: Device and precision of the parameters.
+    """
 
     input_spec = InputSpec(image_size=224, stride=16)
 

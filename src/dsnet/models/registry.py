@@ -36,7 +36,7 @@ Kind = Literal["supernet", "twin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """A registered model."""
+    """A registered model: its name, kind, summary, class of options and the function that builds it."""
 
     name: str
     kind: Kind
@@ -76,7 +76,13 @@ def register_supernet(
 
     Args:
         summary: One line for `dsnet models`.
-        options: Dataclass of the model's options.
+        options: Dataclass of the model's options, for example `ConvOptions`.
+
+    Returns:
+        A decorator that returns the function unchanged.
+
+    Raises:
+        DsnetError: The name is taken, or ``options`` is not a dataclass.
     """
     return _register("supernet", summary, options)
 
@@ -84,12 +90,28 @@ def register_supernet(
 def register_reference(
     summary: str, options: type[O]
 ) -> Callable[[Callable[[O, Factory], nn.Module]], Callable[[O, Factory], nn.Module]]:
-    """Register a function (options, factory) → `ReferenceNetwork` under the function's name."""
+    """Register a function (options, factory) → `ReferenceNetwork` under the function's name.
+
+    Args:
+        summary: One line for `dsnet models`.
+        options: Dataclass of the model's options.
+
+    Returns:
+        A decorator that returns the function unchanged.
+    """
     return _register("twin", summary, options)
 
 
 def list_models(kind: Kind | None = None) -> list[str]:
-    """Return the names of all models, or of one kind: ``supernet``, or ``twin`` (reference networks)."""
+    """Return the names of the registered models.
+
+    Args:
+        kind: ``supernet``, or ``twin`` for reference networks (default: both).
+
+    Examples:
+        >>> list_models("twin")
+        ['mobilenet_v1', 'resnet50', 'deit']
+    """
     if kind not in (None, "supernet", "twin"):
         raise DsnetError(f"unknown kind of model {shorten(kind)}; possible: supernet, twin")
     entries = sorted(_REGISTRY.values(), key=lambda entry: entry.kind)  # stable: supernets, then twins
@@ -122,6 +144,9 @@ def create_model(
         generator: Source of the initial weights (default: torch's global one).
         **options: Options of the model, which ``dsnet models --json`` lists. All models take ``num_classes``.
 
+    Returns:
+        A `Supernet` or a `ReferenceNetwork`.
+
     Raises:
         DsnetError: There is no such model or option.
 
@@ -150,7 +175,12 @@ def create_model(
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Draw all weights anew, and reset all norm statistics."""
+    """Draw all weights anew, and reset all norm statistics.
+
+    Args:
+        model: A model of `create_model`.
+        generator: Source of the weights (default: torch's global one).
+    """
     if isinstance(model, ReferenceNetwork):
         model.reset_parameters(generator)
         return

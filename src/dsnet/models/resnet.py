@@ -81,7 +81,15 @@ class Bottleneck(Residual):
 
 
 class ResNet(Supernet):
-    """A DS-ResNet built from its table."""
+    """A DS-ResNet built from its table.
+
+    Args:
+        name: Name of the network and its route space.
+        table: The architecture.
+        options: Options of the model.
+        factory: Device and precision of the parameters.
+        order: Combinations of choices, cheapest first (default: computed from the costs).
+    """
 
     def __init__(
         self,

@@ -16,7 +16,14 @@ __all__ = ["PlainBlock", "ReferenceNetwork", "plain_cost"]
 
 
 class ReferenceNetwork(nn.Module):
-    """A static network that a family is compared with. It has one size and takes no route."""
+    """A static network that a family is compared with. It has one size and takes no route.
+
+    Attributes:
+        input_spec: The images that the network takes.
+        stem: First layers.
+        blocks: Blocks after the stem.
+        head: Layers from features to logits.
+    """
 
     input_spec: InputSpec
     stem: nn.Sequential

@@ -4,7 +4,7 @@
                        │                    │
                     choice 0             choice 1
 
-The prefix is the same for all images. A gate scales the features and, on request, scores its choices; a
+The prefix is the same for all images. A gate scales the features and, on request, scores its choices. A
 segment runs with the slice of the choice taken. A family says which blocks the prefix and the segments have
 (`prefix_steps`, `segment_steps`). Running, grouping, counting and extraction are the same for all families.
 """
@@ -47,7 +47,17 @@ C = TypeVar("C", int, Tensor)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The arguments with which `create_model` builds this network again; plain data."""
+    """The arguments with which `create_model` builds a network again; plain data.
+
+    Attributes:
+        name: Name of the model.
+        options: Names and values of the options that were given.
+
+    Examples:
+        >>> import dsnet
+        >>> dsnet.create_model("ds_mbnet_tiny", num_classes=3).spec
+        ModelSpec(name='ds_mbnet_tiny', options=(('num_classes', 3),))
+    """
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -94,6 +104,13 @@ class Supernet(nn.Module, ABC):
         factory: Device and precision of the parameters.
         bn_key: With several gates, keep norm statistics for each history of choices (``prefix``), or for each
             choice of the stage's own gate (``stage``).
+
+    Examples:
+        >>> import dsnet
+        >>> model = dsnet.create_model("ds_mbnet_tiny", num_classes=3)
+        >>> images = torch.zeros(2, 3, 16, 16)
+        >>> model(images, model.space.largest).shape, model.route(images).shape
+        (torch.Size([2, 3]), torch.Size([2, 1]))
     """
 
     gated_mode = Mode(batch_invariant=True)  # of passes in which gates decide
@@ -166,7 +183,7 @@ class Supernet(nn.Module, ABC):
 
     @property
     def segments(self) -> tuple[tuple[int, ...], ...]:
-        """The choices that lead to each segment, one after the other gate."""
+        """The choices that lead to each segment, those of the first gate first."""
         return tuple(choices for choices in self._steps if choices)
 
     @property
@@ -184,7 +201,14 @@ class Supernet(nn.Module, ABC):
         return cast(Gate, self.gates[stage])
 
     def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
-        """Return the steps of the segment after these choices; those of the prefix for no choices."""
+        """Return the steps of a segment.
+
+        Args:
+            choices: Choices made so far; none for the prefix.
+
+        Raises:
+            DsnetError: The network has no such choices.
+        """
         try:
             return self._steps[choices]
         except (KeyError, TypeError):
@@ -225,6 +249,10 @@ class Supernet(nn.Module, ABC):
             x: Images.
             route: The route for all images. Without one, the gates decide for each image.
             mode: How the pass runs, e.g. which norm statistics it uses.
+
+        Raises:
+            DsnetError: The route is not one of the space, the images do not fit, or norm statistics are
+                missing.
         """
         if route is None:
             return run_gated(self, x, mode=mode).logits
@@ -240,7 +268,23 @@ class Supernet(nn.Module, ABC):
     def run_stages(
         self, x: Tensor, route: Route | int, mode: Mode | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute logits, and the pooled features [B, width] of each dynamic stage of the route."""
+        """Compute logits and the features of each stage.
+
+        Args:
+            x: Images [B, C, H, W].
+            route: The route.
+            mode: How the pass runs.
+
+        Returns:
+            Logits [B, classes], and the pooled features [B, width] of each dynamic stage of the route.
+
+        Examples:
+            >>> import dsnet
+            >>> model = dsnet.create_model("ds_resnet_tiny")
+            >>> logits, stages = model.run_stages(torch.zeros(2, 3, 16, 16), model.space.largest)
+            >>> [tuple(stage.shape) for stage in stages]
+            [(2, 64), (2, 128)]
+        """
         choices = self.space.resolve(route).choices
         state = self.run_prefix(x, mode)
         stages: list[Tensor] = []
@@ -275,11 +319,24 @@ class Supernet(nn.Module, ABC):
         mode: Mode | None = None,
         decide: Decide = greedy,
     ) -> Features | list[Features]:
-        """Compute the feature maps of images [B, C, H, W] by stride, without the classifier.
+        """Compute feature maps by stride, without the classifier.
+
+        Args:
+            x: Images [B, C, H, W].
+            route: The route for all images. Without one, the gates decide for each image.
+            mode: How the pass runs; with a route only.
+            decide: How gates decide; without a route only.
 
         Returns:
-            The maps at ``route``. Without one, the gates decide, and there is one result for each route
-            taken. `feature_shapes` gives the shapes of the maps.
+            The maps at ``route``, or a list with one result for each route taken. `feature_shapes` gives the
+            shapes of the maps.
+
+        Examples:
+            >>> import dsnet
+            >>> model = dsnet.create_model("ds_mbnet_tiny")
+            >>> maps = model.features(torch.zeros(2, 3, 16, 16), 0).maps
+            >>> {stride: tuple(x.shape) for stride, x in maps.items()}
+            {1: (2, 4, 16, 16), 2: (2, 12, 8, 8), 4: (2, 8, 4, 4), 8: (2, 16, 2, 2)}
         """
         self.check_images(x)
         if route is None:
@@ -289,11 +346,21 @@ class Supernet(nn.Module, ABC):
     def feature_shapes(
         self, route: Route | int, image_size: int | tuple[int, int] | None = None
     ) -> dict[int, Shape]:
-        """Compute the channels, height and width of a route's feature maps by stride."""
+        """Compute the shapes of a route's feature maps by stride.
+
+        Args:
+            route: The route.
+            image_size: Side of the images, or (height, width) (default: that of the model).
+        """
         return feature_shapes(self, self.space.resolve(route), self.input_spec.shape(image_size))
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
-        """Let the gates decide: the choice of each gate [B, gates], with one gate the route's number."""
+        """Let the gates decide for images [B, C, H, W].
+
+        Returns:
+            The choice of each gate, [B, gates]. With one gate this is the number of the route; with several,
+            ``model.space.of_choices`` gives the route.
+        """
         return run_gated(self, x, decide, logits=False).choices
 
     def run_prefix(self, x: Tensor, mode: Mode | None = None) -> GateState:
@@ -313,7 +380,16 @@ class Supernet(nn.Module, ABC):
         return self.gate(state.gate).score(state.encoding, batch_invariant=state.batch_invariant)
 
     def run_segment(self, state: GateState, choices: tuple[int, ...], mode: Mode | None = None) -> GateState:
-        """Run from the gate that made the last of ``choices`` to the next gate."""
+        """Run from the gate that made the last of ``choices`` to the next gate.
+
+        Args:
+            state: Images at the gate that made the last choice.
+            choices: Choices made so far, including that of this gate.
+            mode: How the pass runs.
+
+        Returns:
+            The images at the next gate.
+        """
         self._check_segment(state, choices, last=False)
         return self.apply_gate(len(choices), self.segment_output(state.x, choices, mode), mode)
 
@@ -347,9 +423,23 @@ class Supernet(nn.Module, ABC):
     ) -> Tensor:
         """Run a route from the last of its gates that ``states`` holds, and return its logits.
 
-        ``states`` maps choices made so far to the state at the next gate and starts as
-        ``{(): model.run_prefix(x)}``. Missing states are added, so that routes with a common beginning
-        share it.
+        Args:
+            states: Images at the next gate by the choices made so far, at first
+                ``{(): model.run_prefix(x)}``. Missing states are added, so that routes with a common
+                beginning share it.
+            choices: Choices of the route.
+            mode: How the pass runs.
+
+        Returns:
+            Logits [B, classes].
+
+        Examples:
+            >>> import dsnet
+            >>> model = dsnet.create_model("ds_resnet_tiny")
+            >>> states = {(): model.run_prefix(torch.zeros(2, 3, 16, 16))}
+            >>> logits = [model.run_from_states(states, choices) for choices in ((0, 0), (0, 3))]
+            >>> sorted(states)
+            [(), (0,)]
         """
         return run_from_states(self, states, choices, mode)
 
@@ -358,6 +448,11 @@ class Supernet(nn.Module, ABC):
 
         It can be compiled, or traced by `torch.jit.trace` for images of the size traced with. `dsnet.extract`
         returns a network without this restriction.
+
+        Examples:
+            >>> import dsnet
+            >>> dsnet.create_model("ds_mbnet_tiny").bind(0)(torch.zeros(2, 3, 16, 16)).shape
+            torch.Size([2, 10])
         """
         return BoundRoute(self, self.space.resolve(route))
 
@@ -427,7 +522,7 @@ class Supernet(nn.Module, ABC):
 
 
 class BoundRoute(nn.Module):
-    """A supernet at one route: a module of one argument, for compilers and for timing."""
+    """A supernet at one route, as a module of one argument. `Supernet.bind` makes it."""
 
     def __init__(self, network: Supernet, route: Route) -> None:
         super().__init__()

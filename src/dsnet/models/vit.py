@@ -165,7 +165,14 @@ def _inner_sizes(size: Slice) -> tuple[int, int, int]:
 
 
 class ViT(Supernet):
-    """A DS-ViT++ built from its table."""
+    """A DS-ViT++ built from its table.
+
+    Args:
+        name: Name of the network and its route space.
+        table: The architecture.
+        options: Options of the model.
+        factory: Device and precision of the parameters.
+    """
 
     drops_everywhere = True
 

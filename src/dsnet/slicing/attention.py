@@ -21,6 +21,17 @@ class SlicedAttention(nn.Module):
     """Attention of the first ``heads`` heads, with the first ``head_dim`` features of each (Eq. 16 to 18).
 
     Q, K and V are separate layers, sliced separately. The scale is 1/√(features per head).
+
+    Args:
+        width: Width of the embedding at full size.
+        heads: Number of heads at full size.
+        head_dim: Features of each head at full size.
+        **factory: ``device`` and ``dtype``.
+
+    Examples:
+        >>> layer = SlicedAttention(64, heads=4, head_dim=16)
+        >>> layer(torch.zeros(2, 5, 48), heads=3).shape
+        torch.Size([2, 5, 48])
     """
 
     def __init__(self, width: int, heads: int, head_dim: int, **factory: Unpack[Factory]) -> None:
@@ -31,7 +42,19 @@ class SlicedAttention(nn.Module):
         self.proj = SlicedLinear(inner, width, **factory)
 
     def forward(self, x: Tensor, heads: int, head_dim: int | None = None) -> Tensor:
-        """Attend over tokens ``x`` [B, N, E] (default: with all features of each head)."""
+        """Attend over tokens.
+
+        Args:
+            x: Tokens [B, N, E]; E is the slice of the embedding.
+            heads: Number of heads.
+            head_dim: Features of each head (default: all).
+
+        Returns:
+            Tokens [B, N, E].
+
+        Raises:
+            DsnetError: The layer has no such size.
+        """
         head_dim = self.head_dim if head_dim is None else head_dim
         self._check(x.shape[-1], heads, head_dim)
         layers = (self.q, self.k, self.v)
@@ -58,7 +81,7 @@ class SlicedAttention(nn.Module):
         return columns.t()[:width], self.proj.bias[:width]
 
     def cost(self, width: int, heads: int, head_dim: int, tokens: int) -> Cost:
-        """Compute the cost at these sizes."""
+        """Count parameters, multiply-adds and attention products at these sizes."""
         self._check(width, heads, head_dim)
         inner = heads * head_dim
         project = self.q.cost(width, inner, tokens)

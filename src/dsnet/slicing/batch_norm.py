@@ -86,7 +86,19 @@ class SplitBatchNorm2d(AffineNorm):
         self.states = [KeyState.FRESH] * self.keys
 
     def forward(self, x: Tensor, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Normalise ``x`` [B, C, H, W] with the statistics of ``key``."""
+        """Normalise features.
+
+        Args:
+            x: Features [B, C, H, W]; C is the slice of the channels.
+            key: The key whose statistics are used, and in training updated.
+            mode: Other sources of statistics.
+
+        Returns:
+            Features [B, C, H, W].
+
+        Raises:
+            DsnetError: The norm has no such width or key.
+        """
         channels = x.shape[1]
         if not (0 < channels <= self.channels and 0 <= key < self.keys):
             self._check(channels, key)
@@ -126,7 +138,17 @@ class SplitBatchNorm2d(AffineNorm):
 
     @torch.no_grad()
     def set_statistics(self, key: int, mean: Tensor, var: Tensor, count: int) -> None:
-        """Set exact statistics of a key, which is calibrated afterwards."""
+        """Set exact statistics of a key, which is calibrated afterwards.
+
+        Args:
+            key: The key.
+            mean: Means [C] of the first C channels.
+            var: Variances [C].
+            count: Number of values per channel behind them.
+
+        Raises:
+            DsnetError: The norm has no such key or width, or a value is not finite or negative.
+        """
         channels = len(mean) if mean.ndim == 1 else 0
         self._check(channels, key)
         if var.shape != mean.shape or not mean.isfinite().all() or not (var.isfinite() & (var >= 0)).all():

@@ -23,6 +23,19 @@ class SlicedConv2d(nn.Module):
     with ``per_group`` it is sliced by the filters of each group. A depthwise convolution has
     ``groups == in_channels``.
 
+    Args:
+        in_channels: Input channels at full size.
+        out_channels: Filters at full size.
+        kernel: Side of the kernel at full size.
+        stride: Stride.
+        groups: Number of groups at full size.
+        per_group: Slice the filters of each group rather than the number of groups.
+        bias: Whether to add a bias.
+        **factory: ``device`` and ``dtype``.
+
+    Raises:
+        DsnetError: The channels cannot be shared by the groups.
+
     Examples:
         >>> layer = SlicedConv2d(8, 16, kernel=5)
         >>> layer(torch.zeros(1, 4, 9, 9), out=6, kernel=3, padding=1).shape
@@ -66,9 +79,20 @@ class SlicedConv2d(nn.Module):
         padding: int | None = None,
         dilation: int = 1,
     ) -> Tensor:
-        """Convolve ``x`` [B, C, H, W] with ``out`` filters; see `dsnet.slicing.functional.conv2d`.
+        """Convolve with a slice of the weight; see `dsnet.slicing.functional.conv2d`.
 
-        The padding is half the kernel by default.
+        Args:
+            x: Features [B, C, H, W]; C is the slice of the input channels.
+            out: Number of filters (default: all, or with groups as many as follow from the input).
+            kernel: Side of the centred window of the kernel (default: the full kernel).
+            padding: Padding (default: half the kernel).
+            dilation: Keep every ``dilation``-th tap of the window.
+
+        Returns:
+            Features [B, out, H', W'].
+
+        Raises:
+            DsnetError: The weight has no such slice.
         """
         return SF.conv2d(
             x,
@@ -96,7 +120,7 @@ class SlicedConv2d(nn.Module):
         padding: int | None = None,
         dilation: int = 1,
     ) -> tuple[Cost, Shape]:
-        """Compute the cost on an input of this shape, and the shape of the output."""
+        """Count the layer at this size on an input of this shape; return also the shape of the output."""
         filters, group_in = self.weight.shape[:2]
         out, group_in, _ = SF.filter_sizes(
             filters, group_in, shape.channels, out, groups=self.groups, per_group=self.per_group

@@ -44,7 +44,24 @@ def check_size(what: str, size: int, full: int) -> None:
 
 # --- linear ----------------------------------------------------------------------------------------
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Tensor:
-    """Compute ``W[:out, :in] x + b[:out]``, where ``in`` is the last dimension of ``x``."""
+    """Compute ``W[:out, :in] x + b[:out]``, where ``in`` is the last dimension of ``x``.
+
+    Args:
+        x: Input [..., in].
+        weight: Full weight [O, I].
+        bias: Full bias [O], or None.
+        out: Number of output features.
+
+    Returns:
+        Output [..., out].
+
+    Raises:
+        DsnetError: ``weight`` has no such slice.
+
+    Examples:
+        >>> linear(torch.ones(1, 2), torch.ones(4, 3), None, out=2)
+        tensor([[2., 2.]])
+    """
     features = x.shape[-1]
     full_out, full_in = weight.shape
     check_size("input width", features, full_in)
@@ -83,7 +100,7 @@ def filter_sizes(
     check_size("number of input channels", channels, groups * group_in)
     if groups > 1 and not per_group:
         if channels % group_in:
-            raise DsnetError(f"{channels} input channels are no multiple of the {group_in} in a group")
+            raise DsnetError(f"{channels} input channels are not a multiple of the {group_in} in a group")
         used = channels // group_in
         if out is not None and out != used * group_out:
             raise DsnetError(
@@ -186,8 +203,15 @@ def conv2d(
         groups: Number of groups of ``weight``.
         per_group: Slice the filters of each group rather than the number of groups.
 
+    Returns:
+        Output [B, out, H', W'].
+
     Raises:
         DsnetError: ``weight`` has no such slice.
+
+    Examples:
+        >>> conv2d(torch.ones(1, 2, 5, 5), torch.ones(8, 4, 5, 5), out=3, kernel=3, padding=1).shape
+        torch.Size([1, 3, 5, 5])
     """
     filters, bias, used = slice_filters(weight, bias, x.shape[1], out, groups=groups, per_group=per_group)
     window = slice_window(filters, kernel, dilation)

@@ -18,6 +18,13 @@ __all__ = ["SlicedLinear"]
 class SlicedLinear(nn.Module):
     """Linear layer ``y = W[:out, :in] x + b[:out]``, where ``in`` follows from the input.
 
+    Args:
+        in_features: Input features at full size.
+        out_features: Output features at full size.
+        bias: Whether to add a bias.
+        init_std: Standard deviation of the initial weights; 0 sets them to zero.
+        **factory: ``device`` and ``dtype``.
+
     Examples:
         >>> layer = SlicedLinear(8, 16)
         >>> layer(torch.zeros(2, 4), out=6).shape
@@ -50,7 +57,7 @@ class SlicedLinear(nn.Module):
         return SF.linear(x, self.weight, self.bias, self.out_features if out is None else out)
 
     def cost(self, in_features: int, out: int, positions: int = 1) -> Cost:
-        """Compute the cost at this size, on ``positions`` positions."""
+        """Count parameters and multiply-adds at this size, on ``positions`` positions."""
         self._check(in_features, out)
         madds = in_features * out
         return Cost(params=madds + out * (self.bias is not None), layers=madds * positions)

@@ -15,7 +15,18 @@ __all__ = ["SlicedMLP"]
 
 
 class SlicedMLP(nn.Module):
-    """MLP ``W2[:e, :hidden] gelu(W1[:hidden, :e] x)`` with biases (Eq. 19)."""
+    """MLP ``W2[:E, :hidden] gelu(W1[:hidden, :E] x)`` with biases (Eq. 19).
+
+    Args:
+        width: Width of the embedding at full size.
+        hidden: Hidden width at full size.
+        **factory: ``device`` and ``dtype``.
+
+    Examples:
+        >>> import torch
+        >>> SlicedMLP(64, 128)(torch.zeros(2, 5, 48), hidden=96).shape
+        torch.Size([2, 5, 48])
+    """
 
     def __init__(self, width: int, hidden: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
@@ -27,7 +38,7 @@ class SlicedMLP(nn.Module):
         return cast(Tensor, self.fc2(F.gelu(self.fc1(x, hidden)), x.shape[-1]))
 
     def cost(self, width: int, hidden: int, tokens: int) -> Cost:
-        """Compute the cost at these sizes."""
+        """Count parameters and multiply-adds at these sizes, on ``tokens`` tokens."""
         return self.fc1.cost(width, hidden, tokens) + self.fc2.cost(hidden, width, tokens)
 
     def extract(self, width: int, hidden: int) -> nn.Sequential:

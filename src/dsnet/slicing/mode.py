@@ -32,6 +32,12 @@ class ImageStatistics:
     Args:
         keys: The norm key of each image, [B].
         tables: Scales and shifts by norm, [keys, 2, C]; filled on demand, valid until weights change.
+
+    Examples:
+        >>> from dsnet.slicing import SplitBatchNorm2d
+        >>> mode = Mode(images=ImageStatistics(torch.tensor([0, 1, 1])))
+        >>> SplitBatchNorm2d(8, keys=2)(torch.zeros(3, 8, 4, 4), mode=mode).shape
+        torch.Size([3, 8, 4, 4])
     """
 
     def __init__(self, keys: Tensor, tables: dict[SplitBatchNorm2d, Tensor] | None = None) -> None:
@@ -64,6 +70,12 @@ class Mode:
         dropout: Dropout of the classifier's input.
         batch_invariant: On a CPU, run the gates so that the result of an image does not depend on its batch.
         generator: Source of randomness of dropout and stochastic depth, on the images' device.
+
+    Examples:
+        >>> import dsnet
+        >>> model = dsnet.create_model("ds_mbnet_tiny")
+        >>> model(torch.zeros(4, 3, 16, 16), 2, mode=Mode(statistics=batch_statistics)).shape
+        torch.Size([4, 10])
     """
 
     statistics: Statistics | None = None

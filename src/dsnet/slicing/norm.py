@@ -42,14 +42,24 @@ class AffineNorm(nn.Module):
 
 
 class SlicedLayerNorm(AffineNorm):
-    """Layer norm over the features of its input."""
+    """Layer norm over the features of its input.
+
+    Args:
+        channels: Features of the widest input.
+        eps: Added to variances.
+        **factory: ``device`` and ``dtype``.
+
+    Examples:
+        >>> SlicedLayerNorm(64)(torch.zeros(2, 5, 48)).shape
+        torch.Size([2, 5, 48])
+    """
 
     def __init__(self, channels: int, *, eps: float = 1e-6, **factory: Unpack[Factory]) -> None:
         super().__init__(channels, eps=eps, **factory)
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalise the last dimension of ``x`` [..., E]."""
         return SF.layer_norm(x, self.weight, self.bias, self.eps)
 
     def extract(self, channels: int) -> nn.LayerNorm:
@@ -60,7 +70,19 @@ class SlicedLayerNorm(AffineNorm):
 
 
 class SlicedGroupNorm(AffineNorm):
-    """Group norm with a fixed number of channels per group. It has no statistics and ignores keys."""
+    """Group norm with a fixed number of channels per group. It has no statistics and ignores keys.
+
+    Args:
+        channels: Channels of the widest input, a multiple of ``channels_per_group``.
+        channels_per_group: Channels of a group; a slice has fewer groups of the same size.
+        eps: Added to variances.
+        init_weight: Initial value of γ.
+        **factory: ``device`` and ``dtype``.
+
+    Examples:
+        >>> SlicedGroupNorm(32, channels_per_group=8)(torch.zeros(2, 16, 4, 4)).shape
+        torch.Size([2, 16, 4, 4])
+    """
 
     def __init__(
         self,
@@ -78,7 +100,7 @@ class SlicedGroupNorm(AffineNorm):
         self.channels_per_group = channels_per_group
 
     def forward(self, x: Tensor, key: int = 0, mode: Mode | None = None) -> Tensor:
-        """Normalise ``x`` [B, C, H, W]."""
+        """Normalise ``x`` [B, C, H, W]; ``key`` and ``mode`` have no effect."""
         return SF.group_norm(x, self.weight, self.bias, self.channels_per_group, self.eps)
 
     def extract(self, channels: int, key: int) -> nn.GroupNorm:

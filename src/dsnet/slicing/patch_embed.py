@@ -22,6 +22,18 @@ class SlicedPatchEmbed(nn.Module):
     """Embed features [B, C, H, W] as tokens [B, 1 + patches, width] (Eq. 15).
 
     The positions belong to a square grid; for another grid they are resized (bicubic).
+
+    Args:
+        in_channels: Channels of the features.
+        width: Width of the embedding at full size.
+        patch: Side of a patch; both sides of the features must be multiples of it.
+        grid: Side of the grid of patches that the positions belong to.
+        **factory: ``device`` and ``dtype``.
+
+    Examples:
+        >>> layer = SlicedPatchEmbed(8, 64, patch=4, grid=4)
+        >>> layer(torch.zeros(2, 8, 16, 16), width=48).shape
+        torch.Size([2, 17, 48])
     """
 
     def __init__(
@@ -40,10 +52,10 @@ class SlicedPatchEmbed(nn.Module):
             draw_truncated(weight, 0.02, generator)
 
     def forward(self, x: Tensor, width: int) -> Tensor:
-        """Embed into the first ``width`` features."""
+        """Embed features [B, C, H, W] as tokens [B, 1 + patches, width]; the first is the class token."""
         if x.shape[2] % self.patch or x.shape[3] % self.patch:
             raise DsnetError(
-                f"a map of {x.shape[2]} × {x.shape[3]} is no whole number of {self.patch}-patches"
+                f"a map of {x.shape[2]} × {x.shape[3]} is not a whole number of patches of {self.patch}"
             )
         patches = self.proj(x, width, padding=0)
         offsets = self._offsets(width, *patches.shape[2:])
@@ -61,7 +73,7 @@ class SlicedPatchEmbed(nn.Module):
         return torch.cat([first + self.class_token[:width], rest])
 
     def cost(self, shape: Shape, width: int) -> tuple[Cost, Shape]:
-        """Compute the cost on an input of this shape, and the shape of the tokens."""
+        """Count the layer on an input of this shape; return also the shape of the tokens."""
         project, grid = self.proj.cost(shape, width, padding=0)
         tokens = Shape(width, 1 + grid.area, 1)
         # Parameters are those of the native grid; the class token and its position count as one.
