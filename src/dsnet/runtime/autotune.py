@@ -81,21 +81,23 @@ def choose_backend(
     versions = {name: _version(name) for name in PACKAGES}
     machine = [device_name(device), torch.get_num_threads(), versions, usable]
     key = json.dumps([workload, machine], default=str)
-    times = _read_cache().get(key)
-    measured = not _valid(times, usable)
-    if measured:
-        times = _measure(model, usable, device, precision, image_size, progress)
+    cached = _cached_times(key, usable)
+    times = cached or _measure(model, usable, device, precision, image_size, progress)
+    if cached is None:
         _write_cache({**_read_cache(), key: times})
-    return Choice(min(times, key=lambda name: times[name]), times, measured=measured)
+    return Choice(min(times, key=lambda name: times[name]), times, measured=cached is None)
 
 
-def _valid(times: object, names: Sequence[str]) -> bool:
-    return (
+def _cached_times(key: str, names: Sequence[str]) -> dict[str, float] | None:
+    """Return the times of an earlier call, or None if there are none or the cache is damaged."""
+    times = _read_cache().get(key)
+    valid = (
         isinstance(times, dict)
-        and bool(times)
+        and times
         and set(times) <= set(names)
         and all(isinstance(milliseconds, int | float) for milliseconds in times.values())
     )
+    return times if valid else None
 
 
 @torch.no_grad()
