@@ -10,7 +10,7 @@ import torch
 
 from dsnet import runtime
 from dsnet.runtime import autotune as choose
-from dsnet.runtime.autotune import choose_backend, cache_file
+from dsnet.runtime.autotune import cache_file, choose_backend
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures
 

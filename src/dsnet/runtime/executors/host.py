@@ -1,4 +1,4 @@
-"""A network made ready for a device: its parts as executables, asked as routing asks a supernet."""
+"""Compiled segments of a network, and the executor that runs them one after the other from the host."""
 
 from __future__ import annotations
 
@@ -40,93 +40,48 @@ Memory = Literal["packed", "shared"]
 
 
 class GateState(NamedTuple):
-    """What stands at a gate: features that it has scaled, its scores, and what led there."""
+    """Images at a gate: their scaled features and scores."""
 
     x: Tensor
     scores: Tensor
     gate: int
-    earlier: Tensor | None = None  # [B]: choices before the last one, as one number; where norms depend on it
+    history: Tensor | None = None  # [B]: choices before the last one as one number, where norms need them
 
     def take(self, at: Tensor) -> GateState:
-        """Some of the images, by their places [n]."""
-        earlier = None if self.earlier is None else _rows(self.earlier, at)
-        return GateState(_rows(self.x, at), _rows(self.scores, at), self.gate, earlier)
+        """Return some of the images, by their positions [n]."""
+        history = None if self.history is None else _rows(self.history, at)
+        return GateState(_rows(self.x, at), _rows(self.scores, at), self.gate, history)
 
     def narrow(self, start: int, stop: int) -> GateState:
-        """The images of a range, without a copy."""
-        earlier = None if self.earlier is None else self.earlier[start:stop]
-        return GateState(self.x[start:stop], self.scores[start:stop], self.gate, earlier)
+        """Return a range of the images, without a copy."""
+        history = None if self.history is None else self.history[start:stop]
+        return GateState(self.x[start:stop], self.scores[start:stop], self.gate, history)
 
     @classmethod
     def join(cls, states: Sequence[GateState]) -> GateState:
-        """The images of all, in order."""
+        """Concatenate the images of several states."""
         x, scores = [state.x for state in states], [state.scores for state in states]
-        earlier = [state.earlier for state in states if state.earlier is not None]
-        return cls(torch.cat(x), torch.cat(scores), states[0].gate, torch.cat(earlier) if earlier else None)
+        history = [state.history for state in states if state.history is not None]
+        return cls(torch.cat(x), torch.cat(scores), states[0].gate, torch.cat(history) if history else None)
 
 
-def _rows(x: Tensor, at: Tensor) -> Tensor:
-    """Some rows; on the host by numpy, since torch's threads wait busily where a backend's are to work."""
-    if x.device.type != "cpu" or x.dtype == torch.bfloat16:
-        return x[at]
-    return torch.from_numpy(x.numpy()[at.numpy()])
+def _numpy_copies(x: Tensor) -> bool:
+    """Return whether numpy is to copy rows: torch's threads would spin on the cores that a backend needs."""
+    return x.device.type == "cpu" and x.dtype != torch.bfloat16  # which numpy does not have
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BucketedProgram:
-    """A part for any number of images: in one go, or in batches of sizes that it runs well."""
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy()[index.numpy()]) if _numpy_copies(x) else x[index]
 
-    executables: Mapping[int, Executable]  # by batch size
-    milliseconds: Mapping[int, float]  # of each, as measured here
-    any_batch: bool = False  # whether each of them takes every size
-    by_history: bool = False  # whether they also take the number of each image's history
-    division: Division = field(init=False)
-    splits: dict[int, tuple[int, ...]] = field(default_factory=dict, init=False)  # by number of images
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "division", Division(self.milliseconds))
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Features and scores, or logits."""
-        images = len(inputs[0])
-        if not images:  # nothing to run, but what it gives still has its shape
-            return tuple(y[:0] for y in self._run(1, *(x.new_zeros(1, *x.shape[1:]) for x in inputs)))
-        sizes = self.splits.get(images)
-        if sizes is None:
-            sizes = self.splits[images] = self.split(images)
-        if len(sizes) == 1:
-            return self._run(sizes[0], *inputs)
-        first = self.executables.get(sizes[0])
-        pieces = list(zip(*(_pieces(x, sizes) for x in inputs), strict=True))
-        if isinstance(first, WritingExecutable) and sum(sizes) == images:
-            kinds = zip(first.shapes, first.dtypes, strict=True)
-            whole = tuple(inputs[0].new_empty(images, *shape[1:], dtype=dtype) for shape, dtype in kinds)
-            found = zip(*(_pieces(output, sizes) for output in whole), strict=True)
-            for size, piece, output in zip(sizes, pieces, found, strict=True):
-                cast(WritingExecutable, self.executables[size]).into(piece, output)
-            return whole
-        ran = [self._run(size, *piece) for size, piece in zip(sizes, pieces, strict=True)]
-        return tuple(torch.cat(parts) for parts in zip(*ran, strict=True))
-
-    def split(self, images: int) -> tuple[int, ...]:
-        """Batches that hold so many images in the least time, by what was measured; largest first.
-
-        The last may hold fewer images than it has room for.
-        """
-        if self.any_batch:
-            full, rest = divmod(images, self.division.best)
-            return (self.division.best,) * full + ((rest,) if rest else ())
-        return self.division(images)
-
-    def _run(self, size: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        executable = self.executables.get(size)
-        if executable is None:
-            assert self.any_batch
-            executable = next(iter(self.executables.values()))
-        images = len(inputs[0])
-        if images == size or self.any_batch:
-            return executable(*inputs)
-        return tuple(y[:images] for y in executable(*(_padded(x, size) for x in inputs)))
+def _padded(x: Tensor, size: int) -> Tensor:
+    """Append images of zeros."""
+    padded = torch.zeros(size, *x.shape[1:], dtype=x.dtype, device=x.device)
+    if _numpy_copies(x):
+        padded.numpy()[: len(x)] = x.numpy()
+    else:
+        padded[: len(x)] = x
+    return padded
 
 
 def _pieces(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -134,25 +89,98 @@ def _pieces(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [x[start : start + size] for start, size in zip(starts, sizes, strict=False)]
 
 
-def _padded(x: Tensor, size: int) -> Tensor:
-    """With images of zeros at the end; on the host by numpy, as `_rows`."""
-    room = torch.zeros(size, *x.shape[1:], dtype=x.dtype, device=x.device)
-    if x.device.type == "cpu" and x.dtype != torch.bfloat16:
-        room.numpy()[: len(x)] = x.numpy()
-    else:
-        room[: len(x)] = x
-    return room
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketedProgram:
+    """A segment for batches of any size, which are split into sizes that it was compiled for.
+
+    Attributes:
+        executables: The compiled segment, by batch size.
+        milliseconds: Measured time, by batch size.
+        any_batch: Whether each executable takes every batch size.
+        by_history: Whether executables take the routing history [B] of each image as their second input.
+    """
+
+    executables: Mapping[int, Executable]
+    milliseconds: Mapping[int, float]
+    any_batch: bool = False
+    by_history: bool = False
+    division: Division = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "division", Division(self.milliseconds))
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run images and return features and scores, or logits."""
+        images = len(inputs[0])
+        if not images:  # one image of zeros gives the shapes of the outputs
+            return tuple(y[:0] for y in self._run(1, *(x.new_zeros(1, *x.shape[1:]) for x in inputs)))
+        sizes = self.split(images)
+        if len(sizes) == 1:
+            return self._run(sizes[0], *inputs)
+        first = self.executables.get(sizes[0])
+        pieces = list(zip(*(_pieces(x, sizes) for x in inputs), strict=True))
+        if isinstance(first, WritingExecutable) and sum(sizes) == images:
+            formats = zip(first.shapes, first.dtypes, strict=True)
+            whole = tuple(inputs[0].new_empty(images, *shape[1:], dtype=dtype) for shape, dtype in formats)
+            outputs = zip(*(_pieces(output, sizes) for output in whole), strict=True)
+            for size, piece, output in zip(sizes, pieces, outputs, strict=True):
+                cast(WritingExecutable, self.executables[size]).into(piece, output)
+            return whole
+        results = [self._run(size, *piece) for size, piece in zip(sizes, pieces, strict=True)]
+        return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
+
+    def split(self, images: int) -> tuple[int, ...]:
+        """Return batch sizes that hold this many images in the least measured time, largest first.
+
+        The last batch may be padded.
+        """
+        if self.any_batch:
+            full, rest = divmod(images, self.division.best)
+            return (self.division.best,) * full + ((rest,) if rest else ())
+        return self.division(images)
+
+    def _run(self, size: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.any_batch:
+            return next(iter(self.executables.values()))(*inputs)
+        executable, images = self.executables[size], len(inputs[0])
+        if images == size:
+            return executable(*inputs)
+        return tuple(y[:images] for y in executable(*(_padded(x, size) for x in inputs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompiledNetwork(InProcess):
-    """The executables of a network, with all that routing asks of it (`group_by_route.Routable`)."""
+    """The compiled segments of a network. It can be routed as a supernet is: it is a `Routable`.
+
+    Attributes:
+        spec: How the network is created.
+        space: All routes of the network.
+        gates: The choices of each gate.
+        choices: How many choices each gate has in the whole space.
+        options: The compiled choices of each gate.
+        input_spec: The images that the network takes.
+        image_size: Height and width of the images that the plan takes.
+        classes: The number of outputs per image.
+        device: Where it runs.
+        precision: The precision of features and outputs.
+        backend: The name of the backend.
+        memory: Whether weights are packed copies or shared with the network.
+        takes: The precision to which images are converted.
+        segments: Compiled segments.
+        resident: Bytes of weights.
+        graph_executor: The executor of CUDA graphs, if there are graphs.
+        batch_invariant: Whether scores of an image are bitwise the same in every batch.
+        fallback: Segments of other choices, which run slices of the network's own weights.
+        keyed: Whether some segments take the routing history of each image.
+        process: The process that compiled it.
+        threads: The number of torch threads at that time.
+    """
 
     spec: ModelSpec
     space: RouteSpace
     gates: tuple[GateChoices, ...]
-    choices: tuple[int, ...]  # how many every gate of the whole space has
-    options: tuple[tuple[int, ...], ...]  # those that are held, gate by gate
+    choices: tuple[int, ...]
+    options: tuple[tuple[int, ...], ...]
     input_spec: InputSpec
     image_size: tuple[int, int]
     classes: int
@@ -160,18 +188,18 @@ class CompiledNetwork(InProcess):
     precision: torch.dtype
     backend: str
     memory: Memory
-    takes: torch.dtype  # the precision of images
+    takes: torch.dtype
     segments: Mapping[SegmentKey, BucketedProgram]
-    resident: int  # bytes of weights
-    graph_executor: Executor | None = None  # the same segments for mixed batches on a GPU
-    batch_invariant: bool = False  # whether no image's scores depend on the others of its batch
-    fallback: Mapping[SegmentKey, BucketedProgram] = field(default_factory=dict)  # of other choices
+    resident: int
+    graph_executor: Executor | None = None
+    batch_invariant: bool = False
+    fallback: Mapping[SegmentKey, BucketedProgram] = field(default_factory=dict)
     training: bool = field(default=False, init=False)
-    merges: bool = field(default=True, init=False)  # what depends on all choices travels with the images
-    keyed: bool = field(init=False)  # whether some parts take the number of each image's history
+    merges: bool = field(default=True, init=False)  # images carry the history that their norms need
+    keyed: bool = field(init=False)
     image_shape: tuple[int, int, int] = field(init=False)
     process: int = field(default_factory=os.getpid, init=False)
-    threads: int = field(default_factory=torch.get_num_threads, init=False)  # when its programs were made
+    threads: int = field(default_factory=torch.get_num_threads, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keyed", any(runner.by_history for runner in self.segments.values()))
@@ -179,131 +207,132 @@ class CompiledNetwork(InProcess):
 
     @property
     def name(self) -> str:
-        """Which network."""
+        """Return the name of the network."""
         return self.spec.name
 
     @property
     def num_programs(self) -> int:
-        """How many executables were made, or captured."""
+        """Return the number of programs that were compiled or captured."""
         return self.executor.num_programs
 
     @property
     def executor(self) -> Executor:
-        """What runs batches."""
+        """Return what runs batches."""
         return HostExecutor(self) if self.graph_executor is None else self.graph_executor
 
     def gate(self, stage: int) -> GateChoices:
-        """The gate in front of a stage."""
+        """Return the choices of a gate."""
         return self.gates[stage]
 
     def check_images(self, x: Tensor) -> None:
-        """Raises an error that says what images this plan takes."""
+        """Raise unless ``x`` are images that this plan takes, in the process that compiled it."""
         if os.getpid() != self.process:
             self._check_fork()
         dense = isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested
-        right = dense and x.shape[1:] == self.image_shape and x.is_floating_point()
-        if right and x.device.type == self.device.type:
+        if (
+            dense
+            and x.shape[1:] == self.image_shape
+            and x.is_floating_point()
+            and x.device.type == self.device.type
+        ):
             return
         takes = f"this plan of {self.name} takes images [batch, {self.input_spec.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
         if not dense:
-            kind = "nested tensor" if x.is_nested else f"{x.layout} tensor"
-            raise DsnetError(f"{takes} as a dense tensor, not a {kind}; convert it (to_dense, torch.stack)")
+            layout = "nested tensor" if x.is_nested else f"{x.layout} tensor"
+            raise DsnetError(f"{takes} as a dense tensor, not a {layout}; convert it (to_dense, torch.stack)")
         if x.ndim != 4 or x.shape[1] != self.input_spec.channels or not x.is_floating_point():
-            raise DsnetError(f"{takes} of numbers, not a {x.dtype} tensor of shape {list(x.shape)}")
-        if tuple(x.shape[2:]) != self.image_size:
+            raise DsnetError(
+                f"{takes} of floating-point numbers, not a {x.dtype} tensor of shape {list(x.shape)}"
+            )
+        if x.shape[1:] != self.image_shape:
             raise DsnetError(
                 f"this plan of {self.name} was made for images of {self.image_size[0]} × "
                 f"{self.image_size[1]} pixels, not {x.shape[2]} × {x.shape[3]}; compile(…, image_size=…)"
             )
-        if x.device.type != self.device.type:
-            raise DsnetError(f"the images are on {x.device}, this plan is for {self.device}; move them there")
+        raise DsnetError(f"the images are on {x.device}, this plan is for {self.device}; move them there")
 
     def _check_fork(self) -> None:
-        """Raises an error in a forked process: threads and GPU contexts do not survive a fork."""
+        """Raise in a forked process if the plan uses threads or a GPU, which do not survive a fork."""
         if self.device.type == "cuda" or max(self.threads, torch.get_num_threads()) > 1:
             raise DsnetError(
                 f"this plan of {self.name} was compiled before this process was forked "
-                f"(process {self.process}, now {os.getpid()}): its threads or its GPU are not there. "
+                f"(process {self.process}, now {os.getpid()}): its threads or its GPU are not available. "
                 "Start processes with 'spawn' (multiprocessing.get_context('spawn')) and compile in each, or "
                 "compile after the fork; on a CPU torch.set_num_threads(1) before compiling also lets forked "
                 "processes use it"
             )
 
     def shared_network(self) -> str | None:
-        """The network whose own weights it runs, if it does."""
+        """Return the name of the network whose weights it shares, if it does."""
         return self.name if self.memory == "shared" else None
 
     def holds(self, route: Route) -> bool:
-        """Whether all parts of a route are there."""
-        ways = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
-        return all(canonical_key(way) in self.segments for way in ways)
+        """Return whether all segments of a route are compiled."""
+        histories = (route.choices[:gates] for gates in range(1, len(route.choices) + 1))
+        return all(canonical_key(history) in self.segments for history in histories)
 
     def run_prefix(self, x: Tensor, mode: Mode | None = None) -> GateState:
-        """Prefix and first gate."""
+        """Run the prefix and the first gate."""
         self._check_mode(mode)
         self.check_images(x)
         features, scores = self._run((), x.to(self.takes))
-        earlier = torch.zeros(len(x), dtype=torch.long, device=x.device) if self.keyed else None
-        return GateState(features, scores, 0, earlier)
+        history = torch.zeros(len(x), dtype=torch.long, device=x.device) if self.keyed else None
+        return GateState(features, scores, 0, history)
 
     def gate_scores(self, state: GateState) -> Tensor:
-        """Scores [B, choices] of the gate for what stands at it."""
+        """Return the scores [B, choices] of the gate."""
         return state.scores
 
     def run_segment(self, state: GateState, choices: SegmentKey, mode: Mode | None = None) -> GateState:
-        """From the gate that made the last of ``choices`` to the next one."""
+        """Run the segment behind ``choices``, with the next gate."""
         self._check_mode(mode)
-        features, scores = self._run(choices, state.x, state.earlier)
-        earlier = state.earlier
-        if earlier is not None and len(choices) > 1:
+        features, scores = self._run(choices, state.x, state.history)
+        history = state.history
+        if history is not None and len(choices) > 1:
             options = self.options[len(choices) - 2]
-            earlier = earlier * len(options) + options.index(choices[-2])
-        return GateState(features, scores, len(choices), earlier)
+            history = history * len(options) + options.index(choices[-2])
+        return GateState(features, scores, len(choices), history)
 
     def run_last_segment(self, state: GateState, choices: SegmentKey, mode: Mode | None = None) -> Tensor:
-        """From the last gate to the logits."""
+        """Run the segment behind the last gate and return logits."""
         self._check_mode(mode)
-        (logits,) = self._run(choices, state.x, state.earlier)
+        (logits,) = self._run(choices, state.x, state.history)
         return logits
 
     def run_from_states(
         self, states: dict[SegmentKey, GateState], choices: SegmentKey, mode: Mode | None = None
     ) -> Tensor:
-        """A route's logits from what stands at the gates on its way; adds what is not there yet."""
+        """Return a route's logits from the states at its gates; states that are missing are added."""
         return run_from_states(self, states, choices, mode)
 
     def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
-        """All images at one route."""
+        """Run all images at one route."""
         self.check_images(x)
         if not len(x):
             return x.new_empty(0, self.classes, dtype=self.precision)
         return self.run_from_states({(): self.run_prefix(x, mode)}, route.choices, mode)
 
     @torch.no_grad()
-    def _run(self, history: SegmentKey, x: Tensor, earlier: Tensor | None = None) -> tuple[Tensor, ...]:
-        runner = self._runner(history)
-        inputs = (x, earlier) if runner.by_history and earlier is not None else (x,)
-        if torch.is_autocast_enabled(self.device.type):  # precisions were chosen when the plan was made
+    def _run(self, key: SegmentKey, x: Tensor, history: Tensor | None = None) -> tuple[Tensor, ...]:
+        program = self.segments.get(canonical_key(key)) or self.fallback.get(key)
+        if program is None:
+            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(key)}")
+        inputs = (x, history) if program.by_history and history is not None else (x,)
+        if torch.is_autocast_enabled(self.device.type):  # compilation has chosen the precisions
             with torch.autocast(self.device.type, enabled=False):
-                return runner(*inputs)
-        return runner(*inputs)
-
-    def _runner(self, history: SegmentKey) -> BucketedProgram:
-        runner = self.segments.get(canonical_key(history)) or self.fallback.get(history)
-        if runner is None:
-            raise DsnetError(f"this plan of {self.name} does not hold the choices {list(history)}")
-        return runner
+                return program(*inputs)
+        return program(*inputs)
 
     @staticmethod
     def _check_mode(mode: Mode | None) -> None:
         if mode is not None:
-            raise DsnetError("a plan is for inference: it runs in no other mode")
+            raise DsnetError("a plan takes no mode: it runs inference as it was compiled")
 
 
 class HostExecutor:
-    """Run segment after segment from the host: group images by the gates' choices, run each group sliced."""
+    """Group images by the choices of each gate and run the segment of every group, one after the other."""
 
     asynchronous = False
     max_batch = 64
