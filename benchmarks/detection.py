@@ -54,7 +54,7 @@ from dsnet.training import GateConfig
 from dsnet.training.callbacks import Callback
 
 if TYPE_CHECKING:
-    from dsnet.runtime.executors.ragged.executor import Mixed  # needs Triton
+    from dsnet.runtime.executors.ragged.executor import RaggedExecutor  # needs Triton
 
 WARM_UP = 80  # steps, in which every route is drawn and its graph is made
 BCCD = ("bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus")
@@ -205,7 +205,7 @@ def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Ca
             routes=[number],
         )
         own(x, number)  # its programs read these images from now on
-        program = cast("Mixed", own.network.executor).programs["any", len(x)]
+        program = cast("RaggedExecutor", own.network.executor).programs["assigned", len(x)]
         return lambda: (program(), own)[0]  # whose memory it works in
     parts = pack_detector(
         detector,

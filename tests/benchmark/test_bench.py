@@ -32,7 +32,7 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.executors.grouped import Graphed
+from dsnet.runtime.executors.grouped import GroupedExecutor
 from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.forced_routes import decisions
 from dsnet.runtime.partition.segments import pack
@@ -97,10 +97,10 @@ def test_recorded_programs_take_the_same_routes() -> None:
     own = model.gate(0).choices
     parts = pack(model, [own])
     calls = {h: get_backend("eager").convert(p.module, image)(image) for h, p in parts.items()}
-    graphed = Graphed(
-        calls, image=image, space=model.space, choices=[own], sizes=(1, BATCH), streams=StreamPool()
+    executor = GroupedExecutor(
+        calls, image=image, space=model.space, scored=[own], sizes=(1, BATCH), streams=StreamPool()
     )
-    ways, x = ways_of(model, dataclasses.replace(compiled, graph_executor=graphed), MIXED)
+    ways, x = ways_of(model, dataclasses.replace(compiled, graph_executor=executor), MIXED)
     drawn = decisions(MIXED.shares, ways.batches["gated"] * BATCH)
     found: Any = ways.calls["gated"]()
     assert torch.cat([output.routes for output in found]).tolist() == drawn
@@ -189,7 +189,7 @@ def test_the_largest_route_of_a_narrowed_gate_is_timed_beside_that_of_the_networ
     assert "largest of the gate (route 1)" in text
     assert f"50% at 0 ({human(plain['madds']['0'])})" in text
     table = bench_table("x", {**plain, "date": "today"})
-    assert "at the gate's largest (1)" in table
+    assert "route 1 (gate's largest)" in table
     compiled = runtime.compile(model, backend="eager", routes=[0, 1, 3]).network
     ways = make_ways(model, compiled, found.mix, 2, {}, None)
     ran: list[int] = []

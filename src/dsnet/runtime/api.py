@@ -20,10 +20,10 @@ from dsnet.routing.router import Routed
 from dsnet.runtime.autotune import choose_backend
 from dsnet.runtime.backends.base import Backend, Executable, get_backend, list_backends
 from dsnet.runtime.executors.base import Executor, GateChoices
-from dsnet.runtime.executors.grouped import SIDE, Graphed
+from dsnet.runtime.executors.eager_segments import SegmentWithHead, programs_of, unshared
+from dsnet.runtime.executors.grouped import MAX_SIDE_STREAMS, GroupedExecutor
 from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork, Memory
 from dsnet.runtime.executors.ragged.support import unsupported
-from dsnet.runtime.executors.single_segment import Ended, any_number, widened
 from dsnet.runtime.partition.batch_invariance import chosen, make_invariant
 from dsnet.runtime.partition.builders import bucketed_programs, make_calls, make_end
 from dsnet.runtime.partition.partitioner import (
@@ -291,23 +291,23 @@ def _programs(
     calls = make_calls(parts, backend, device=device, precision=precision, progress=progress)
     keyed = {history for history, part in parts.items() if part.histories > 1}
     last = None if end is None else make_end(end, backend, device=device, precision=precision)
-    graphed = Graphed(
+    executor = GroupedExecutor(
         calls,
         image=image,
         space=network.space,
-        choices=choices,
+        scored=choices,
         keyed=keyed,
-        end=last,
+        head=last,
         sizes=buckets,
-        streams=stream_pool(device, 1 + min(SIDE, max(map(len, network.slice_table)))),
+        streams=stream_pool(device, 1 + min(MAX_SIDE_STREAMS, max(map(len, network.slice_table)))),
         progress=progress,
     )
     if last is not None:
         options = sorted(history[-1] for history in calls if history)
-        calls |= {(c,): Ended(calls[c,], last, place) for place, c in enumerate(options)}
-    asked = {**calls, **widened(calls, parts, shared_segments)}
-    asked_keyed = keyed | {history for history, other in shared_segments.items() if other in keyed}
-    return _Made(any_number(asked, buckets, asked_keyed), graphed, resident)
+        calls |= {(c,): SegmentWithHead(calls[c,], last, place) for place, c in enumerate(options)}
+    single = {**calls, **unshared(calls, parts, shared_segments)}
+    single_keyed = keyed | {history for history, other in shared_segments.items() if other in keyed}
+    return _Made(programs_of(single, buckets, single_keyed), executor, resident)
 
 
 def _joined(
@@ -330,21 +330,21 @@ def _joined(
         if end is None:
             return None
         raise DsnetError(f"backend {backend.name}: {reason}; try inductor or cudagraphs")
-    from dsnet.runtime.executors.ragged.executor import Mixed  # needs Triton
+    from dsnet.runtime.executors.ragged.executor import RaggedExecutor  # needs Triton
     from dsnet.runtime.executors.ragged.network import Ragged
 
     front, rest = Ragged(begin), Ragged(behind)
     last = None
     if end is not None:
         last = make_end(end, get_backend("cudagraphs"), device=image.device, precision=image.dtype)
-    mixed = Mixed(
+    executor = RaggedExecutor(
         front,
         rest,
         options,
         image=image,
         space=network.space,
-        choices=network.gate(0).choices,
-        end=last,
+        scored=network.gate(0).choices,
+        head=last,
         sizes=buckets,
         streams=stream_pool(image.device, 1),
         progress=progress,
@@ -352,9 +352,9 @@ def _joined(
     calls: dict[SegmentKey, Executable] = {(): front.at(0)}
     for place, choice in enumerate(options):
         call = rest.at(place)
-        calls[choice,] = call if last is None else Ended(call, last, place)
+        calls[choice,] = call if last is None else SegmentWithHead(call, last, place)
     resident = front.resident + rest.resident + weight_bytes([] if end is None else [end.module])
-    return _Made(any_number(calls, buckets), mixed, resident)
+    return _Made(programs_of(calls, buckets), executor, resident)
 
 
 def _check_memory(memory: str, backend: str, *, shared: bool) -> None:

@@ -28,7 +28,7 @@ from dsnet.errors import DsnetError
 from dsnet.runtime import api as making
 from dsnet.runtime.autotune import Choice
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.executors.grouped import Graphed
+from dsnet.runtime.executors.grouped import GroupedExecutor
 from tests.support import assert_close, error_of, images
 from tests.support.detectors import NAMES, TABLE
 from tests.support.detectors import detector as detector_of
@@ -70,16 +70,16 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
     network = detector.network
     x = images(network, 7, size=size)
     plan = recorded(detector, size)
-    graphed = plan.network.executor
-    assert isinstance(graphed, Graphed)
-    assert graphed.end is not None
+    executor = plan.network.executor
+    assert isinstance(executor, GroupedExecutor)
+    assert executor.head is not None
     expected, found = detector(x), plan.run(x)
     assert torch.equal(found.routes, detector.route(x))
     for got, want in zip(found.output, expected, strict=True):
         assert_close(got, want, 1e-10)
     ways = [network.space[i % len(network.space)] for i in range(7)]  # whatever the gate would take
     given = torch.tensor([route.choices for route in ways])
-    mixed = plan.split(graphed.run_assigned(x, given).logits)
+    mixed = plan.split(executor.run_assigned(x, given).logits)
     for i, route in enumerate(ways):
         alone = detector(x[i : i + 1], route)
         assert_close(mixed.offsets[i : i + 1], alone.offsets, 1e-10)
@@ -96,9 +96,9 @@ def test_some_routes_of_a_detector() -> None:
     x = images(detector.network, 3, size=32)
     assert_close(recorded(detector, 32, [1])(x, 1).logits, detector(x, 1).logits, 1e-10)
     plan = recorded(detector, 32, [0, 3])
-    graphed = plan.network.executor
-    assert isinstance(graphed, Graphed)
-    found = plan.split(graphed.run_assigned(x, torch.tensor([[3], [0], [3]])).logits)
+    executor = plan.network.executor
+    assert isinstance(executor, GroupedExecutor)
+    found = plan.split(executor.run_assigned(x, torch.tensor([[3], [0], [3]])).logits)
     for i, number in enumerate((3, 0, 3)):
         assert_close(found.logits[i : i + 1], detector(x[i : i + 1], number).logits, 1e-10)
 
@@ -269,11 +269,11 @@ def test_on_a_gpu(name: str, backend: str) -> None:
     x = images(network, 7, size=32).cuda()
     plan = runtime.compile(detector, backend=backend, image_size=32, batch_buckets=(1, 4))
     assert torch.equal(plan.route(x), detector.route(x))
-    graphed = plan.network.executor
+    executor = plan.network.executor
     ways = [network.space[i % len(network.space)] for i in range(7)]
     given = torch.tensor([route.choices for route in ways], device="cuda")
     for _ in range(2):
-        found = plan.split(graphed.run_assigned(x, given).logits)
+        found = plan.split(executor.run_assigned(x, given).logits)
         for i, route in enumerate(ways):
             alone = detector(x[i : i + 1], route)
             assert_close(found.offsets[i : i + 1], alone.offsets, 1e-3)
@@ -318,5 +318,5 @@ def test_a_plan_does_not_depend_on_the_mode_that_it_is_made_in(
     for a, b in zip(made(x), plain(x), strict=True):
         assert a.dtype == torch.float32
         assert torch.equal(a, b)
-    graphed = made.network.executor
-    assert "routed by its gate" in error_of(lambda: graphed.run_cascade(x, (0, 1), (0.5,)))
+    executor = made.network.executor
+    assert "routed by its gate" in error_of(lambda: executor.run_cascade(x, (0, 1), (0.5,)))

@@ -26,7 +26,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_detecting.py", allow_module_level=True)
-from dsnet.runtime.executors.ragged.executor import Mixed
+from dsnet.runtime.executors.ragged.executor import RaggedExecutor
 from dsnet.runtime.executors.ragged.network import Ragged
 from dsnet.runtime.executors.ragged.support import unsupported
 
@@ -49,9 +49,9 @@ def plan(name: str) -> DetectorPlan:
     return compiled(detector(name))
 
 
-def recorded(some: DetectorPlan) -> Mixed:
+def recorded(some: DetectorPlan) -> RaggedExecutor:
     found = some.network.executor
-    assert isinstance(found, Mixed)
+    assert isinstance(found, RaggedExecutor)
     return found
 
 

@@ -25,9 +25,9 @@ from dsnet.routing.policies import OperatingPoint, run_gated_routes
 from dsnet.routing.router import Router
 from dsnet.runtime import api as making
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.executors.batching import Division
-from dsnet.runtime.executors.buffers import Table
-from dsnet.runtime.executors.grouped import Graphed
+from dsnet.runtime.executors.batching import BatchSplitter
+from dsnet.runtime.executors.buffers import FeatureTable
+from dsnet.runtime.executors.grouped import GroupedExecutor
 from dsnet.runtime.partition.segments import find_shared_segments, pack, segment_histories
 from dsnet.runtime.plan import Plan
 from tests.support import assert_close, error_of, randomise, spread_gates
@@ -58,7 +58,7 @@ class Counting(StreamPool):
 @functools.cache
 def made(
     name: str, bn_key: str | None, shared_segments: bool, only: tuple[int, ...] | None = None
-) -> tuple[Any, Graphed]:
+) -> tuple[Any, GroupedExecutor]:
     model = network(name, torch.float64, bn_key)
     options = [gate.choices if only is None else only for gate in map(model.gate, range(len(model.gates)))]
     return model, recorded(model, options, shared_segments)
@@ -66,18 +66,18 @@ def made(
 
 def recorded(
     model: dsnet.Supernet, options: list[tuple[int, ...]], shared_segments: bool, backend: str = "eager"
-) -> Graphed:
+) -> GroupedExecutor:
     image = pictures(model, 1)
     parts = pack(
         model, options, shared_segments=find_shared_segments(model, options) if shared_segments else None
     )
     calls = {h: get_backend(backend).convert(p.module, image)(image) for h, p in parts.items()}
     choices = [model.gate(g).choices for g in range(len(model.gates))]
-    return Graphed(
+    return GroupedExecutor(
         calls,
         image=image,
         space=model.space,
-        choices=choices,
+        scored=choices,
         keyed={h for h, p in parts.items() if p.histories > 1},
         sizes=SIZES,
         streams=Counting(),
@@ -92,34 +92,34 @@ def numbers(model: dsnet.Supernet, choices: torch.Tensor) -> torch.Tensor:
 def test_gates_decide_and_images_come_back_in_their_order(
     name: str, bn_key: str | None, shared_segments: bool
 ) -> None:
-    model, graphed = made(name, bn_key, shared_segments)
+    model, executor = made(name, bn_key, shared_segments)
     for count in (8, 1, 2, 7, 20):  # smaller ones find what larger ones left behind
         x = pictures(model, count, seed=count)
-        expected, found = run_gated(model, x), graphed.run_gate(x)
+        expected, found = run_gated(model, x), executor.run_gate(x)
         assert torch.equal(found.routes, numbers(model, expected.choices))
         assert_close(found.logits, expected.logits, 1e-10)
     assert len(set(found.routes.tolist())) > 1
 
 
 def test_what_is_not_held_is_named() -> None:
-    model, graphed = made("ds_mbnet_tiny", None, False, (0, 3))
+    model, executor = made("ds_mbnet_tiny", None, False, (0, 3))
     x = pictures(model, 4)
-    assert_close(graphed.run_route(x, model.space.largest), model(x, 3), 1e-10)
+    assert_close(executor.run_route(x, model.space.largest), model(x, 3), 1e-10)
     taken = torch.tensor([[1], [0], [3], [0]])
-    assert "does not hold the choices [1]" in error_of(lambda: graphed.run_assigned(x, taken))
-    assert_close(graphed.run_route(x, model.space.largest), model(x, 3), 1e-10)
+    assert "does not hold the choices [1]" in error_of(lambda: executor.run_assigned(x, taken))
+    assert_close(executor.run_route(x, model.space.largest), model(x, 3), 1e-10)
 
 
 def test_a_plan_runs_on_it() -> None:
-    model, graphed = made("ds_mbnet_tiny", None, False)
+    model, executor = made("ds_mbnet_tiny", None, False)
     plan = runtime.compile(model, backend="eager")
-    compiled = dataclasses.replace(plan.network, graph_executor=graphed)
+    compiled = dataclasses.replace(plan.network, graph_executor=executor)
     x, costs = pictures(model, 21), CostTable.of_model(model)
     own = Plan(compiled)
     assert torch.equal(own.run(x).routes, run_gated_routes(model, x).routes)
     assert_close(own(x, 2), model(x, 2), 1e-10)
     assert own(x[:0]).shape == (0, 10)
-    assert own.network.num_programs == len(graphed.programs)
+    assert own.network.num_programs == len(executor.programs)
     ends = [costs.of((choice,)) for choice in (0, 3)]
     for kind, first, last in (("gate", (4.0,), (-4.0,)), ("cascade", (-1.0,), (2.0,))):
         curve = tuple(
@@ -168,16 +168,16 @@ def test_some_routes_of_several_gates(bn_key: str) -> None:
     ways = [(0, 2, 1), (2, 0, 3), (2, 2, 3)]
     numbers = [model.space.of_choices(way).number for way in ways]
     plan, x = as_on_a_gpu(model, routes=numbers), pictures(model, 6)
-    graphed = plan.network.executor
-    assert isinstance(graphed, Graphed)
-    assert {part for part in graphed.calls if len(part) == 2} == {(2, 0), (2, 2)}
-    found = graphed.run_assigned(x, torch.tensor(ways * 2))
+    executor = plan.network.executor
+    assert isinstance(executor, GroupedExecutor)
+    assert {part for part in executor.segments if len(part) == 2} == {(2, 0), (2, 2)}
+    found = executor.run_assigned(x, torch.tensor(ways * 2))
     assert found.routes.tolist() == numbers * 2
     for i, number in enumerate(numbers * 2):
         assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
         assert_close(plan(x, number), model(x, number), 1e-10)
     assert "does not hold the choices" in error_of(
-        lambda: graphed.run_assigned(x, torch.tensor([(0, 2, 0)] * 6))
+        lambda: executor.run_assigned(x, torch.tensor([(0, 2, 0)] * 6))
     )
 
 
@@ -198,13 +198,13 @@ def test_one_part_for_every_choice_of_every_gate() -> None:
 def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
     model = network("three_gates", torch.float64, bn_key)
     plan, pairs = as_on_a_gpu(model), runtime.compile(model, backend="eager", batch_buckets=(1,))
-    graphed = plan.network.executor
-    assert isinstance(graphed, Graphed)
-    assert len(graphed.calls) == 1 + 4 + 2 * 4
+    executor = plan.network.executor
+    assert isinstance(executor, GroupedExecutor)
+    assert len(executor.segments) == 1 + 4 + 2 * 4
     assert set(plan.network.segments) == set(pairs.network.segments)
     assert plan.network.resident < 0.6 * pairs.network.resident
-    assert [gate.pairs for gate in graphed.gates] == [4, 4, 4]
-    assert [len({id(table.rows) for table in tables.values()}) for tables in graphed.tables] == [1, 1, 1]
+    assert [gate.num_pairs for gate in executor.gates] == [4, 4, 4]
+    assert [len({id(table.rows) for table in tables.values()}) for tables in executor.tables] == [1, 1, 1]
 
 
 def test_larger_batches_where_parts_stand_in() -> None:
@@ -227,7 +227,7 @@ class Changed(ResNet):
 
 
 @functools.cache
-def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, Graphed]:
+def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, GroupedExecutor]:
     factory = Factory(device=None, dtype=torch.float64)
     options = ConvOptions(num_classes=10, bn_key="stage" if bn_key == "stage" else "prefix")
     model = Changed("ds_resnet_tiny", DS_RESNET_TINY, options, factory)
@@ -248,16 +248,16 @@ def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, Graphed]:
 @pytest.mark.parametrize("bn_key", ["stage", "prefix"])
 @pytest.mark.parametrize("kind", ["attention", "depthwise", "sizes"])
 def test_pairs_where_no_part_can_stand_in(kind: str, bn_key: str) -> None:
-    model, graphed = changed(kind, bn_key)
-    assert len(graphed.calls) == 1 + 4 + 16
-    assert [gate.pairs for gate in graphed.gates] == [4, 16]
+    model, executor = changed(kind, bn_key)
+    assert len(executor.segments) == 1 + 4 + 16
+    assert [gate.num_pairs for gate in executor.gates] == [4, 16]
     for count in (8, 3, 20):
         x = pictures(model, count, seed=count)
-        expected, found = run_gated(model, x), graphed.run_gate(x)
+        expected, found = run_gated(model, x), executor.run_gate(x)
         assert torch.equal(found.routes, numbers(model, expected.choices))
         assert_close(found.logits, expected.logits, 1e-10)
     for route in list(model.space)[::5]:
-        assert_close(graphed.run_route(x, route), model(x, route), 1e-10)
+        assert_close(executor.run_route(x, route), model(x, route), 1e-10)
 
 
 def test_an_identity_shortcut_allows_no_stand_in() -> None:
@@ -269,11 +269,11 @@ def test_an_identity_shortcut_allows_no_stand_in() -> None:
 
 
 def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
-    table = Table.like(torch.ones(1, 6, 3, 2), 4)
+    table = FeatureTable.allocate(torch.ones(1, 6, 3, 2), 4)
     table.rows.fill_(7)
     x = torch.randn(2, 4, 3, 2)
-    table.put(torch.tensor([3, 1]), x)
-    found = table.get(torch.tensor([1, 3, 0]))
+    table.scatter(torch.tensor([3, 1]), x)
+    found = table.gather(torch.tensor([1, 3, 0]))
     assert torch.equal(found[:2, :4], x.flip(0))
     assert not found[:2, 4:].any()
     assert bool((found[2] == 7).all())
@@ -283,45 +283,47 @@ def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
 def test_parts_in_fewer_kernels(name: str, bn_key: str | None, shared_segments: bool) -> None:
     model, plain = made(name, bn_key, shared_segments)
     options = [model.gate(g).choices for g in range(len(model.gates))]
-    graphed = recorded(model, options, shared_segments, "cudagraphs")
+    executor = recorded(model, options, shared_segments, "cudagraphs")
     if name == "ds_resnet_tiny":  # features are as wide as their routes', and read where they lie
-        assert [graphed._reads_rows(number) for number in range(len(options))] == [True, True]
-        assert all((table.widths is not None) is shared_segments for table in graphed.tables[1].values())
+        assert [executor._reads_rows(number) for number in range(len(options))] == [True, True]
+        assert all((table.widths is not None) is shared_segments for table in executor.tables[1].values())
     x = pictures(model, 8)
-    found, expected = graphed.run_gate(x), plain.run_gate(x)
+    found, expected = executor.run_gate(x), plain.run_gate(x)
     assert torch.equal(found.routes, expected.routes)
     assert_close(found.logits, expected.logits, 1e-9)
     for number in (model.space.smallest.number, model.space.largest.number):
         route = model.space.resolve(number)
-        assert_close(graphed.run_route(x, route), plain.run_route(x, route), 1e-9)
+        assert_close(executor.run_route(x, route), plain.run_route(x, route), 1e-9)
 
 
-@pytest.mark.parametrize("abreast", [1, 2, 3, 4])
-def test_as_many_parts_run_side_by_side_as_was_fastest(abreast: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, graphed = made("ds_mbnet_tiny", None, False)
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 4])
+def test_as_many_segments_run_at_once_as_was_fastest(
+    concurrency: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, executor = made("ds_mbnet_tiny", None, False)
     streams: list[int] = []
-    used = graphed.streams.use
-    monkeypatch.setattr(graphed.streams, "use", lambda stream: streams.append(stream) or used(stream))
-    monkeypatch.setattr(graphed, "abreast", dict(graphed.abreast))
-    times = itertools.cycle([1.0 if count == abreast else 2.0 for count in (1, 2, 3, 4)])
+    used = executor.streams.use
+    monkeypatch.setattr(executor.streams, "use", lambda stream: streams.append(stream) or used(stream))
+    monkeypatch.setattr(executor, "concurrency", dict(executor.concurrency))
+    times = itertools.cycle([1.0 if count == concurrency else 2.0 for count in (1, 2, 3, 4)])
     monkeypatch.setattr(
         "dsnet.runtime.executors.grouped.timed", lambda call, device: (call(), next(times))[1]
     )
-    graphed.abreast[8] = graphed._fastest_abreast(8)
-    assert graphed.abreast[8] == abreast
+    executor.concurrency[8] = executor._best_concurrency(8)
+    assert executor.concurrency[8] == concurrency
     streams.clear()
     milliseconds = {(0,): 1.0, (1,): 1.5, (2,): 3.0, (3,): 4.0}
-    divisions = {part: Division({8: took}) for part, took in milliseconds.items()}
-    monkeypatch.setattr(graphed, "divisions", graphed.divisions | divisions)
-    found = graphed.run_assigned(pictures(model, 8), torch.tensor([[0], [1], [2], [3]] * 2))
+    splitters = {part: BatchSplitter({8: took}) for part, took in milliseconds.items()}
+    monkeypatch.setattr(executor, "splitters", executor.splitters | splitters)
+    found = executor.run_assigned(pictures(model, 8), torch.tensor([[0], [1], [2], [3]] * 2))
     assert found.routes.tolist() == [0, 1, 2, 3] * 2
     # The longest first, each where it begins first.
-    assert streams == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[abreast]
+    assert streams == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[concurrency]
 
 
 def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, graphed = made("ds_resnet_tiny", "stage", False)  # a part for every pair of choices
-    monkeypatch.setattr(graphed, "abreast", dict.fromkeys(graphed.sizes, 2))
+    model, executor = made("ds_resnet_tiny", "stage", False)  # a part for every pair of choices
+    monkeypatch.setattr(executor, "concurrency", dict.fromkeys(executor.sizes, 2))
     started: dict[tuple[int, int], set[int]] = {}  # streams, by gate and memory
     current = [0]
 
@@ -329,31 +331,31 @@ def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.Monk
         current[0] = number
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(graphed.streams, "use", use)
-    run = graphed._run_part
+    monkeypatch.setattr(executor.streams, "use", use)
+    run = executor._launch
 
     def note(part: tuple[int, ...], count: int) -> None:
-        started.setdefault((len(part), graphed._memory(part)), set()).add(current[0])
+        started.setdefault((len(part), executor._stream_of(part)), set()).add(current[0])
         run(part, count)
 
-    monkeypatch.setattr(graphed, "_run_part", note)
+    monkeypatch.setattr(executor, "_launch", note)
     choices = [gate.choices for gate in map(model.gate, range(len(model.gates)))]
     taken = torch.tensor(list(itertools.product(*choices)))[:8]
-    graphed.run_assigned(pictures(model, len(taken)), taken)
+    executor.run_assigned(pictures(model, len(taken)), taken)
     assert {len(streams) for streams in started.values()} == {1}
     assert set().union(*started.values()) == {1, 2}
 
 
 def test_choices_that_are_not_held_are_refused_and_nothing_is_left_behind() -> None:
-    model, graphed = made("ds_mbnet_tiny", None, False, (0, 2))
+    model, executor = made("ds_mbnet_tiny", None, False, (0, 2))
     x = pictures(model, 3)
     wrong = torch.tensor([[0], [1], [2]])
     for _ in range(2):
-        assert "hold the choices [1]" in error_of(lambda: graphed.run_assigned(x, wrong))
+        assert "hold the choices [1]" in error_of(lambda: executor.run_assigned(x, wrong))
     given = torch.tensor([[0], [2], [2]])
-    assert graphed.run_assigned(x, given).routes.tolist() == [0, 2, 2]
+    assert executor.run_assigned(x, given).routes.tolist() == [0, 2, 2]
     given[0] = 2  # the same tensor with other choices
-    assert graphed.run_assigned(x, given).routes.tolist() == [2, 2, 2]
+    assert executor.run_assigned(x, given).routes.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize(("name", "bn_key", "shared"), KINDS)
@@ -372,5 +374,5 @@ def test_the_calls_of_a_profile_run_their_paths(name: str, bn_key: str | None, s
     executor.logits.zero_()
     calls[()]()
     assert not executor.logits.any()
-    _, scores = executor.calls[()](x)
+    _, scores = executor.segments[()](x)
     assert_close(executor.gates[0].scores[:5], scores, 1e-10)

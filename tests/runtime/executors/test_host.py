@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.runtime.executors.batching import Division
+from dsnet.runtime.executors.batching import BatchSplitter
 from dsnet.runtime.executors.host import BucketedProgram
 
 SIZES = st.dictionaries(st.integers(2, 9), st.floats(0.1, 10), max_size=3)
@@ -61,13 +61,13 @@ def test_programs_of_any_size_run_in_the_best_one(times: dict[int, float], image
 
 def test_threads_divide_alike() -> None:
     times = {1: 1.0, 2: 1.5, 4: 2.4, 8: 4.0, 16: 7.0}
-    expected, before = [Division(times)(n) for n in range(1, 257)], sys.getswitchinterval()
+    expected, before = [BatchSplitter(times)(n) for n in range(1, 257)], sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(15):
-            shared, ready = Division(times), threading.Barrier(4)
+            shared, ready = BatchSplitter(times), threading.Barrier(4)
 
-            def ask(seed: int, shared: Division = shared, ready: threading.Barrier = ready) -> None:
+            def ask(seed: int, shared: BatchSplitter = shared, ready: threading.Barrier = ready) -> None:
                 ready.wait()
                 for number in random.Random(seed).choices(range(1, 257), k=30):
                     shared(number)

@@ -30,7 +30,7 @@ if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
 from dsnet.runtime.executors.ragged import layers as ragged
 from dsnet.runtime.executors.ragged.assignment import RouteAssignment
-from dsnet.runtime.executors.ragged.executor import Mixed
+from dsnet.runtime.executors.ragged.executor import RaggedExecutor
 from dsnet.runtime.executors.ragged.layers import State, sums_of
 from dsnet.runtime.executors.ragged.network import Ragged
 from dsnet.runtime.executors.ragged.support import unsupported
@@ -221,8 +221,8 @@ def test_programs_are_as_small_as_what_the_gate_takes() -> None:
     with mock.patch.object(TritonBackend, "unavailable", return_value=None):
         some = runtime.compile(model, backend="triton", batch_buckets=(4,), routes=[0, 2, 3])
     recorded, x = some.network.executor, pictures(model, 4)
-    assert isinstance(recorded, Mixed)
-    assert (recorded.reach, recorded.rest.count) == (2, 3)
+    assert isinstance(recorded, RaggedExecutor)
+    assert (recorded.gate_limit, recorded.rest.count) == (2, 3)
     assert some.network.num_programs == 2 * 5
     expected = run_gated(model, x)
     assert_close(some(x), expected.logits, 1e-5)
@@ -329,7 +329,7 @@ def test_bytes_are_those_of_the_joined_weights() -> None:
 
 def test_the_calls_of_a_profile_run_the_prefix_or_a_route() -> None:
     executor, model = plan().network.graph_executor, network(NAME)
-    assert isinstance(executor, Mixed)
+    assert isinstance(executor, RaggedExecutor)
     x = pictures(model, 3)
     calls, cumulative = executor.segment_calls(x)
     assert cumulative
@@ -342,5 +342,5 @@ def test_the_calls_of_a_profile_run_the_prefix_or_a_route() -> None:
     calls[()]()
     assert not executor.logits.any()
     _, scores = parts()[()].module(x)
-    decided = executor.unheard[:3]
+    decided = executor.unused_decisions[:3]
     assert torch.equal(decided, scores.argmax(1))

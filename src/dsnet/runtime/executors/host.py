@@ -29,7 +29,7 @@ from dsnet.routing.policies import (
 )
 from dsnet.runtime.backends.base import Executable, WritingExecutable
 from dsnet.runtime.executors.base import Executor, GateChoices
-from dsnet.runtime.executors.batching import Division
+from dsnet.runtime.executors.batching import BatchSplitter
 from dsnet.runtime.executors.segment_calls import SegmentCalls, calls_of_network
 from dsnet.runtime.partition.segments import SegmentKey, canonical_key
 from dsnet.slicing import Mode
@@ -104,10 +104,10 @@ class BucketedProgram:
     milliseconds: Mapping[int, float]
     any_batch: bool = False
     by_history: bool = False
-    division: Division = field(init=False)
+    division: BatchSplitter = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "division", Division(self.milliseconds))
+        object.__setattr__(self, "division", BatchSplitter(self.milliseconds))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run images and return features and scores, or logits."""

@@ -1,55 +1,58 @@
-"""Which part serves images of which choices."""
+"""Which segment serves images of which choices."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
 
-from dsnet.routes import Route
 from dsnet.runtime.partition.segments import SegmentKey, segment_key
 
 __all__ = ["SegmentIndex"]
 
 
 class SegmentIndex:
-    """The parts that there are, gate by gate.
+    """The segments of a plan, gate by gate.
 
-    A part belongs to a gate's choice and the one before it, or stands in for all choices before. A *pair* is
-    both as one number, by their places among those held; or, where parts stand in, the gate's own alone.
+    A segment serves a choice of its gate and the choice before it, or is shared by all choices before. A
+    *pair* is both as one index among the choices that occur; where segments are shared, it is the index of
+    the gate's own choice.
+
+    Args:
+        keys: Keys of the segments.
+        scored: Choices that every gate scores.
     """
 
-    def __init__(self, parts: Collection[SegmentKey], choices: Sequence[Sequence[int]]) -> None:
-        behind = [[part for part in parts if len(part) == gates] for gates in range(1, len(choices) + 1)]
-        self.options = [sorted({part[-1] for part in own}) for own in behind]  # that there are parts for
-        self.before = [sorted({part[-2] if part[1:] else 0 for part in own}) for own in behind]  # as made
-        self.held = [sorted({*own, *some}) for own, some in zip(self.options, choices, strict=True)]
-        self._of_pairs = [self._find_pairs(number) for number in range(len(choices))]
+    def __init__(self, keys: Collection[SegmentKey], scored: Sequence[Sequence[int]]) -> None:
+        by_gate = [[key for key in keys if len(key) == gates] for gates in range(1, len(scored) + 1)]
+        self.compiled = [sorted({key[-1] for key in own}) for own in by_gate]  # choices with a segment
+        self.previous = [sorted({key[-2] if key[1:] else 0 for key in own}) for own in by_gate]
+        self.choices = [sorted({*own, *some}) for own, some in zip(self.compiled, scored, strict=True)]
+        self._keys = [self._keys_of(gate) for gate in range(len(scored))]
 
-    def stands_in(self, number: int) -> bool:
-        """Whether parts behind this gate are the same for all choices before it."""
-        return len(self.before[number]) == 1
+    def is_shared(self, gate: int) -> bool:
+        """Return whether the segments behind a gate are the same for all choices before it."""
+        return len(self.previous[gate]) == 1
 
-    def part(self, number: int, previous: int, choice: int) -> SegmentKey:
-        """The one for images that took these choices."""
-        return segment_key(number, self.before[number][0] if self.stands_in(number) else previous, choice)
+    def key(self, gate: int, previous: int, choice: int) -> SegmentKey:
+        """Return the key of the segment for images of these two choices."""
+        return segment_key(gate, self.previous[gate][0] if self.is_shared(gate) else previous, choice)
 
-    def of_pairs(self, number: int) -> list[SegmentKey]:
-        """The part of every pair of a gate; there may be no such part."""
-        return self._of_pairs[number]
+    def keys(self, gate: int) -> list[SegmentKey]:
+        """Return the key of every pair of a gate; some may have no segment."""
+        return self._keys[gate]
 
-    def _find_pairs(self, number: int) -> list[SegmentKey]:
-        before = [0] if not number or self.stands_in(number) else self.held[number - 1]
-        return [self.part(number, *pair) for pair in itertools.product(before, self.held[number])]
+    def _keys_of(self, gate: int) -> list[SegmentKey]:
+        previous = [0] if not gate or self.is_shared(gate) else self.choices[gate - 1]
+        return [self.key(gate, *pair) for pair in itertools.product(previous, self.choices[gate])]
 
-    def pair(self, part: SegmentKey) -> int:
-        """Of the images that a part serves."""
-        number = len(part) - 1
-        own = self.held[number].index(part[-1])
-        if self.stands_in(number):
-            return own
-        return self.held[number - 1].index(part[-2]) * len(self.held[number]) + own
+    def pair(self, key: SegmentKey) -> int:
+        """Return the pair that a segment serves."""
+        gate = len(key) - 1
+        index = self.choices[gate].index(key[-1])
+        if self.is_shared(gate):
+            return index
+        return self.choices[gate - 1].index(key[-2]) * len(self.choices[gate]) + index
 
-    def way(self, route: Route) -> list[SegmentKey]:
-        """The parts of a route."""
-        pairs = zip((0, *route.choices[:-1]), route.choices, strict=True)
-        return [self.part(number, *pair) for number, pair in enumerate(pairs)]
+    def path(self, choices: Sequence[int]) -> list[SegmentKey]:
+        """Return the keys of the segments behind the prefix, for the choices of the first gates."""
+        return [self.key(gate, *pair) for gate, pair in enumerate(zip((0, *choices), choices, strict=False))]

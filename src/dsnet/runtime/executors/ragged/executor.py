@@ -1,8 +1,8 @@
-"""Mixed batches as one program: front, decision, and the rest with every image at its own widths.
+"""The ragged executor: a mixed batch as one program, in which every image has the widths of its own route.
 
-There are no groups, so nothing is sorted, gathered or padded, and the host waits for nothing; only where a
-gate may take what a plan does not hold, it looks. Images are read where they lie. What is behind all routes
-of a detector runs in the same program, for all images at once.
+There are no groups: nothing is sorted, gathered or padded, and the host does not wait, unless the gate may
+choose a route that the plan does not hold. Images are read where they lie. The head that all routes of a
+detector share runs in the same program, for all images at once.
 """
 
 from __future__ import annotations
@@ -22,283 +22,282 @@ from dsnet.routes import Route, RouteSpace
 from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.backends.base import Executable
-from dsnet.runtime.executors.buffers import GatePlaces
-from dsnet.runtime.executors.chunks import GraphExecutor
-from dsnet.runtime.executors.penalties import set_penalties
+from dsnet.runtime.executors.buffers import GateBuffers
+from dsnet.runtime.executors.graph_executor import GraphExecutor
 from dsnet.runtime.executors.ragged.assignment import RouteAssignment
 from dsnet.runtime.executors.ragged.layers import Gated, State
 from dsnet.runtime.executors.ragged.network import Ragged
 from dsnet.runtime.executors.segment_calls import SegmentCalls
 
-__all__ = ["Mixed"]
+__all__ = ["RaggedExecutor"]
 
 Program = Callable[[], None]
 
 
-class Mixed(GraphExecutor):
-    """A network with one gate. Threads take turns."""
+class RaggedExecutor(GraphExecutor):
+    """Runs mixed batches of a network with one gate. Threads take turns.
+
+    Args:
+        prefix: The prefix and the gate.
+        rest: The segments of all compiled choices as one.
+        compiled: These choices, in the order of ``rest``.
+        image: An image [1, C, H, W] like those that will come.
+        space: All routes.
+        scored: Choices that the gate scores.
+        head: What runs behind ``rest``, on its outputs and the index of the choice.
+        sizes: Batch sizes to capture programs for.
+        streams: Streams to run on.
+        progress: Progress callback.
+    """
 
     def __init__(
         self,
-        front: Ragged,
+        prefix: Ragged,
         rest: Ragged,
-        options: Sequence[int],  # the choices that ``rest`` has, in its order
+        compiled: Sequence[int],
         *,
-        image: Tensor,  # [1, C, H, W], like those that will come
+        image: Tensor,
         space: RouteSpace,
-        choices: Sequence[int],  # that the gate decides between
-        end: Executable | None = None,  # behind ``rest``: what it gives, and the place of the choice
+        scored: Sequence[int],
+        head: Executable | None = None,
         sizes: Sequence[int],
         streams: StreamPool,
         progress: Progress = silent,
     ) -> None:
-        self.front, self.space, self.streams, self.lock = front, space, streams, threading.Lock()
-        self.rest, self.end = rest, end
+        self.prefix, self.space, self.streams, self.lock = prefix, space, streams, threading.Lock()
+        self.rest, self.head = rest, head
         self.sizes = tuple(sorted(set(sizes)))
-        self.max_batch, device = self.sizes[-1], image.device
-        held = sorted({*options, *choices})
-        self.held = [held]
-        places = {choice: place for place, choice in enumerate(options)}
-        self.options = frozenset(options)
-        self.route_of = torch.tensor(
-            [places.get(choice, -1) for choice in held], dtype=torch.int32, device=device
-        )
-        places_held = [held.index(choice) if choice in held else 0 for choice in range(held[-1] + 1)]
-        self.place_of = torch.tensor(places_held, device=device)  # by choice
-        self.whole = all(choice in places for choice in choices)  # else decisions are looked at
-        self.reach = max((places[choice] + 1 for choice in choices if choice in places), default=None)
-        self.number = torch.tensor([space.of_choices((choice,)).number for choice in held], device=device)
-        self.dtype, self.image_size = image.dtype, (image.shape[2], image.shape[3])
-        self.begin = torch.zeros(1, dtype=torch.long, device=device)  # the address of images
-        self.address = 0  # what ``begin`` holds
-        self.given: tuple[Tensor, int] | None = None  # choices that are taken now, and how often changed
-        self.unheard = torch.zeros(self.max_batch, dtype=torch.long, device=device)  # decisions not used
-        with torch.no_grad():
-            features, scores = front(image)
-            (logits,) = rest.at(0)(features)
-        taken = torch.zeros(self.max_batch, dtype=torch.long, device=device)
-        self.gates = [GatePlaces(choices, held, 1, taken, scores, streams.host_buffer(len(held)))]
-        self.logits = self.answers = logits.new_zeros(self.max_batch, logits.shape[1])
-        if end is None:
-            _, channels, *self.map_size = features.shape
-            self.features = features.new_zeros(self.max_batch, features[0, 0].numel(), channels)
-            self.scales = torch.ones(self.max_batch, channels, device=device)
-        else:
-            with torch.no_grad():
-                (answers,) = end(logits, torch.zeros(1, dtype=torch.int32, device=device))
-            self.answers = answers.new_zeros(self.max_batch, answers.shape[1])
-        self.valid = torch.zeros(1, dtype=torch.long, device=device)
-        self.images = 0  # what ``valid`` holds
-        self.asked = torch.zeros(self.max_batch, dtype=torch.bool, device=device)  # by a cascade's last route
-        self.threshold = torch.zeros(1, dtype=torch.float64, device=device)
-        self.following = torch.zeros(1, dtype=torch.long, device=device)  # a cascade's next route, by place
-        self.prices: CostPenalties | None = None
-        self.programs: dict[tuple[str, int], Program] = {}
+        self.max_batch = self.sizes[-1]
+        self.compiled = {choice: index for index, choice in enumerate(compiled)}
+        self.choices = sorted({*compiled, *scored})
+        self.gate_is_covered = all(choice in self.compiled for choice in scored)
+        # The gate chooses among the first of the compiled routes alone: kernels have fewer routes to look at.
+        self.gate_limit = max((self.compiled[c] + 1 for c in scored if c in self.compiled), default=None)
+        self._allocate(image, scored)
         steps: dict[str, Callable[[int], None]] = {
-            "gated": self._gated,
-            "own": functools.partial(self._given, self.reach),
-            "any": functools.partial(self._given, None),
+            "gate": self._gate_step,
+            "assigned within gate": functools.partial(self._assigned_step, self.gate_limit),
+            "assigned": functools.partial(self._assigned_step, None),
         }
-        if end is None:
-            steps |= {"first": self._first, "next": self._next}
-        if self.reach == rest.count:
-            del steps["own"]
+        if head is None:
+            steps |= {"cascade first": self._cascade_first_step, "cascade next": self._cascade_next_step}
+        if self.gate_limit == rest.count:
+            del steps["assigned within gate"]
+        self.programs: dict[tuple[str, int], Program] = {}
         jobs = [(name, size) for size in self.sizes for name in steps]
         with streams.on_device():
             for name, size in progress(jobs, len(jobs), "program"):
                 self.programs[name, size] = streams.capture(functools.partial(steps[name], size), 0)
 
-    # --- what programs do ----------------------------------------------------------------------------
-    def _gate(self, images: int) -> Gated:
-        state = State(self.begin, (self.image_size,))
-        found = self.front.run(state, RouteAssignment.single_padded(images, self.valid))
-        assert isinstance(found, Gated)
-        return found
+    def _allocate(self, image: Tensor, scored: Sequence[int]) -> None:
+        device, choices = image.device, self.choices
+        self.dtype, self.image_size = image.dtype, (image.shape[2], image.shape[3])
+        routes = [self.compiled.get(choice, -1) for choice in choices]
+        self.route_of = torch.tensor(routes, dtype=torch.int32, device=device)  # by index of the choice
+        index_of = [choices.index(choice) if choice in choices else 0 for choice in range(choices[-1] + 1)]
+        self.index_of = torch.tensor(index_of, device=device)  # by choice
+        numbers = [self.space.of_choices((choice,)).number for choice in choices]
+        self.route_numbers = torch.tensor(numbers, device=device)
+        self.image_address = torch.zeros(1, dtype=torch.long, device=device)  # where programs read images
+        self.valid = torch.zeros(1, dtype=torch.long, device=device)  # images without padding
+        self._address = self._images = 0  # the values of these two
+        self._last_assigned: tuple[Tensor, int] | None = None  # and its version, as now in `chosen`
+        self.unused_decisions = torch.zeros(self.max_batch, dtype=torch.long, device=device)
+        with torch.no_grad():
+            features, scores = self.prefix(image)
+            (logits,) = self.rest.at(0)(features)
+        self.chosen = torch.zeros(self.max_batch, dtype=torch.long, device=device)
+        host_counts = self.streams.host_buffer(len(choices))
+        self.gates = [GateBuffers(scored, choices, 1, self.chosen, scores, host_counts)]
+        self.logits = self.outputs = logits.new_zeros(self.max_batch, logits.shape[1])
+        self.pending = torch.zeros(self.max_batch, dtype=torch.bool, device=device)  # in a cascade
+        self.threshold = torch.zeros(1, dtype=torch.float64, device=device)
+        self.next_choice = torch.zeros(1, dtype=torch.long, device=device)  # its index
+        if self.head is None:
+            _, channels, *self.map_size = features.shape
+            self.features = features.new_zeros(self.max_batch, features[0, 0].numel(), channels)
+            self.scales = torch.ones(self.max_batch, channels, device=device)
+        else:
+            with torch.no_grad():
+                (rows,) = self.head(logits, torch.zeros(1, dtype=torch.int32, device=device))
+            self.outputs = rows.new_zeros(self.max_batch, rows.shape[1])
 
-    def _finish(
+    # --- the steps that are captured -----------------------------------------------------------------
+    def _run_prefix_and_scores(self, images: int) -> Gated:
+        state = State(self.image_address, (self.image_size,))
+        output = self.prefix.run(state, RouteAssignment.single_padded(images, self.valid))
+        assert isinstance(output, Gated)
+        return output
+
+    def _run_rest(
         self,
         state: State,
-        reach: int | None = None,
-        asked: Tensor | None = None,
-        noted: Sequence[State] = (),
+        route_limit: int | None = None,
+        active: Tensor | None = None,
+        saved: Sequence[State] = (),
     ) -> None:
-        """What was taken, for all images or those that are asked for; some of the first routes alone."""
+        """Run each image, or those of a mask, at its chosen route; only routes below the limit occur."""
         images = len(state.x)
         assignment = RouteAssignment.of_choices(
-            self.gates[0].taken[:images], self.valid, self.route_of, self.rest.count, asked, reach
+            self.chosen[:images], self.valid, self.route_of, self.rest.count, active, route_limit
         )
-        self.rest.run(state, assignment, self.logits[:images], noted)
-        if self.end is not None:  # images left out as any others: nobody reads their answers
-            (answers,) = self.end(self.logits[:images], assignment.routes.clamp(min=0))
-            self.answers[:images].copy_(answers)
+        self.rest.run(state, assignment, self.logits[:images], saved)
+        if self.head is not None:  # also for padding, whose output is not read
+            (rows,) = self.head(self.logits[:images], assignment.routes.clamp(min=0))
+            self.outputs[:images].copy_(rows)
 
-    def _gated(self, images: int) -> None:
-        found, gate = self._gate(images), self.gates[0]
-        choose(found.scores, gate.prices, gate.places, gate.taken[:images])
-        self._finish(found.state, self.reach, noted=found.noted)
+    def _decide(self, images: int, decisions: Tensor) -> Gated:
+        output, gate = self._run_prefix_and_scores(images), self.gates[0]
+        choose(output.scores, gate.penalties, gate.choice_index, decisions[:images])
+        return output
 
-    def _given(self, reach: int | None, images: int) -> None:
-        """Run the gate, without effect, and finish at the choices that were assigned."""
-        found = self._decide(images)
-        self._finish(found.state, reach, noted=found.noted)
+    def _prefix_step(self, images: int) -> None:
+        self._decide(images, self.unused_decisions)
 
-    def _prefix(self, images: int) -> None:
-        self._decide(images)
+    def _gate_step(self, images: int) -> None:
+        output = self._decide(images, self.chosen)
+        self._run_rest(output.state, self.gate_limit, saved=output.noted)
 
-    def _decide(self, images: int) -> Gated:
-        """Run prefix and gate; the decision has no effect."""
-        found, gate = self._gate(images), self.gates[0]
-        choose(found.scores, gate.prices, gate.places, self.unheard[:images])
-        return found
+    def _assigned_step(self, route_limit: int | None, images: int) -> None:
+        output = self._decide(images, self.unused_decisions)
+        self._run_rest(output.state, route_limit, saved=output.noted)
 
-    def _first(self, images: int) -> None:
-        """Of a cascade: its further routes find the features."""
-        state = self._gate(images).state
+    def _cascade_first_step(self, images: int) -> None:
+        """Run the first route of a cascade, and keep the features at the gate for its other routes."""
+        state = self._run_prefix_and_scores(images).state
         self.features[:images].copy_(state.x)
         if state.scale is not None:
             self.scales[:images].copy_(state.scale)
-        self.asked.fill_(True)
-        self._finish(state)
+        self.pending.fill_(True)
+        self._run_rest(state)
 
-    def _next(self, images: int) -> None:
-        """Those whose answer is not sure, of those that the last route was asked about."""
-        asked, taken = self.asked[:images], self.gates[0].taken[:images]
-        asked.logical_and_(unsure(margin(self.logits[:images]), self.threshold))
-        taken.copy_(torch.where(asked, self.following, taken))
+    def _cascade_next_step(self, images: int) -> None:
+        """Run the next route of a cascade for pending images whose margin is below the threshold."""
+        pending, chosen = self.pending[:images], self.chosen[:images]
+        pending.logical_and_(unsure(margin(self.logits[:images]), self.threshold))
+        chosen.copy_(torch.where(pending, self.next_choice, chosen))
         height, width = self.map_size
         state = State(self.features[:images], ((height, width),), self.scales[:images])
-        self._finish(state, asked=asked)
+        self._run_rest(state, active=pending)
 
-    # --- running it ----------------------------------------------------------------------------------
+    # --- running -------------------------------------------------------------------------------------
     def run_gate(self, x: Tensor, penalties: CostPenalties | None = None) -> RoutedOutput:
         """Run images [B, C, H, W] at the routes that the gate decides for, scores less ``penalties``."""
 
-        def some(at: slice | None) -> RoutedOutput:
-            read = self._readable(x, at)
-            images, size = self._point_at(read)
-            set_penalties(self.gates, self.prices, penalties)
-            self.prices, self.given = penalties, None
-            self.programs["gated", size]()
-            if not self.whole:
-                self._check(images)
-            return self._found(images)
+        def launch(size: int, rows: slice | None) -> None:
+            self.set_penalties(penalties)
+            self._last_assigned = None
+            self.programs["gate", size]()
 
-        return self.in_chunks(x, some)
+        return self._run(x, launch, check=not self.gate_is_covered)
 
     def run_assigned(self, x: Tensor, choices: Tensor, *, within_gates: bool = False) -> RoutedOutput:
         """Run each image at its own choice [B, 1].
 
-        ``within_gates`` promises choices of the gate: programs are then as small as when it decides.
+        ``within_gates`` promises choices that the gate scores: kernels then have fewer routes to look at.
         """
-        name = "own" if within_gates and ("own", self.sizes[0]) in self.programs else "any"
+        fewer = within_gates and ("assigned within gate", self.sizes[0]) in self.programs
+        name = "assigned within gate" if fewer else "assigned"
 
-        def some(at: slice | None) -> RoutedOutput:
-            read = self._readable(x, at)
-            images, size = self._point_at(read)
-            self._take(choices, at)
+        def launch(size: int, rows: slice | None) -> None:
+            self._assign(choices, rows)
             self.programs[name, size]()
-            if not self.whole:
-                self._check(images)
-            return self._found(images)
 
-        return self.in_chunks(x, some)
+        return self._run(x, launch, check=not self.gate_is_covered)
 
     def run_route(self, x: Tensor, route: Route) -> Tensor:
-        """All images at one route."""
-        place = self._place(route)
+        """Run all images at one route."""
+        index = self._index(route)
 
-        def some(at: slice | None) -> RoutedOutput:
-            own = self._readable(x, at)
-            images, size = self._point_at(own)
-            self._take_place(place)
-            self.programs["any", size]()
-            return self._found(images)
+        def launch(size: int, rows: slice | None) -> None:
+            self._assign_all(index)
+            self.programs["assigned", size]()
 
-        return self.in_chunks(x, some).logits
+        return self._run(x, launch).logits
 
     def run_cascade(self, x: Tensor, routes: Sequence[int], thresholds: Sequence[float]) -> RoutedOutput:
-        """One route after the other for those whose answer is not sure; not for detectors."""
-        if self.end is not None:
-            raise DsnetError("a cascade asks how sure a class is: a detector is routed by its gate")
-        places = [self._place(self.space.resolve(number)) for number in routes]
+        """Run ``routes`` in turn for images whose margin is below the threshold; not for detectors."""
+        if self.head is not None:
+            raise DsnetError("a cascade needs the confidence in a class: a detector is routed by its gate")
+        first, *others = (self._index(self.space.resolve(number)) for number in routes)
 
-        def some(at: slice | None) -> RoutedOutput:
-            own = self._readable(x, at)
-            images, size = self._point_at(own)
-            self._take_place(places[0])
-            self.programs["first", size]()
-            for place, threshold in zip(places[1:], thresholds, strict=True):
-                self.following.fill_(place)
+        def launch(size: int, rows: slice | None) -> None:
+            self._assign_all(first)
+            self.programs["cascade first", size]()
+            for index, threshold in zip(others, thresholds, strict=True):
+                self.next_choice.fill_(index)
                 self.threshold.fill_(threshold)
-                self.programs["next", size]()
-            return self._found(images)
+                self.programs["cascade next", size]()
 
-        return self.in_chunks(x, some)
+        return self._run(x, launch)
 
     def segment_calls(self, x: Tensor) -> SegmentCalls:
         """Return functions that run all images of ``x`` up to the gate, or at one route; for profiles."""
-        calls: dict[tuple[int, ...], Callable[[], object]] = {(): functools.partial(self._run_prefix, x)}
+
+        def launch(size: int, rows: slice | None) -> None:
+            if ("prefix", size) not in self.programs:
+                body = functools.partial(self._prefix_step, size)
+                self.programs["prefix", size] = self.streams.capture(body, 0)
+            self.programs["prefix", size]()
+
+        calls: dict[tuple[int, ...], Callable[[], object]] = {(): lambda: self._run(x, launch)}
         for choice in self.space.choices[0]:
             calls[choice,] = functools.partial(self.run_route, x, self.space.of_choices((choice,)))
         return SegmentCalls(calls, cumulative=True)
 
-    def _run_prefix(self, x: Tensor) -> RoutedOutput:
-        def some(at: slice | None) -> RoutedOutput:
-            read = self._readable(x, at)
-            images, size = self._point_at(read)
-            if ("prefix", size) not in self.programs:
-                self.programs["prefix", size] = self.streams.capture(functools.partial(self._prefix, size), 0)
-            self.programs["prefix", size]()
-            return self._found(images)
+    def _run(
+        self, x: Tensor, launch: Callable[[int, slice | None], None], *, check: bool = False
+    ) -> RoutedOutput:
+        """Run images chunk by chunk: ``launch`` gets the size of the programs and the rows of a chunk."""
 
-        return self.in_chunks(x, some)
+        def run(rows: slice | None) -> RoutedOutput:
+            chunk = x if rows is None else x[rows]
+            chunk = chunk.to(self.image_address.device, self.dtype).contiguous()  # read where it lies
+            images = len(chunk)
+            self._point_to(chunk)
+            launch(next(size for size in self.sizes if size >= images), rows)
+            if check:
+                self._check_choices(images)
+            output = RoutedOutput(self.outputs[:images].clone(), self.route_numbers[self.chosen[:images]])
+            self.streams.release()
+            return output
 
-    def _place(self, route: Route) -> int:
+        return self.in_chunks(x, run)
+
+    def _index(self, route: Route) -> int:
         (choice,) = route.choices
-        if choice not in self.options:
+        if choice not in self.compiled:
             raise DsnetError(f"this plan does not hold the choices {list(route.choices)}")
-        return self.held[0].index(choice)
+        return self.choices.index(choice)
 
-    def _check(self, images: int) -> None:
-        """What the gate took may not be there: then nothing was run."""
-        missing = self.route_of[self.gates[0].taken[:images]] < 0
+    def _check_choices(self, images: int) -> None:
+        """Raise an error if an image has a choice without a compiled route; such images did not run."""
+        chosen = self.chosen[:images]
+        missing = self.route_of[chosen] < 0
         if bool(missing.any()):
-            choice = self.held[0][int(self.gates[0].taken[:images][missing][0])]
+            choice = self.choices[int(chosen[missing][0])]
             raise DsnetError(f"this plan does not hold the choices [{choice}]")
 
-    def _take(self, given: Tensor, at: slice | None) -> None:
-        """Choices of images, unless they are what is taken already."""
-        keeps = at is None and not given.is_inference()  # such a tensor does not tell whether it was changed
-        if keeps and self.given is not None and self.given[0] is given and self.given[1] == given._version:
+    def _assign(self, choices: Tensor, rows: slice | None) -> None:
+        """Write assigned choices to `chosen`, unless the same tensor, unchanged, was written last."""
+        countable = rows is None and not choices.is_inference()  # inference tensors do not count changes
+        last = self._last_assigned
+        if countable and last is not None and last[0] is choices and last[1] == choices._version:
             return
-        self.given, own = None, given if at is None else given[at]
-        torch.take(self.place_of, own.reshape(-1), out=self.gates[0].taken[: len(own)])
-        self.given = (given, given._version) if keeps else None
+        self._last_assigned, chunk = None, choices if rows is None else choices[rows]
+        torch.take(self.index_of, chunk.reshape(-1), out=self.chosen[: len(chunk)])
+        self._last_assigned = (choices, choices._version) if countable else None
 
-    def _take_place(self, place: int) -> None:
-        """The same for all images."""
-        self.given = None
-        self.gates[0].taken.fill_(place)
+    def _assign_all(self, index: int) -> None:
+        self._last_assigned = None
+        self.chosen.fill_(index)
 
-    def _readable(self, x: Tensor, at: slice | None) -> Tensor:
-        """Images as programs read them; held until they are started, since they are read where they lie."""
-        return (x if at is None else x[at]).to(self.begin.device, self.dtype).contiguous()
-
-    def _point_at(self, x: Tensor) -> tuple[int, int]:
-        """Tells programs where images are: how many, and the size of programs that hold them all."""
-        images = len(x)
-        size = next(size for size in self.sizes if size >= images)
+    def _point_to(self, x: Tensor) -> None:
+        """Tell programs where the images are and how many."""
         self.streams.acquire()
-        address = x.data_ptr()
-        if address != self.address:
-            self.begin.fill_(address)
-            self.address = address
-        if images != self.images:
-            self.valid.fill_(images)
-            self.images = images
-        return images, size
-
-    def _found(self, images: int) -> RoutedOutput:
-        found = RoutedOutput(self.answers[:images].clone(), self.number[self.gates[0].taken[:images]])
-        self.streams.release()
-        return found
+        if x.data_ptr() != self._address:
+            self._address = x.data_ptr()
+            self.image_address.fill_(self._address)
+        if len(x) != self._images:
+            self._images = len(x)
+            self.valid.fill_(self._images)

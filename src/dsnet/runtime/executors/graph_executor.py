@@ -1,15 +1,17 @@
-"""What executors of captured programs share: chunks of a batch, and one thread at a time."""
+"""What executors of captured programs share: chunks of a batch, one thread at a time, cost penalties."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 
 import torch
 from torch import Tensor
 
 from dsnet.core.cuda_graphs import StreamPool
+from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput
+from dsnet.runtime.executors.buffers import GateBuffers
 
 __all__ = ["GraphExecutor"]
 
@@ -22,7 +24,9 @@ class GraphExecutor:
     streams: StreamPool
     lock: threading.Lock
     programs: Sized
-    answers: Tensor  # [max_batch, outputs]
+    gates: Sequence[GateBuffers]
+    penalties: CostPenalties | None = None  # those in the memory of the gates
+    outputs: Tensor  # [max_batch, outputs]
 
     @property
     def num_programs(self) -> int:
@@ -33,7 +37,7 @@ class GraphExecutor:
     def in_chunks(self, x: Tensor, run: Callable[[slice | None], RoutedOutput]) -> RoutedOutput:
         """Run images in chunks of at most `max_batch`, or all at once (None); one thread at a time."""
         if not len(x):
-            return RoutedOutput(self.answers[:0].clone(), self.answers.new_zeros(0, dtype=torch.long))
+            return RoutedOutput(self.outputs[:0].clone(), self.outputs.new_zeros(0, dtype=torch.long))
         with self.lock, self.streams.on_device():
             try:
                 if len(x) <= self.max_batch:
@@ -44,3 +48,17 @@ class GraphExecutor:
                 self.streams.release()  # what was launched so far belongs to what went before
                 raise
         return RoutedOutput(torch.cat([c.logits for c in chunks]), torch.cat([c.routes for c in chunks]))
+
+    def set_penalties(self, penalties: CostPenalties | None) -> None:
+        """Write penalties to the memory that programs read, if they have changed."""
+        if penalties == self.penalties:
+            return
+        previous: Sequence[int] = (0,)
+        for number, gate in enumerate(self.gates):
+            if penalties is None:
+                gate.penalties.zero_()
+            else:
+                rows = [penalties[number][choice] for choice in previous]
+                gate.penalties.copy_(torch.tensor(rows, dtype=torch.float64))
+            previous = gate.choices
+        self.penalties = penalties
