@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,9 @@ def main() -> None:
         rows.append(
             {
                 "batch": one.batch,
-                "cascade": routed._asdict(),
-                "single": single._asdict(),
-                "largest": one.times["full"]._asdict(),
+                "cascade": asdict(routed),
+                "single": asdict(single),
+                "largest": asdict(one.times["full"]),
                 "gain": single.median / routed.median,
             }
         )

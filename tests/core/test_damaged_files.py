@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dsnet import DsnetError
-from dsnet.benchmark.workloads import read_mix, shares_of
+from dsnet.benchmark.workloads import mix_of, read_mix
 from dsnet.cli import build_parser
 from dsnet.models.loading import build_network
 from dsnet.report.run_page import update_run_page
@@ -151,7 +151,7 @@ def test_edits_of_other_files_are_refused_or_do_no_harm(
     cache_file().write_text('{"a network": {"eager": 0.5}}')
     readers: dict[Path, Callable[[], object]] = {
         latency: lambda: LatencyTable.load(latency).check(model, torch.device("cpu")),
-        mix: lambda: shares_of(model, read_mix(mix)),
+        mix: lambda: mix_of(model, read_mix(mix)),
         cache_file(): _read,
         copied / "recipe.json": lambda: read_config(copied),
         copied / "results.json": lambda: update_run_page(copied),

@@ -23,7 +23,7 @@ from dsnet.report.plot import (
     bar_plot,
     line_plot,
 )
-from tests.support.bench_result import made_up
+from tests.support.bench_result import bench_result
 
 ROOM = 375 - 2 * 16  # pixels beside the page's padding
 LEGIBLE = 11  # pixels of text
@@ -92,7 +92,7 @@ def result(route: int | None) -> DetectionResult:
 @pytest.mark.parametrize(
     "shown",
     [
-        bench_page(made_up()),
+        bench_page(bench_result()),
         detection_page("net", Path("run"), ["red"], [result(0), result(None)], []),
         page("t", html_table(["a", "b <c>"], [["1", "2"]])),
     ],

@@ -1,150 +1,40 @@
-"""What routing saves on this machine: mixed batches of a plan beside what others do and beside the ideal.
+"""The benchmark behind ``dsnet bench``: mixed batches of a plan beside baselines and beside the ideal.
 
-Times are milliseconds a batch; every way takes its turn in every round, each call timed right after an
-untimed one of its kind. *Ideal* is what nobody can have: stand-alone networks of the routes, made ready by
-the same backend, each on a whole batch, weighted by the mix; for a cascade its first route on all images and,
-of every further route, the share that goes on to it of what it has to run then. For single images the same
-networks are also timed *in turn*, as the mix has them: each then finds the cache as another one left it.
+All candidates are timed in turn in every round, each call right after an untimed one of the same candidate.
+The *ideal* is out of reach: stand-alone networks of the routes, compiled by the same backend, each on a whole
+batch, weighted by the mix. The ideal of a cascade is its first route on all images plus, for every further
+route, the share of images that reach it, times what it still has to run. For single images the same networks
+are also timed *in turn*, in the order of the mix, so that each finds the cache as another one left it.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from dsnet.benchmark.candidates import Convert, Others, make_ways
-from dsnet.benchmark.conditions import Conditions, conditions, load_average
-from dsnet.benchmark.static_network import Static, baselines, static_network
-from dsnet.benchmark.workloads import Mix, decided_routes, mix_of
+from dsnet.benchmark.candidates import Candidate, Candidates
+from dsnet.benchmark.conditions import conditions, load_average
+from dsnet.benchmark.results import Baseline, BatchResult, BenchResult, Spread
+from dsnet.benchmark.static_baselines import compile_static, static_networks
+from dsnet.benchmark.workloads import Mix, gated_routes, mix_of
 from dsnet.core.device import pick_device
 from dsnet.core.time_limit import TimeLimit, TimeUpError
-from dsnet.core.timer import Progress, silent, timed
+from dsnet.core.timer import Progress, silent, time_interleaved, timed
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.latency import device_name
-from dsnet.runtime.api import compile as make_plan
+from dsnet.runtime.api import compile as compile_plan
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.executors.host import CompiledNetwork, Memory
+from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork, Memory
 
-__all__ = ["Baseline", "BatchResult", "BenchResult", "Spread", "bench"]
+__all__ = ["bench"]
 
 WARM_UP = 2  # rounds
-ENOUGH = 0.4  # share of a time limit after which no static network is begun
-STATIC = ("twin", "half")  # what the times of static networks are called
+STATIC_SHARE = 0.4  # of the time limit, after which no static network is started
 QUICK_BUCKETS = (1, 8)
-QUICK_BACKENDS = {"cpu": ("openvino", "eager"), "cuda": ("triton", "cudagraphs")}  # soon made ready
-
-
-class Spread(NamedTuple):
-    """Milliseconds a batch: median and quartiles."""
-
-    median: float
-    low: float
-    high: float
-
-
-class Baseline(NamedTuple):
-    """A static network that was timed."""
-
-    way: str  # what its times are called
-    name: str
-    backend: str
-    madds: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchResult:
-    """Everything measured at a batch size."""
-
-    batch: int
-    times: Mapping[str, Spread]  # by way
-    ideal: float  # of the gated mix
-    ideal_cascade: float
-    rounds: int | None = None  # that were counted; none: all
-
-    @property
-    def ratio(self) -> float:
-        """Ideal time over the gated plan's: 1 is ideal."""
-        return self.ideal / self.times["gated"].median
-
-    @property
-    def ratio_stream(self) -> float:
-        """The same for a stream of such batches."""
-        return self.ideal / self.times["stream"].median
-
-    @property
-    def ratio_cascade(self) -> float:
-        """The same for the cascade."""
-        return self.ideal_cascade / self.times["cascade"].median
-
-    @property
-    def speedup(self) -> float:
-        """Time of everyone at the largest route over the gated plan's."""
-        return self.times["full"].median / self.times["gated"].median
-
-    @property
-    def speedup_gate(self) -> float:
-        """The same for the largest route that the gate can take."""
-        return self.times.get("gate largest", self.times["full"]).median / self.times["gated"].median
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchResult:
-    """A benchmark of one network on one device."""
-
-    network: str
-    device: str
-    backend: str
-    memory: str
-    precision: str
-    conditions: Conditions
-    torch: str
-    image_size: tuple[int, int]
-    mix: Mix
-    theory: float  # multiply-adds of everyone at the largest route over those of the mix
-    twin: str | None
-    twin_backend: str | None
-    resident: int  # bytes of weights
-    programs: int
-    repeats: int
-    results: tuple[BatchResult, ...]
-    madds: Mapping[int, int] = field(default_factory=dict)  # of the routes that are named here
-    largest: int | None = None  # the network's largest route
-    gate_largest: int | None = None  # the largest that the gate decides for
-    baselines: tuple[Baseline, ...] = ()  # all static networks, by way
-    missing: tuple[str, ...] = ()  # what there was no time for
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types)."""
-        plain = asdict(self)
-        del plain["conditions"]
-        plain |= self.conditions._asdict()
-        plain["mix"] = self.mix.source
-        plain["shares"] = {str(route): share for route, share in self.mix.shares.items()}
-        plain["cascade"] = self.mix.cascade._asdict()
-        plain["madds"] = {str(route): cost for route, cost in sorted(self.madds.items())}
-        plain["baselines"] = [baseline._asdict() for baseline in self.baselines]
-        plain["results"] = [
-            {
-                "batch": r.batch,
-                "rounds": r.rounds or self.repeats,
-                "times": {way: spread._asdict() for way, spread in r.times.items()},
-                "ideal": r.ideal,
-                "ideal_cascade": r.ideal_cascade,
-                "ratio": r.ratio,
-                "ratio_stream": r.ratio_stream,
-                "ratio_cascade": r.ratio_cascade,
-                "speedup": r.speedup,
-                "speedup_gate": r.speedup_gate,
-            }
-            for r in self.results
-        ]
-        return plain
+QUICK_BACKENDS = {"cpu": ("openvino", "eager"), "cuda": ("triton", "cudagraphs")}  # that compile fast
 
 
 def bench(
@@ -163,25 +53,40 @@ def bench(
     quick: bool = False,
     progress: Progress = silent,
 ) -> BenchResult:
-    """Measures a network with these shares of routes; weights do not matter.
+    """Time mixed batches of a network; its weights do not matter.
 
-    With a ``time_limit`` in seconds what was measured by then is given, and what is missing is named.
-    ``quick`` leaves out masking, indexing and slicing, makes programs for batches of 1 and 8 alone, and takes
-    the backend, if that is ``auto``, from those that are soon made ready.
+    Args:
+        model: The network, in eval mode.
+        batches: Batch sizes.
+        mix: ``uniform``, shares by route, or a mix; see `dsnet.benchmark.workloads.mix_of`.
+        backend: The plan's backend; ``auto`` takes the fastest.
+        device: Where to run (default: where the network is).
+        precision: The plan's precision (default: the network's).
+        memory: As for `dsnet.runtime.compile`.
+        batch_buckets: As for `dsnet.runtime.compile`.
+        image_size: As for `dsnet.runtime.compile`.
+        repeats: How many rounds to measure.
+        time_limit: Seconds after which to stop. The result names what is missing.
+        quick: Leave out masking, indexing and slicing, compile for batches of 1 and 8 alone, and replace
+            ``auto`` by a backend that compiles fast.
+        progress: Progress callback.
+
+    Raises:
+        DsnetError: If an argument is invalid, or nothing was measured within the time limit.
     """
-    for what, counts in (("batches", tuple(batches)), ("repeats", (repeats,))):
+    for name, counts in (("batches", tuple(batches)), ("repeats", (repeats,))):
         if not counts or any(type(count) is not int or count < 1 for count in counts):
-            raise DsnetError(f"{what} must be positive integers, not {counts}")
+            raise DsnetError(f"{name} must be positive integers, not {counts}")
     limit, load = TimeLimit(time_limit), load_average()
-    shown, progress = progress, limit.checked(progress)
+    limited = limit.checked(progress)
     mix = mix_of(model, mix)
-    last, own_last = model.space.largest.number, decided_routes(model)[-1]
+    largest, gate_largest = model.space.largest.number, gated_routes(model)[-1]
     any_backend = backend == "auto" and not quick
     if quick:
         batch_buckets = batch_buckets or QUICK_BUCKETS
         backend = _quick_backend(model, device, precision) if backend == "auto" else backend
     try:
-        plan = make_plan(
+        compiled = compile_plan(
             model,
             device=device,
             backend=backend,
@@ -189,34 +94,41 @@ def bench(
             memory=memory,
             batch_buckets=batch_buckets,
             image_size=image_size,
-            routes=sorted({*mix.shares, *mix.cascade.routes, own_last, last}),
-            progress=progress,
-        )
+            routes=sorted({*mix.shares, *mix.cascade.routes, gate_largest, largest}),
+            progress=limited,
+        ).network
     except TimeUpError:
-        raise _too_short(limit) from None
-    compiled = plan.network
-    static, missing = _static(
-        model, compiled, batches, batch_buckets, progress, limit, any_backend=any_backend
-    )
-    size = {number: madds(model, number, image_size) for number in {*mix.shares, own_last, last}}
-    others = None if quick else Others(model, compiled, mix)
-    results, alone = [], dict[int, Convert]()
+        raise _nothing_measured(limit) from None
+    baselines: list[Baseline] = []
+    static: dict[str, BucketedProgram] = {}
+    missing = []
+    for network in static_networks(model):
+        try:
+            if limit.used > STATIC_SHARE:
+                raise TimeUpError
+            baseline, program = compile_static(
+                network, compiled, batches, any_backend=any_backend, buckets=batch_buckets, progress=limited
+            )
+        except TimeUpError:
+            missing.append(network.name)
+            continue
+        baselines.append(baseline)
+        static[network.candidate] = program
+    candidates = Candidates(model, compiled, mix, static, eager=not quick)
+    results = []
     for batch in batches:
         try:
-            ways = make_ways(model, compiled, mix, batch, static, others, alone=alone, progress=progress)
-            spreads, rounds = _interleave(
-                ways.calls, repeats, compiled.device, shown, batch, limit, 1 if quick else WARM_UP
-            )
+            at_batch = candidates.at(batch, limited)
         except TimeUpError:
             missing.append(f"batch {batch}")
             continue
-        if rounds < repeats:
-            missing.append(f"{repeats - rounds} of {repeats} rounds of batch {batch}")
-        spreads = {way: _scaled(spread, ways.batches.get(way, 1)) for way, spread in spreads.items()}
-        results.append(_result(batch, spreads, mix, rounds))
+        result = _measure(at_batch, batch, mix, compiled, repeats, 1 if quick else WARM_UP, limit, progress)
+        if result.rounds < repeats:
+            missing.append(f"{repeats - result.rounds} of {repeats} rounds of batch {batch}")
+        results.append(result)
     if not results:
-        raise _too_short(limit)
-    twin = static.get("twin")
+        raise _nothing_measured(limit)
+    cost = {number: madds(model, number, image_size) for number in {*mix.shares, gate_largest, largest}}
     return BenchResult(
         network=model.name,
         device=device_name(compiled.device),
@@ -227,22 +139,20 @@ def bench(
         torch=str(torch.__version__),
         image_size=compiled.image_size,
         mix=mix,
-        theory=size[last] / sum(share * size[number] for number, share in mix.shares.items()),
-        twin=None if twin is None else twin.name,
-        twin_backend=None if twin is None else twin.backend,
+        theory=cost[largest] / sum(share * cost[number] for number, share in mix.shares.items()),
         resident=compiled.resident,
         programs=compiled.num_programs,
         repeats=repeats,
         results=tuple(results),
-        madds=size,
-        largest=last,
-        gate_largest=own_last,
-        baselines=tuple(Baseline(way, s.name, s.backend, s.madds) for way, s in static.items()),
+        madds=cost,
+        largest=largest,
+        gate_largest=gate_largest,
+        baselines=tuple(baselines),
         missing=tuple(missing),
     )
 
 
-def _too_short(limit: TimeLimit) -> DsnetError:
+def _nothing_measured(limit: TimeLimit) -> DsnetError:
     return DsnetError(
         f"nothing was measured within the time limit of {limit.seconds:g} s; give more time, fewer routes "
         "or fewer batch sizes (--batch, --buckets), or measure less (--quick)"
@@ -250,7 +160,7 @@ def _too_short(limit: TimeLimit) -> DsnetError:
 
 
 def _quick_backend(model: Supernet, device: torch.device | str | None, precision: str | None) -> str:
-    """The first that can be used."""
+    """Return the first backend that compiles fast and is available, or eager."""
     weight = model.head.classifier.weight
     place = weight.device if device is None else pick_device(str(device))
     dtype = weight.dtype if precision is None else getattr(torch, precision, weight.dtype)
@@ -258,83 +168,37 @@ def _quick_backend(model: Supernet, device: torch.device | str | None, precision
     return next((n for n in names if get_backend(n).unavailable(place, dtype) is None), "eager")
 
 
-def _static(
-    model: Supernet,
-    compiled: CompiledNetwork,
-    batches: Sequence[int],
-    buckets: Sequence[int] | None,
-    progress: Progress,
-    limit: TimeLimit,
-    *,
-    any_backend: bool,
-) -> tuple[dict[str, Static], list[str]]:
-    """Static networks by way, and those that there was no time for."""
-    static: dict[str, Static] = {}
-    missing = []
-    for way, baseline in zip(STATIC, baselines(model), strict=False):
-        if limit.used > ENOUGH:
-            missing.append(baseline.name)
-            continue
-        try:
-            static[way] = static_network(
-                baseline.model,
-                compiled,
-                batches,
-                any_backend=any_backend,
-                buckets=buckets,
-                progress=progress,
-                options=baseline.options,
-            )
-        except TimeUpError:
-            missing.append(baseline.name)
-    return static, missing
-
-
-def _result(batch: int, spreads: Mapping[str, Spread], mix: Mix, rounds: int) -> BatchResult:
-    first, *further = zip(mix.cascade.routes, mix.cascade.shares, strict=True)
-    cascade = spreads[f"alone {first[0]}"].median
-    cascade += sum(share * spreads[f"suffix {number}"].median for number, share in further)
-    ideal = sum(share * spreads[f"alone {number}"].median for number, share in mix.shares.items())
-    return BatchResult(batch=batch, times=spreads, ideal=ideal, ideal_cascade=cascade, rounds=rounds)
-
-
-@torch.no_grad()
-def _interleave(
-    calls: Mapping[str, Callable[[], object]],
-    repeats: int,
-    device: torch.device,
-    progress: Progress,
+def _measure(
+    candidates: Mapping[str, Candidate],
     batch: int,
-    limit: TimeLimit,
+    mix: Mix,
+    compiled: CompiledNetwork,
+    repeats: int,
     warm_up: int,
-) -> tuple[dict[str, Spread], int]:
-    """What every way takes, and in how many rounds.
-
-    Where the time is up rounds end; one is counted even then, for what it needs has been made.
-    """
-    samples: dict[str, list[float]] = {way: [] for way in calls}
-    counted = 0
-    rounds = range(warm_up + repeats)
-    for number in progress(rounds, len(rounds), f"batch {batch}: round"):
-        if limit.over and counted:
-            break
-        counts = number >= warm_up or limit.over
-        for way, call in calls.items():
-            _, took = timed(call, device), timed(call, device)
-            if counts:
-                samples[way].append(took)
-        counted += counts
-        if limit.over and counted:
-            break
-    return {way: _spread(taken) for way, taken in samples.items()}, counted
-
-
-def _spread(samples: list[float]) -> Spread:
-    if len(samples) == 1:
-        return Spread(samples[0], samples[0], samples[0])
-    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return Spread(median, low, high)
-
-
-def _scaled(spread: Spread, batches: int) -> Spread:
-    return Spread(*(value / batches for value in spread))
+    limit: TimeLimit,
+    progress: Progress,
+) -> BatchResult:
+    """Time the candidates of a batch size; at least one round is measured, even beyond the time limit."""
+    samples = time_interleaved(
+        {name: candidate.run for name, candidate in candidates.items()},
+        compiled.device,
+        rounds=repeats,
+        warm_up=warm_up,
+        clock=lambda call, device: (timed(call, device), timed(call, device))[1],
+        progress=progress,
+        label=f"batch {batch}: round",
+        stop=lambda: limit.over,
+    )
+    times = {
+        name: Spread.of([milliseconds / candidates[name].batches for milliseconds in rounds])
+        for name, rounds in samples.items()
+    }
+    first, *further = zip(mix.cascade.routes, mix.cascade.shares, strict=True)
+    suffixes = sum(share * times[f"suffix {number}"].median for number, share in further)
+    return BatchResult(
+        batch=batch,
+        rounds=len(samples["gated"]),
+        times=times,
+        ideal=sum(share * times[f"alone {number}"].median for number, share in mix.shares.items()),
+        ideal_cascade=times[f"alone {first[0]}"].median + suffixes,
+    )

@@ -1,37 +1,46 @@
-"""Under what conditions times were measured: clocks, threads and what else the machine did."""
+"""The conditions of a measurement: threads, clocks and the machine's load."""
 
 from __future__ import annotations
 
 import os
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 __all__ = ["Conditions", "conditions", "load_average"]
 
 
-class Conditions(NamedTuple):
-    """What a time depends on beside the program. What the machine does not say is None."""
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Conditions that times depend on; None where the machine does not report them.
 
-    threads: int  # of torch and of the backends
+    Attributes:
+        threads: Threads of torch and of the backends.
+        cores: CPU cores.
+        cpu_mhz: Clock of the CPU after the last round, median over cores.
+        gpu_mhz: Clock of the GPU after the last round.
+        load: Load averages over 1, 5 and 15 minutes, before the first round.
+    """
+
+    threads: int
     cores: int | None
-    cpu_mhz: float | None  # median over cores, right behind the last round
+    cpu_mhz: float | None
     gpu_mhz: int | None
-    load: tuple[float, float, float] | None  # over 1, 5 and 15 minutes, before the first round
+    load: tuple[float, float, float] | None
 
 
 def conditions(device: torch.device, load: tuple[float, float, float] | None) -> Conditions:
-    """Those of now, with the load of before."""
+    """Return the present conditions, with a load that was read before."""
     return Conditions(torch.get_num_threads(), os.cpu_count(), _cpu_mhz(), _gpu_mhz(device), load)
 
 
 def load_average() -> tuple[float, float, float] | None:
-    """Mean numbers of busy processes."""
+    """Return the load averages over 1, 5 and 15 minutes."""
     try:
         return os.getloadavg()
-    except (AttributeError, OSError):  # no such thing on this system
+    except (AttributeError, OSError):  # not available on this system
         return None
 
 

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsnet.benchmark.api import BenchResult, bench
+from dsnet.benchmark.api import bench
+from dsnet.benchmark.results import BenchResult
 from dsnet.benchmark.workloads import Mix, measured_mix, read_mix
 from dsnet.calibration.calibration import Calibration
 from dsnet.cli.options import open_network

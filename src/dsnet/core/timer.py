@@ -68,6 +68,7 @@ def time_interleaved(
     clock: Callable[[Callable[[], object], torch.device], float] = timed,
     progress: Progress = silent,
     label: str = "round",
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[K, list[float]]:
     """Time calls in turn, round after round, so that a slow moment of the machine affects all of them.
 
@@ -79,14 +80,18 @@ def time_interleaved(
         clock: Function that times one call.
         progress: Progress callback for the rounds.
         label: What it says beside their number.
+        stop: Function that returns whether to end early; one round is measured even then.
 
     Returns:
         The milliseconds of every call, one per round.
     """
     samples: dict[K, list[float]] = {key: [] for key in calls}
     for number in progress(range(warm_up + rounds), warm_up + rounds, label):
+        counts = number >= warm_up or stop()
         for key, call in calls.items():
             milliseconds = clock(call, device)
-            if number >= warm_up:
+            if counts:
                 samples[key].append(milliseconds)
+        if counts and stop():
+            break
     return samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsnet.benchmark.api import Baseline, BatchResult, BenchResult, Spread
+from dsnet.benchmark.results import BatchResult, BenchResult, Spread
 from dsnet.report.page import escape, html_table, page
 from dsnet.report.plot import Bar, Chart, bar_plot
 from dsnet.report.text import human, table
@@ -72,15 +72,8 @@ def _rows(result: BenchResult, r: BatchResult) -> list[list[str]]:
         rows.append(measured("gated: ideal, in turn", r.times["in turn"]))
     rows.append(measured("cascade plan", r.times["cascade"], r.ratio_cascade))
     rows.append(["cascade: ideal", f"{r.ideal_cascade:.2f}", "", f"{r.ideal_cascade / full:.0%}", ""])
-    rows += [measured(f"{name} ({backend})", r.times[key]) for key, name, backend, _ in _static(result)]
+    rows += [measured(f"{b.name} ({b.backend})", r.times[b.candidate]) for b in result.baselines]
     return rows
-
-
-def _static(result: BenchResult) -> tuple[Baseline, ...]:
-    """The static networks; results of earlier versions have one at most."""
-    if result.baselines or result.twin is None:
-        return result.baselines
-    return (Baseline("twin", result.twin, str(result.twin_backend), 0),)
 
 
 def _conditions(result: BenchResult) -> str:
@@ -106,8 +99,7 @@ def _conditions(result: BenchResult) -> str:
 
 def _mix(shares: Mapping[int, float], madds: Mapping[int, int]) -> str:
     if len(shares) <= FEW:
-        costs = {route: f" ({human(madds[route])})" if route in madds else "" for route in shares}
-        return ", ".join(f"{share:.0%} at {route}{costs[route]}" for route, share in shares.items())
+        return ", ".join(f"{share:.0%} at {r} ({human(madds[r])})" for r, share in shares.items())
     commonest = max(shares, key=lambda route: shares[route])
     return (
         f"{len(shares)} from {min(shares)} to {max(shares)}, "
@@ -134,15 +126,11 @@ def _explanations(result: BenchResult) -> list[str]:
         "cascade": f"cascade plan: route {first[0]} for all images{then}",
     }
     shown = [line for key, line in lines.items() if key in measured or key == "alone"]
-    for _, name, backend, cost in _static(result):
-        costs = f" of {human(cost)} multiply-adds" if cost else ""
-        shown.append(f"{name}: the static network{costs}, on {backend}")
+    for b in result.baselines:
+        shown.append(f"{b.name}: the static network of {human(b.madds)} multiply-adds, on {b.backend}")
     return shown
 
 
-def _route(number: int | None, result: BenchResult) -> str:
-    """The number and cost of a route, in brackets."""
-    if number is None:
-        return ""
-    cost = f", {human(result.madds[number])} multiply-adds" if number in result.madds else ""
-    return f" (route {number}{cost})"
+def _route(number: int, result: BenchResult) -> str:
+    """Return the number and cost of a route, in brackets."""
+    return f" (route {number}, {human(result.madds[number])} multiply-adds)"
