@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,6 +131,15 @@ def test_the_error_of_pillow_about_pixels_names_our_limit(monkeypatch: pytest.Mo
     message = damage_of(lambda: decode(encoded(40, 30), 8))
     assert message.startswith("it has more than 500 pixels")
     assert "DSNET_MAX_PIXELS" in message
+
+
+def test_too_many_pixels_are_an_error_without_a_warning_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    monkeypatch.setenv("DSNET_MAX_PIXELS", "1000")  # Pillow would warn of 1,001 to 2,000 pixels
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert "40 × 30 pixels" in damage_of(lambda: decode(encoded(40, 30), 8))
+    assert not shown
 
 
 @pytest.mark.parametrize(

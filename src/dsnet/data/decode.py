@@ -148,6 +148,7 @@ def open_header(source: str | bytes) -> Iterator[Any]:
     limit = max_pixels()
     if images.MAX_IMAGE_PIXELS is not None and limit > images.MAX_IMAGE_PIXELS:
         images.MAX_IMAGE_PIXELS = limit  # else Pillow warns of images that are allowed, or refuses them
+        warnings.simplefilter("ignore", images.DecompressionBombWarning)  # larger ones raise below
     with catch_decode_errors():
         if not source:
             raise DecodeError("it is empty")
