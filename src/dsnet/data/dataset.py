@@ -16,12 +16,15 @@ __all__ = [
     "Crops",
     "ImageDataset",
     "channel_statistics",
+    "check_class_names",
     "check_labels",
     "check_ratio",
     "chunks",
     "epoch_order",
     "stratified_split",
 ]
+
+MAX_CLASS_NAME = 1000  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +175,19 @@ def check_ratio(name: str, ratio: float) -> None:
         raise DsnetError(f"{name} must lie above 0 and be at most 1, not {shorten(ratio)}")
 
 
+def check_class_names(where: str, classes: Sequence[str]) -> None:
+    """Raise if a name is too long for a checkpoint, before a network is trained."""
+    longest = max(classes, key=len, default="")
+    if len(longest) > MAX_CLASS_NAME:
+        raise DsnetError(
+            f"{where}: the class {shorten(longest, 80)} has a name of {len(longest):,} characters, "
+            f"expected at most {MAX_CLASS_NAME}"
+        )
+
+
 def check_labels(name: str, count: int, labels: Tensor, classes: tuple[str, ...]) -> None:
-    """Raise unless each of ``count`` images has a label, and each label is the index of a class."""
+    """Raise unless each of ``count`` images has a label that is the index of a class with a usable name."""
+    check_class_names(name, classes)
     if len(labels) != count:
         raise DsnetError(f"{name}: {count} images but {len(labels)} labels")
     if count and not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):

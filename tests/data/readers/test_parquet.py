@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import tempfile
@@ -88,6 +89,16 @@ def test_invalid_parquet_tables_are_errors(tmp_path: Path) -> None:
     assert "cannot be read as Parquet" in error_of(
         lambda: load_dataset(str(tmp_path / "bad.parquet"), "train")
     )
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_class_name_that_no_checkpoint_takes_is_refused_before_training(tmp_path: Path, lazy: bool) -> None:
+    features = {"label": {"names": ["cat", "d" * 100_000]}}
+    path = tmp_path / "train.parquet"
+    write_parquet(path, [0, 1], metadata=json.dumps({"info": {"features": features}}).encode())
+    message = error_of(lambda: load_dataset(str(path), "train", size=SIZE, lazy=lazy))
+    assert "a name of 100,000 characters, expected at most 1000" in message
+    assert len(message) < 1000
 
 
 def test_the_copy_of_a_table_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

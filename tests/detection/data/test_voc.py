@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dsnet.detection.data.dataset import load_detection_dataset
+from dsnet.detection.data.summary import report_problems
 from dsnet.detection.data.voc import read_voc
 from tests.support import error_of
 
@@ -137,6 +138,25 @@ def test_files_of_other_tools(tmp_path: Path) -> None:
     ]
     listed.write_bytes(b"\xff\xfe")
     assert f"{listed} is not a text file" in error_of(lambda: read_voc(tmp_path, "train"))
+
+
+def test_a_name_that_no_file_can_have_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "fine", ("cat", (1, 1, 5, 5)))
+    (tmp_path / "ImageSets/Main/train.txt").write_text(f"{'a' * 5000}\nb\0c\nfine\n", encoding="utf-8")
+    found = read_voc(tmp_path, "train")
+    assert [item.image.stem for item in found.items] == ["fine"]
+    assert len(found.problems) == 2
+    assert all("cannot be read" in problem.what for problem in found.problems)
+    lines: list[str] = []
+    report_problems(found.problems, "", lines.append)
+    assert max(map(len, lines)) <= 1000
+
+
+def test_a_class_name_that_no_checkpoint_takes_is_refused_before_training(tmp_path: Path) -> None:
+    write(tmp_path, "long", ("c" * 100_000, (1, 1, 5, 5)))
+    message = error_of(lambda: read_voc(tmp_path))
+    assert "a name of 100,000 characters, expected at most 1000" in message
+    assert len(message) < 1000
 
 
 def test_what_cannot_be_used_at_all(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dsnet.detection.data.dataset import DetectionDataset
 from dsnet.detection.data.voc import FileProblem, VocAnnotations
 from dsnet.detection.train.config import DetectionConfig
+from dsnet.errors import printable
 
 __all__ = ["SplitCounts", "batch_too_large", "count_split", "describe_run", "plural", "report_problems"]
 
@@ -82,7 +83,7 @@ def _describe_boxes(split: SplitCounts) -> str:
 def report_problems(problems: Sequence[FileProblem], rest: str, report: Callable[[str], None]) -> None:
     """Report the first problems one by one, and the number of further ones; ``rest`` says where they are."""
     for problem in problems[:MAX_REPORTED]:
-        report(f"{problem.file}: {problem.what}")
+        report(printable(f"{problem.file}: {problem.what}", 1000))
     if len(problems) > MAX_REPORTED:
         report(f"and {len(problems) - MAX_REPORTED} more problems with files: {rest}")
 

@@ -8,6 +8,7 @@ unknown class is an error.
 
 from __future__ import annotations
 
+import os
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsnet.core.files import open_regular
+from dsnet.data.dataset import check_class_names
 from dsnet.data.decode import DecodeError, open_header
 from dsnet.detection.eval.metrics import GroundTruth
 from dsnet.errors import DsnetError, printable, shorten
@@ -109,6 +111,7 @@ def read_voc(
     if not present:
         raise DsnetError(f"no image of {where} has a box")
     classes = tuple(present if classes is None else classes)
+    check_class_names(str(where), classes)
     if len(set(classes)) != len(classes):
         raise DsnetError(f"class names must differ: {printable(', '.join(classes), 1000)}")
     indices = {name: index for index, name in enumerate(classes)}
@@ -145,7 +148,8 @@ def _list_names(root: Path, split: str | None, problems: list[FileProblem]) -> l
         raise DsnetError(f"{path} is not a text file: {error}") from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # Lists of single classes have a number after each name. A name may also contain spaces.
-    names = [line if (folder / f"{line}.xml").is_file() else line.split()[0] for line in lines]
+    # `os.path.isfile` raises for none of them, `Path.is_file` for one that is too long.
+    names = [line if os.path.isfile(folder / f"{line}.xml") else line.split()[0] for line in lines]
     problems += [
         FileProblem(path, f"names {name} {count} times; it counts once")
         for name, count in Counter(names).items()
@@ -178,7 +182,8 @@ def _read_file(root: Path, name: str, problems: list[FileProblem]) -> _Annotatio
         width, height = (int(float(_text(tree, f"size/{side}"))) for side in ("width", "height"))
         objects = [_read_object(entry) for entry in tree.iter("object")]
     except (OSError, ET.ParseError, ValueError, LookupError, OverflowError) as error:
-        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {reason}"
         problems.append(FileProblem(path, f"{why}; the image is left out"))
         return None
     suffixes = (*SUFFIXES, *map(str.upper, SUFFIXES))
