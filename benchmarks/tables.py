@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/ from the figures in benchmarks/results.
+"""Write the tables of README.md and docs/ from the figures in benchmarks/results.
 
     python -m benchmarks.tables [--check]
 
@@ -33,15 +33,24 @@ PAGES = (
     "docs/runtime.md",
     "docs/detection.md",
 )
-PLACE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
+TABLE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
 Data = Mapping[str, Any]
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], where: str) -> str:
-    """A table with its first column to the left, and a line that says what it was measured on."""
+ACCURACY = "test accuracy in percent"
+MEANS = "mean ± standard deviation (seeds)"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    """Format a table, its first column to the left, with a caption that says what it was measured on."""
     lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([*lines, f"\n*{where}*"]) + "\n"
+    return "\n".join([*lines, f"\n*{caption}*"]) + "\n"
+
+
+def source(data: Data) -> str:
+    """Name machine, torch version and date."""
+    return f"{data['machine']}, torch {data['torch']}, {data['date']}"
 
 
 def spread(timings: Iterable[tuple[float, float, float]]) -> str:
@@ -52,7 +61,7 @@ def spread(timings: Iterable[tuple[float, float, float]]) -> str:
 
 
 def slicing_table(name: str, data: Data, batch: str | None = None) -> str:
-    """Milliseconds of the smallest route, by method."""
+    """Tabulate milliseconds of the smallest route, by method."""
     rows, timings = [], []
     for row in data["results"]:
         if batch in (None, str(row["batch"])):
@@ -62,13 +71,13 @@ def slicing_table(name: str, data: Data, batch: str | None = None) -> str:
             ms = [row["times"][method]["ms"] for method in METHODS]
             ratio = row["times"]["slicing"]["ms"] / row["times"]["ideal"]["ms"]
             rows.append([row["network"], str(row["batch"]), *(f"{t:.2f}" for t in ms), f"{ratio:.3f}"])
-    where = f"{data['machine']}, {data['threads']} threads" if "cpu" in name else data["machine"]
-    about = f"{where}, torch {data['torch']}, {data['dtype']}, {data['date']}; milliseconds a batch"
-    return markdown(["network", "batch", *METHODS, "slicing / ideal"], rows, f"{about}; {spread(timings)}")
+    threads = f"{data['threads']} threads, " if "cpu" in name else ""
+    caption = f"{source(data)}, {threads}{data['dtype']}; milliseconds a batch, {spread(timings)}"
+    return markdown(["network", "batch", *METHODS, "slicing / ideal"], rows, caption)
 
 
 def training_table(name: str, data: Data) -> str:
-    """A sandwich step beside the sum of its parts."""
+    """Tabulate a sandwich step beside the sum of its parts."""
     header = [
         "network",
         "batch",
@@ -95,12 +104,11 @@ def training_table(name: str, data: Data) -> str:
         for row in data["results"]
     ]
     steps = spread((row["step"], *row["quartiles"]) for row in data["results"])
-    about = f"{data['machine']}, torch {data['torch']}, channels-last, {data['date']}; steps: {steps}"
-    return markdown(header, rows, about)
+    return markdown(header, rows, f"{source(data)}, channels-last; steps: {steps}")
 
 
 def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
-    """Test accuracy by scheme and route, mean over seeds; stand-alone networks as one row."""
+    """Tabulate test accuracy by scheme and route; stand-alone networks are one row."""
     runs = [run for run in data["runs"] if epochs in (None, str(run["epochs"]))]
     alone = {run["name"].removeprefix("alone ") for run in runs if run["name"].startswith("alone")}
     routes = sorted(map(int, alone or runs[0]["test"]))
@@ -110,38 +118,31 @@ def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
         for scheme in [*names, *(["stand-alone networks"] if alone else [])]:
             cells = []
             for route in routes:
-                wanted = f"alone {route}" if scheme == "stand-alone networks" else scheme
-                found = [
+                name = f"alone {route}" if scheme == "stand-alone networks" else scheme
+                accuracies = [
                     run["test"][str(route)]
                     for run in runs
-                    if (run["name"], run["epochs"]) == (wanted, length) and str(route) in run["test"]
+                    if (run["name"], run["epochs"]) == (name, length) and str(route) in run["test"]
                 ]
-                cells.append(_mean(found))
+                cells.append(_mean(accuracies))
             if any(cells):
                 rows.append([scheme, str(length), *cells])
     madds = next(run["madds"] for run in runs if len(run["madds"]) > 1)
     costs = [madds[str(route)] for route in routes]
-    sizes = [f"{cost / 1e6:.0f}M" if cost >= 1e7 else human(cost) for cost in costs]
+    sizes = [_millions(cost) for cost in costs]
     header = [
         "scheme",
         "epochs",
         *(f"route {route} ({size})" for route, size in zip(routes, sizes, strict=True)),
     ]
-    return markdown(
-        header,
-        rows,
-        f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, "
-        "mean ± standard deviation (seeds)",
-    )
+    return markdown(header, rows, f"{source(data)}; {ACCURACY}, {MEANS}")
 
 
 def calibration_table(name: str, data: Data) -> str:
-    """Test accuracy by what the norms' statistics were made from."""
+    """Tabulate test accuracy by how the batch-norm statistics were computed."""
     rows = [[row["case"], _mean(row["smallest"]), _mean(row["largest"])] for row in data["results"]]
-    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
-    return markdown(
-        ["statistics", "smallest route", "largest route"], rows, f"{where}, mean ± standard deviation (seeds)"
-    )
+    header = ["statistics", "smallest route", "largest route"]
+    return markdown(header, rows, f"{source(data)}; {ACCURACY}, {MEANS}")
 
 
 ROUTERS = {
@@ -164,10 +165,9 @@ ROUTERS = {
 
 
 def routing_table(name: str, data: Data, routers: str | None = None) -> str:
-    """Accuracy of routers at budgets, and points above the static mix at the same cost."""
-    wanted = list(ROUTERS) if routers is None else routers.split(",")
+    """Tabulate accuracies of routers at budgets, and points above the static mix at the same cost."""
     rows = []
-    for router in wanted:
+    for router in list(ROUTERS) if routers is None else routers.split(","):
         same = [row for row in data["results"] if row["router"] == router]
         if not same:
             continue
@@ -187,16 +187,16 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
         rows.append([ROUTERS[router], own, *cells])
     seeds = len({row["run"] for row in data["results"]})
     header = ["router", "its own decision", *(f"{share:.0%}" for share in data["budgets"])]
-    about = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent, mean of"
-    explained = (
-        f"{seeds} seeds; in brackets points above the static mix of two routes at the same mean cost, "
-        "± standard deviation over seeds"
+    brackets = (
+        "points above the static mix of two routes at the same mean cost, ± standard deviation over seeds"
     )
-    return markdown(header, rows, f"{about} {explained}")
+    return markdown(
+        header, rows, f"{source(data)}; {ACCURACY}, mean of {seeds} seeds; in brackets {brackets}"
+    )
 
 
 def gating_table(name: str, data: Data) -> str:
-    """A step of Stage II beside the forward passes that it needs."""
+    """Tabulate a step of Stage II beside the passes that it needs."""
     rows = [
         [
             row["model"],
@@ -210,12 +210,11 @@ def gating_table(name: str, data: Data) -> str:
         for row in data["results"]
     ]
     header = ["network", "choices", "batch", "passes, ms", "needed, ms", "step, ms", "step / needed"]
-    about = f"{data['machine']}, {data['threads']} threads, torch {data['torch']}, {data['date']}"
-    return markdown(header, rows, about)
+    return markdown(header, rows, f"{source(data)}, {data['threads']} threads")
 
 
 def bench_table(name: str, data: Data) -> str:
-    """Mixed batches of a plan beside what others do, and beside ideal networks."""
+    """Tabulate mixed batches of a plan beside its alternatives."""
     others = [way for way in ("masking", "indexing", "slicing") if way in data["results"][0]["times"]]
     streamed = ["ideal / stream"] if "stream" in data["results"][0]["times"] else []
     of_gate = ["gate largest"] if "gate largest" in data["results"][0]["times"] else []
@@ -236,15 +235,17 @@ def bench_table(name: str, data: Data) -> str:
         cells += [f"{row['ratio_stream']:.2f}" for _ in streamed]
         cells += [f"{row['speedup']:.2f} ×", f"{ms['cascade']:.2f}", f"{row['ratio_cascade']:.2f}"]
         rows.append([str(row["batch"]), *cells, *(f"{ms[way]:.2f}" for way, _ in static)])
-    about = f"{data['device']}, {data['threads']} threads, {data['backend']}, torch {data['torch']}"
-    mix = data["mix"]
-    if len(data["shares"]) <= 8:
-        mix = ", ".join(f"{share:.0%} at route {route}" for route, share in data["shares"].items())
-    return markdown(
-        header,
-        rows,
-        f"{about}, {data['precision']}, {data['date']}; milliseconds a batch, {spread(timings)}; {mix}",
-    )
+    mix = _mix(data["shares"]) if len(data["shares"]) <= 8 else data["mix"]
+    caption = f"{source(data)}, {_setup(data)}; milliseconds a batch, {spread(timings)}; {mix}"
+    return markdown(header, rows, caption)
+
+
+def _setup(data: Data) -> str:
+    return f"{data['threads']} threads, {data['backend']}, {data['precision']}"
+
+
+def _mix(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{share:.0%} at route {route}" for route, share in shares.items())
 
 
 def _quartiles(timing: Mapping[str, float]) -> tuple[float, float, float]:
@@ -252,12 +253,12 @@ def _quartiles(timing: Mapping[str, float]) -> tuple[float, float, float]:
 
 
 def equal_accuracy_table(name: str, data: Data) -> str:
-    """A cascade, the single route it is compared with, and the largest route, all images at each of them."""
+    """Tabulate a cascade beside a single route for all images and the largest route for all images."""
     ways = ("cascade", "single", "largest")
     rows = []
     for file in name.split(","):
         data = _read(file)
-        machine = f"{data['machine']}, {data['threads']} threads, {data['backend']}, {data['precision']}"
+        machine = f"{data['machine']}, {_setup(data)}"
         for row in data["results"]:
             times = [f"{m:.2f} ({low:.2f}–{high:.2f})" for m, low, high in (_quartiles(row[w]) for w in ways)]
             times[1] = f"route {data['measured']['route']}: {times[1]}"
@@ -267,7 +268,7 @@ def equal_accuracy_table(name: str, data: Data) -> str:
 
 
 def photos_table(name: str, data: Data) -> str:
-    """A thousand photos, a minute of CPU time: the package's own settings beside a plain network."""
+    """Tabulate the default settings for photos on a CPU beside a plain network."""
     rows = []
     for network, rate in dict.fromkeys((run["network"], run.get("rate")) for run in data["runs"]):
         same = [run for run in data["runs"] if (run["network"], run.get("rate")) == (network, rate)]
@@ -277,72 +278,60 @@ def photos_table(name: str, data: Data) -> str:
         cells += ["–" if rate else _accuracy([end[0] for end in ends]), _accuracy([end[-1] for end in ends])]
         rows.append([title, *cells])
     header = ["network", "parameters", "CPU seconds", "smallest route", "largest route"]
-    return markdown(
-        header,
-        rows,
-        f"{data['machine']}, one thread, torch {data['torch']}, {data['date']}; test accuracy in percent, "
-        "mean ± standard deviation (seeds)",
-    )
+    return markdown(header, rows, f"{source(data)}, one thread; {ACCURACY}, {MEANS}")
 
 
 def _accuracy(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} ({len(values)})"
 
 
-HALF = "half"  # times of the static network at half its width, where they were measured
-
-
-def speed_table(wanted: str) -> str:
-    """One batch size of several files of `dsnet bench`, beside single networks for all images."""
-    places, shares = [], set()
-    for place in wanted.split(","):
-        name, batch = place.split("@")
+def speed_table(files: str) -> str:
+    """Tabulate one batch size of several files of `dsnet bench`, beside single networks for all images."""
+    results = []
+    for file in files.split(","):
+        name, batch = file.split("@")
         data = _read(name)
-        row = next(row for row in data["results"] if str(row["batch"]) == batch)
-        places.append((data, row))
-        shares.add(tuple(data["shares"].items()))
-    (mix,) = shares  # the same in all of them, or they cannot be compared
+        results.append((data, next(row for row in data["results"] if str(row["batch"]) == batch)))
+    (mix,) = {tuple(data["shares"].items()) for data, _ in results}  # one mix, or they cannot be compared
     largest = max(int(route) for route, _ in mix)
     ways = {
         "routed": "gated",
         f"route {largest}": f"alone {largest}",
         "largest route": "full",
         "MobileNetV1": "twin",
-        "MobileNetV1 × 0.5": HALF,
+        "MobileNetV1 × 0.5": "half",
     }
-    ways = {title: way for title, way in ways.items() if any(way in row["times"] for _, row in places)}
-    timings = [
-        _quartiles(row["times"][way]) for _, row in places for way in ways.values() if way in row["times"]
-    ]
+    timings = [_quartiles(row["times"][way]) for _, row in results for way in ways.values()]
     rows = []
-    for data, row in places:
-        where = f"{data['device']}, {data['threads']} threads, {data['backend']}, {data['precision']}"
+    for data, row in results:
         images = f"{row['batch']:,} image{'s' * (row['batch'] > 1)}"
-        cells = [
-            f"{row['times'][way]['median']:.2f}" if way in row["times"] else "–" for way in ways.values()
-        ]
-        rows.append([f"{where}, {images}", cells[0], f"{row['ideal']:.2f}", *cells[1:]])
-    titles = list(ways)
-    dates = ", ".join(sorted({data["date"] for data, _ in places}))
-    routes = ", ".join(f"{share:.0%} at route {route}" for route, share in mix)
-    about = f"{dates}; milliseconds a batch, {spread(timings)}; routed and ideal: {routes}"
-    return markdown(["machine", titles[0], "ideal", *titles[1:]], rows, about)
+        routed, *others = (f"{row['times'][way]['median']:.2f}" for way in ways.values())
+        rows.append([f"{data['device']}, {_setup(data)}, {images}", routed, f"{row['ideal']:.2f}", *others])
+    header = ["machine", *ways]
+    header.insert(2, "ideal")
+    dates = ", ".join(sorted({data["date"] for data, _ in results}))
+    caption = f"{dates}; milliseconds a batch, {spread(timings)}; routed and ideal: {_mix(dict(mix))}"
+    return markdown(header, rows, caption)
+
+
+WEIGHTS = {"scratch": "random", "transfer": "transferred"}
+HEADS = {"anew": "new", "transferred": "transferred"}
 
 
 def transfer_table(name: str, data: Data) -> str:
-    """Networks from scratch and from another run, with gates trained anew and from that run's heads."""
+    """Tabulate networks that start from random weights and from another run, by the gate's routing heads."""
     rows = []
-    for arm, gate in dict.fromkeys((run["network"], run["gate"]) for run in data["runs"]):
-        same = [run for run in data["runs"] if (run["network"], run["gate"]) == (arm, gate)]
+    for weights, heads in dict.fromkeys((run["network"], run["gate"]) for run in data["runs"]):
+        same = [run for run in data["runs"] if (run["network"], run["gate"]) == (weights, heads)]
         ends = [list(run["test"].values()) for run in same]
-        taken: Counter[str] = Counter()
+        images: Counter[str] = Counter()
         for run in same:
-            taken.update(run["gated"]["taken"])
-        shares = (f"{route}: {count / taken.total():.0%}" for route, count in sorted(taken.items()))
+            images.update(run["gated"]["taken"])
+        shares = (f"{route}: {count / images.total():.0%}" for route, count in sorted(images.items()))
         rows.append(
             [
-                arm,
-                gate,
+                WEIGHTS[weights],
+                HEADS[heads],
                 _mean([end[0] for end in ends]),
                 _mean([end[-1] for end in ends]),
                 _mean([run["gated"]["accuracy"] for run in same]),
@@ -351,14 +340,17 @@ def transfer_table(name: str, data: Data) -> str:
             ]
         )
     madds = list(data["runs"][0]["madds"].values())
-    ends_at = [f"route {at} ({madds[at] / 1e6:.0f}M)" for at in (0, len(madds) - 1)]
-    header = ["network", "gate", *ends_at, "gated", "its MAdds", "routes"]
-    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
-    return markdown(header, rows, f"{where}, mean ± standard deviation (seeds)")
+    routes = [f"route {number} ({_millions(madds[number])})" for number in (0, len(madds) - 1)]
+    header = ["initial weights", "routing heads", *routes, "gated", "MAdds, gated", "routes, gated"]
+    return markdown(header, rows, f"{source(data)}; {ACCURACY}, {MEANS}")
+
+
+def _millions(madds: float) -> str:
+    return f"{madds / 1e6:.0f}M" if madds >= 1e7 else human(round(madds))
 
 
 def transfer_rates_table(name: str, data: Data, kind: str = "adamw") -> str:
-    """Accuracy at the smallest and the largest route by batch and learning rate, mean over seeds."""
+    """Tabulate accuracy at the smallest and the largest route by batch and learning rate, mean over seeds."""
     runs = [run for run in data["runs"] if run["kind"] == kind]
     rates = sorted({run["lr"] for run in runs})
     rows = []
@@ -370,23 +362,22 @@ def transfer_rates_table(name: str, data: Data, kind: str = "adamw") -> str:
             cells.append(" / ".join(ends))
         rows.append([str(batch), *cells])
     seeds, epochs = len({run["seed"] for run in runs}), runs[0]["epochs"]
-    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; test accuracy in percent"
-    about = f"{where}, smallest / largest route, {epochs} epochs, {seeds} seeds"
-    return markdown(["batch", *(f"{lr:g}" for lr in rates)], rows, about)
+    caption = f"{source(data)}; {ACCURACY}, smallest / largest route, {epochs} epochs, mean of {seeds} seeds"
+    return markdown(["batch", *(f"{lr:g}" for lr in rates)], rows, caption)
 
 
 def detection_table(name: str, data: Data, routes: str | None = None) -> str:
-    """Mean average precision of detectors at so many routes and gated, by the cost of the whole detector."""
+    """Tabulate mean average precision of detectors at some routes and gated, with the whole cost."""
     rows = []
     for recipe in dict.fromkeys(run["recipe"] for run in data["runs"]):
         same = [run for run in data["runs"] if run["recipe"] == recipe]
-        found = same[0]["results"]
-        single = sum(result["route"] is not None for result in found)
-        wanted = evenly_spaced(single, int(routes or single))
-        for at, result in enumerate(found):
-            if at < single and at not in wanted:
+        results = same[0]["results"]
+        single = sum(result["route"] is not None for result in results)
+        shown = evenly_spaced(single, int(routes or single))
+        for index, result in enumerate(results):
+            if index < single and index not in shown:
                 continue
-            others = [run["results"][at] for run in same]
+            others = [run["results"][index] for run in same]
             maps = [
                 _mean([100 * r["map"][rule] for r in others], 1) for rule in ("voc2007", "voc2010", "coco")
             ]
@@ -394,8 +385,7 @@ def detection_table(name: str, data: Data, routes: str | None = None) -> str:
             route = "gate" if result["route"] is None else str(result["route"])
             rows.append([recipe, route, f"{madds / 1e9:.2f}G", *maps])
     header = ["recipe", "route", "MAdds", "VOC 2007", "VOC 2010", "COCO"]
-    where = f"{data['machine']}, torch {data['torch']}, {data['date']}; mAP in percent on 72 test images"
-    return markdown(header, rows, f"{where}, mean ± standard deviation (seeds)")
+    return markdown(header, rows, f"{source(data)}; mAP in percent on 72 test images, {MEANS}")
 
 
 def _only(values: Iterable[float]) -> str:
@@ -426,7 +416,7 @@ KINDS: dict[str, Callable[..., str]] = {
 
 
 def make_table(name: str, chosen: str) -> str:
-    """The table of a JSON file, with some of its rows."""
+    """Return the table of one or more JSON files, with all or the chosen rows."""
     if "@" in name:
         return speed_table(name)
     data = _read(name.partition(",")[0])
@@ -439,8 +429,8 @@ def _read(name: str) -> Data:
 
 
 def filled(text: str) -> str:
-    """A page with its tables made anew."""
-    return PLACE.sub(lambda m: m[1] + make_table(m[2], m[3]) + m[4], text)
+    """Return a page with its tables filled in again."""
+    return TABLE.sub(lambda m: m[1] + make_table(m[2], m[3]) + m[4], text)
 
 
 def main() -> int:
