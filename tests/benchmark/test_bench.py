@@ -449,8 +449,8 @@ def test_buckets_are_passed_on() -> None:
     [
         (["--mix", "nowhere.json"], "cannot be read"),
         (["--routes", "99"], "99"),
-        (["--out", "no/such/folder/x.json"], "in a folder that is there"),
-        (["--plot", "no/such/folder/x.svg"], "--plot takes a file in a folder that is there"),
+        (["--out", "no/such/folder/x.json"], "in an existing folder"),
+        (["--plot", "no/such/folder/x.svg"], "--plot takes a file in an existing folder"),
         (["--plot", "x.png"], "writes .svg or .html"),
         (["--router", "gate"], "are for --mix measured"),
     ],
