@@ -100,8 +100,8 @@ def test_predictions_run_on_a_plan(
 ) -> None:
     """A plan gives the routes and logits of the network; eager compiles it without timing anything."""
     pytest.importorskip("torch" if backend == "eager" else backend)
-    timed = "dsnet.runtime.partition.builders.timed"
-    with mock.patch(timed, wraps=builders.timed) as measured:
+    timing = "dsnet.runtime.partition.builders.time_interleaved"
+    with mock.patch(timing, wraps=builders.time_interleaved) as measured:
         predictor = open_predictor(run, **chosen, device="cpu", backend=backend)
     assert bool(measured.call_count) == (backend != "eager")
     assert isinstance(predictor.plan, Plan)
