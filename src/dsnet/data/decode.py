@@ -6,10 +6,11 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -30,13 +31,18 @@ __all__ = [
     "center_crop",
     "crop_box",
     "decode",
+    "decode_ahead",
     "decode_all",
     "catch_decode_errors",
     "max_pixels",
     "open_header",
     "open_image",
     "pillow",
+    "upright_rgb",
 ]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 THREADS = 8
 ASPECT = (3 / 4, 4 / 3)
@@ -136,9 +142,27 @@ def open_image(source: str | bytes) -> Any:  # noqa: ANN401  (an image of Pillow
     with open_header(source) as opened:
         opened.load()
         _check_pixels(opened.size)  # some formats know their size only now
-        if opened.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
-            opened = pillow().fromarray((np.asarray(opened).clip(0, 65535) // 257).astype(np.uint8))
-        return _upright(opened).convert("RGB")
+        return upright_rgb(opened)
+
+
+def upright_rgb(image: Any) -> Any:  # noqa: ANN401
+    """Convert an image of Pillow to RGB, rotated as its EXIF orientation says."""
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
+        image = pillow().fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    transpose = pillow().Transpose
+    operations = {
+        2: transpose.FLIP_LEFT_RIGHT,
+        3: transpose.ROTATE_180,
+        4: transpose.FLIP_TOP_BOTTOM,
+        5: transpose.TRANSPOSE,
+        6: transpose.ROTATE_270,
+        7: transpose.TRANSVERSE,
+        8: transpose.ROTATE_90,
+    }
+    orientation = image.getexif().get(0x0112, 1)
+    if orientation in operations:
+        image = image.transpose(operations[orientation])
+    return image.convert("RGB")
 
 
 @contextmanager
@@ -196,22 +220,6 @@ def _check_pixels(size: tuple[int, int]) -> None:
         )
 
 
-def _upright(image: Any) -> Any:  # noqa: ANN401
-    """Apply the EXIF orientation."""
-    orientation = image.getexif().get(0x0112, 1)
-    transpose = pillow().Transpose
-    operations = {
-        2: transpose.FLIP_LEFT_RIGHT,
-        3: transpose.ROTATE_180,
-        4: transpose.FLIP_TOP_BOTTOM,
-        5: transpose.TRANSPOSE,
-        6: transpose.ROTATE_270,
-        7: transpose.TRANSVERSE,
-        8: transpose.ROTATE_90,
-    }
-    return image.transpose(operations[orientation]) if orientation in operations else image
-
-
 def center_crop(image: Image, size: int, ratio: float = 1.0) -> Tensor:
     """Resize the shorter side of an RGB image to ``size / ratio`` and return the center [3, size, size]."""
     return torch.from_numpy(np.array(_center_crop(image, size, ratio))).permute(2, 0, 1)
@@ -257,6 +265,39 @@ def crop_box(
     return left, top, left + crop_width, top + crop_height
 
 
+def decode_ahead(
+    read: Callable[[T], R], items: Iterable[T], ahead: int = 4 * THREADS
+) -> Iterator[R | DecodeError]:
+    """Read items in threads, and yield the results in order.
+
+    Args:
+        read: Reads one item; Pillow decodes without holding the GIL.
+        items: What to read.
+        ahead: Number of items that are read before the first result is taken.
+
+    Yields:
+        What ``read`` returns, or the `DecodeError` that it raised.
+    """
+
+    def attempt(item: T) -> R | DecodeError:
+        try:
+            return read(item)
+        except DecodeError as error:
+            return error
+
+    waiting: deque[Future[R | DecodeError]] = deque()
+    threads = ThreadPoolExecutor(min(THREADS, available_cpus()))
+    try:
+        for item in items:
+            waiting.append(threads.submit(attempt, item))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
 def decode_all(
     items: ImageList, size: int, *, ratio: float = 1.0, decode_errors: DecodeErrors | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -273,22 +314,14 @@ def decode_all(
     images = torch.empty(len(items), 3, size, size, dtype=torch.uint8)
     pixels = images.numpy()  # torch would run each small copy on several threads
 
-    def fill(index: int) -> str | None:
-        try:
-            pixels[index] = decode(items.source(index), size, ratio=ratio)[0].numpy()
-        except DecodeError as error:
-            return str(error)
-        return None
+    def fill(index: int) -> None:
+        pixels[index] = decode(items.source(index), size, ratio=ratio)[0].numpy()
 
     good = torch.ones(len(items), dtype=torch.bool)
-    threads = ThreadPoolExecutor(min(THREADS, available_cpus()))  # Pillow decodes without holding the GIL
-    try:
-        for index, reason in enumerate(threads.map(fill, range(len(items)))):
-            if reason is not None:
-                good[index] = False
-                decode_errors.add(items.name(index), reason)
-    finally:
-        threads.shutdown(cancel_futures=True)
+    for index, error in enumerate(decode_ahead(fill, range(len(items)))):
+        if error is not None:
+            good[index] = False
+            decode_errors.add(items.name(index), str(error))
     if not good.any():
         raise DsnetError("no image could be read")
     return images if good.all() else images[good], good.nonzero()[:, 0]

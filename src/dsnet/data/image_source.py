@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsnet.data.decode import DecodeError, catch_decode_errors, open_image, pillow
+from dsnet.data.decode import DecodeError, catch_decode_errors, open_image, pillow, upright_rgb
 from dsnet.errors import DsnetError, printable
 
 if TYPE_CHECKING:
@@ -54,11 +54,7 @@ def _open(source: ImageSource) -> Image:
     if isinstance(source, str | Path):
         return cast("Image", open_image(str(source)))
     if isinstance(source, images.Image):
-        from PIL import ImageOps
-
-        if source.mode.startswith("I"):  # 16 bits
-            return _open((np.asarray(source).clip(0, 65535) // 257).astype(np.uint8))
-        return ImageOps.exif_transpose(source).convert("RGB")
+        return cast("Image", upright_rgb(source))
     if isinstance(source, Tensor):
         source = source.detach().cpu()
         source = (source.permute(1, 2, 0) if source.ndim == 3 else source).numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from dsnet import runtime
 from dsnet.calibration.calibration import Calibration, has_trained_gates
-from dsnet.core.cpus import available_cpus
-from dsnet.data.decode import THREADS, DecodeError, decode, pillow
+from dsnet.data.decode import decode, decode_ahead, pillow
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.inference.load_run import ClassifierInput, classifier_from_checkpoint
@@ -123,12 +121,20 @@ class Predictor:
         return self._results([os.fspath(path) for path in paths], batch, top)
 
     def _results(self, paths: list[str], batch: int, top: int) -> Iterator[Prediction | FailedImage]:
-        for decoded in _decode_ahead(paths, self.preprocessing, batch):
-            images = {path: image for path, image in decoded if isinstance(image, Tensor)}
+        spec = self.preprocessing
+
+        def read(path: str) -> Tensor:
+            return decode(path, spec.size, ratio=spec.crop_ratio)[0]
+
+        following = decode_ahead(read, paths, ahead=batch)
+        for start in range(0, len(paths), batch):
+            group = paths[start : start + batch]
+            decoded = dict(zip(group, following, strict=False))
+            images = {path: image for path, image in decoded.items() if isinstance(image, Tensor)}
             results = self._predict(images, top) if images else {}
-            for path, image in decoded:
-                failed = isinstance(image, str)
-                yield FailedImage(path, f"cannot be read: {image}", False) if failed else results[path]
+            for path in group:
+                failure = FailedImage(path, f"cannot be read: {decoded[path]}", readable=False)
+                yield results.get(path, failure)
 
     @torch.no_grad()
     def _predict(self, images: dict[str, Tensor], top: int) -> dict[str, Prediction | FailedImage]:
@@ -146,7 +152,7 @@ class Predictor:
         ):
             if not finite:
                 error = f"has no answer: the logits of route {route} are not finite"
-                results[path] = FailedImage(path, error, True)
+                results[path] = FailedImage(path, error, readable=True)
                 continue
             ranking = zip(labels, probabilities, strict=True)
             results[path] = Prediction(
@@ -158,31 +164,6 @@ class Predictor:
                 unit=self.policy.costs.unit,
             )
         return results
-
-
-def _decode_ahead(
-    paths: list[str], spec: ClassifierInput, batch: int
-) -> Iterator[list[tuple[str, Tensor | str]]]:
-    """Yield batches of (path, bytes [3, size, size] or the reason for a failure), decoded one batch ahead."""
-    groups = [paths[start : start + batch] for start in range(0, len(paths), batch)]
-    threads = ThreadPoolExecutor(min(THREADS, available_cpus()))  # Pillow decodes without holding the GIL
-
-    def read(path: str) -> Tensor | str:
-        try:
-            return decode(path, spec.size, ratio=spec.crop_ratio)[0]
-        except DecodeError as error:
-            return str(error)
-
-    def submit(group: int) -> list[Future[Tensor | str]]:
-        return [threads.submit(read, path) for path in groups[group]] if group < len(groups) else []
-
-    try:
-        following = submit(0)
-        for number, group in enumerate(groups):
-            current, following = following, submit(number + 1)
-            yield [(path, image.result()) for path, image in zip(group, current, strict=True)]
-    finally:
-        threads.shutdown(cancel_futures=True)
 
 
 def compile_settings(backend: str) -> dict[str, Any]:

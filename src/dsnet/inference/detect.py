@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsnet import runtime
-from dsnet.data.dataset import chunks
-from dsnet.data.decode import THREADS, DecodeError
+from dsnet.data.decode import DecodeError, decode_ahead
 from dsnet.detection.data.dataset import open_square
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.eval.metrics import Detections
@@ -51,13 +50,6 @@ class ImageDetections:
         return {"path": self.path, "route": self.route, "madds": self.madds, "boxes": boxes}
 
 
-class _Image(NamedTuple):
-    path: str
-    pixels: Tensor  # [3, size, size]
-    width: int
-    height: int
-
-
 def detect_files(
     saved: SavedDetector,
     paths: Sequence[str | Path],
@@ -92,21 +84,34 @@ def detect_files(
         routes=None if route is None else [route],
         **compile_settings(backend),
     )
-    with ThreadPoolExecutor(THREADS) as pool:
-        for index in chunks(torch.arange(len(paths)), batch):
-            names = [str(paths[i]) for i in index.tolist()]
-            opened = list(pool.map(lambda name: _open(name, size), names))
-            images = [image for image in opened if isinstance(image, _Image)]
-            results = _detect(saved, plan, images, route, score) if images else iter(())
-            yield from (next(results) if isinstance(image, _Image) else image for image in opened)
-
-
-def _open(path: str, side: int) -> _Image | FailedImage:
-    try:
-        pixels, (width, height) = open_square(path, side)
-    except DecodeError as error:
-        return FailedImage(path, str(error), readable=False)
-    return _Image(path, pixels, width, height)
+    names = [os.fspath(path) for path in paths]
+    following = decode_ahead(lambda name: open_square(name, size), names, ahead=batch)
+    for start in range(0, len(names), batch):
+        group = names[start : start + batch]
+        decoded = list(zip(group, following, strict=False))
+        images = [image for _, image in decoded if not isinstance(image, DecodeError)]
+        results = iter(_detect(saved, plan, images, route, score) if images else ())
+        for name, image in decoded:
+            if isinstance(image, DecodeError):
+                yield FailedImage(name, str(image), readable=False)
+                continue
+            _, (width, height) = image
+            detections, number, valid = next(results)
+            if valid:
+                yield ImageDetections(
+                    path=name,
+                    width=width,
+                    height=height,
+                    detections=detections,
+                    route=number,
+                    madds=saved.detector.cost(number, size).madds(),
+                )
+                continue
+            error = (
+                f"the detector's predictions at route {number} are not finite: its weights, or the mean and "
+                "deviation that images are normalised by, are damaged"
+            )
+            yield FailedImage(name, error, readable=True)
 
 
 @torch.inference_mode()
@@ -119,26 +124,14 @@ def _predict(plan: DetectorPlan, x: Tensor, route: int | None) -> tuple[Tensor, 
 
 
 def _detect(
-    saved: SavedDetector, plan: DetectorPlan, images: Sequence[_Image], route: int | None, score: float
-) -> Iterator[ImageDetections | FailedImage]:
-    pixels = torch.stack([image.pixels for image in images]).to(plan.network.device)
+    saved: SavedDetector,
+    plan: DetectorPlan,
+    images: Sequence[tuple[Tensor, tuple[int, int]]],
+    route: int | None,
+    score: float,
+) -> Iterator[tuple[Detections, int, bool]]:
+    """Return the detections of each image, its route, and whether its predictions are finite."""
+    pixels = torch.stack([image for image, _ in images]).to(plan.network.device)
     row, routes = _predict(plan, saved.preprocessing(pixels), route)
-    finite = torch.isfinite(row).all(1).tolist()  # boxes of other values would be NaN, or silently missing
-    detections = plan.boxes(row, score=score)
-    madds = {number: saved.detector.cost(number, saved.preprocessing.size).madds() for number in set(routes)}
-    for image, found, number, valid in zip(images, detections, routes, finite, strict=True):
-        if not valid:
-            reason = (
-                f"the detector's predictions at route {number} are not finite: its weights, or the mean and "
-                "deviation that images are normalised by, are damaged"
-            )
-            yield FailedImage(image.path, reason, readable=True)
-            continue
-        yield ImageDetections(
-            path=image.path,
-            width=image.width,
-            height=image.height,
-            detections=found,
-            route=number,
-            madds=madds[number],
-        )
+    finite = row.isfinite().all(1).tolist()  # other boxes would be NaN, or silently missing
+    return zip(plan.boxes(row, score=score), routes, finite, strict=True)

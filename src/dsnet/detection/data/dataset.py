@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -15,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dsnet.data.dataset import channel_statistics, chunks
-from dsnet.data.decode import THREADS, DecodeError, catch_decode_errors, open_image, pillow
+from dsnet.data.decode import DecodeError, catch_decode_errors, decode_ahead, open_image, pillow
 from dsnet.data.transforms.auto_augment import to_device
 from dsnet.detection.data.voc import AnnotatedImage, FileProblem, VocAnnotations, read_voc, size_mismatch
 from dsnet.detection.eval.metrics import GroundTruth
@@ -155,23 +153,17 @@ def load_detection_dataset(
     except RuntimeError:
         raise DsnetError(f"{len(items)} images of {side} × {side} pixels do not fit in memory") from None
     kept: list[AnnotatedImage] = []
-    pool = ThreadPoolExecutor(THREADS)
-    try:
-        decoded = _decode_in_order(pool, items, side)
-        if progress is not None:
-            decoded = progress(decoded, len(items), "reading images")
-        for item, image in zip(items, decoded, strict=True):
-            if isinstance(image, str):
-                problems.append(FileProblem(item.image, f"{image}; the image is left out"))
-                if len(problems) > MAX_DAMAGED:
-                    raise DsnetError(
-                        f"more than {MAX_DAMAGED} images cannot be used, the last: {problems[-1].file}"
-                    )
-                continue
+    decoded = decode_ahead(lambda item: _decode(item, side), items)
+    if progress is not None:
+        decoded = progress(decoded, len(items), "reading images")
+    for item, image in zip(items, decoded, strict=True):
+        if not isinstance(image, DecodeError):
             images[len(kept)] = image
             kept.append(item)
-    finally:
-        pool.shutdown(cancel_futures=True)
+            continue
+        problems.append(FileProblem(item.image, f"{image}; the image is left out"))
+        if len(problems) > MAX_DAMAGED:
+            raise DsnetError(f"more than {MAX_DAMAGED} images cannot be used, the last: {item.image}")
     if not kept:
         raise DsnetError(f"none of {len(items)} images can be used: {problems[0].what}")
     truths = tuple(_as_shares(item) for item in kept)
@@ -186,26 +178,11 @@ def load_detection_dataset(
     return dataset, tuple(problems)
 
 
-def _decode_in_order(
-    pool: ThreadPoolExecutor, items: Sequence[AnnotatedImage], side: int
-) -> Iterator[Tensor | str]:
-    """Decode ahead of the consumer by a bounded number of images."""
-    waiting: deque[Future[Tensor | str]] = deque()
-    for item in items:
-        waiting.append(pool.submit(_decode, item, side))
-        if len(waiting) > 4 * THREADS:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
-def _decode(item: AnnotatedImage, side: int) -> Tensor | str:
-    try:
-        image, size = open_square(str(item.image), side)
-    except DecodeError as error:
-        return str(error)
-    mismatch = size_mismatch(size, item.width, item.height)
-    return image if mismatch is None else mismatch
+def _decode(item: AnnotatedImage, side: int) -> Tensor:
+    image, size = open_square(str(item.image), side)
+    if (mismatch := size_mismatch(size, item.width, item.height)) is not None:
+        raise DecodeError(mismatch)
+    return image
 
 
 def _as_shares(item: AnnotatedImage) -> GroundTruth:
