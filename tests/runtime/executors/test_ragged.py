@@ -268,7 +268,7 @@ def test_routes_that_are_not_held() -> None:
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        (nn.Sequential(nn.Conv2d(8, 8, 1)), "ends at a gate or at a classifier"),
+        (nn.Sequential(nn.Conv2d(8, 8, 1)), "end at a gate, at a classifier"),
         (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=2)), "no kernel for Conv2d"),
         (nn.Sequential(nn.Conv2d(8, 8, 1, bias=False)), "no kernel for Conv2d"),
         (nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(2)), "no kernel for MaxPool2d"),
@@ -311,7 +311,7 @@ def test_other_structures_are_not_joined() -> None:
     pointwise, deeper = made(nn.Conv2d(8, 8, 1)), made(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
     assert "different kinds" in str(unsupported([pointwise, deeper]))
     strided = [made(nn.Conv2d(8, 8, 3, stride, 1, groups=8)) for stride in (1, 2)]
-    assert "other strides or activations" in str(unsupported(strided))
+    assert "different strides or activations" in str(unsupported(strided))
     wider = made(nn.Conv2d(16, 8, 1))
     assert "other numbers of channels" in str(unsupported([pointwise, wider]))
     large = Ragged([made(nn.Conv2d(8, 8, 7, groups=8))])

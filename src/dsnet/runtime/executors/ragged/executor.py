@@ -156,11 +156,11 @@ class RaggedExecutor(GraphExecutor):
 
     def _gate_step(self, images: int) -> None:
         output = self._decide(images, self.chosen)
-        self._run_rest(output.state, self.gate_limit, saved=output.noted)
+        self._run_rest(output.state, self.gate_limit, saved=output.saved)
 
     def _assigned_step(self, route_limit: int | None, images: int) -> None:
         output = self._decide(images, self.unused_decisions)
-        self._run_rest(output.state, route_limit, saved=output.noted)
+        self._run_rest(output.state, route_limit, saved=output.saved)
 
     def _cascade_first_step(self, images: int) -> None:
         """Run the first route of a cascade, and keep the features at the gate for its other routes."""

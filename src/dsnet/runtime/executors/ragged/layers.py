@@ -1,4 +1,7 @@
-"""Layers of networks that differ in their widths alone, as launches of kernels: every image at its route."""
+"""Layers in which every image has the widths of its own route, as launches of Triton kernels.
+
+The routes have the same layers, which differ in widths, kernel sizes and padding alone.
+"""
 
 from __future__ import annotations
 
@@ -16,78 +19,85 @@ from dsnet.kernels.activations import CODES
 from dsnet.kernels.dispatch import TILE
 from dsnet.kernels.launch import STAGES, fit_depth, power_of_two
 from dsnet.runtime.executors.ragged.assignment import RouteAssignment, constant_tensor
-from dsnet.runtime.executors.ragged.support import KERNELS
+from dsnet.runtime.executors.ragged.support import MAX_KERNEL_SIZES
 from dsnet.runtime.partition.feature_maps import ToFused
 from dsnet.runtime.partition.per_image_norm import ACTIVATIONS
 
 __all__ = [
     "Attention",
-    "Classifier",
+    "ClassifierLayer",
     "Depthwise",
-    "Gate",
+    "FusionSource",
+    "GateLayer",
     "Gated",
-    "Note",
-    "OpenGate",
     "Pointwise",
-    "Source",
+    "SaveFeatures",
+    "SingleRouteGateLayer",
     "State",
     "Stem",
     "sums_of",
 ]
 
-MANY = 4  # parts of a sum that a linear layer adds up itself
-
+MAX_PARTIAL_SUMS = 4  # that a linear layer adds up itself
+SMALL_BATCH = 128  # images: smaller programs, so that all of the GPU is busy
 
 Sizes = tuple[tuple[int, int], ...]  # height and width of features, by route
 
 
 class State(NamedTuple):
-    """Features between two layers."""
+    """Features between two layers.
 
-    x: Tensor  # [images, positions, channels] of the largest route, of others in the beginning of an image's
-    # memory; in front of a stem [1], the address of images [images, C, H, W]
+    Attributes:
+        x: Features [images, positions, channels] with room for the largest route; those of smaller routes
+            are at the beginning of an image's memory. In front of a stem: the address [1] of the images.
+        sizes: Height and width, by route.
+        scale: Factors [images, channels] that are still to be applied.
+        sums: Partial sums over positions [images, sums, channels].
+    """
+
+    x: Tensor
     sizes: Sizes
-    scale: Tensor | None = None  # [images, channels], yet to be multiplied with
-    sums: Tensor | None = None  # [images, parts, channels] over positions
+    scale: Tensor | None = None
+    sums: Tensor | None = None
 
     @property
     def scaled(self) -> Tensor:
-        """Features multiplied with what they are yet to be."""
+        """The features with the scale applied."""
         return self.x if self.scale is None else self.x * self.scale.to(self.x.dtype)[:, None]
 
 
 class Gated(NamedTuple):
-    """What a gate gives: features yet to be scaled, scores [images, choices], and features of before."""
+    """Output of a gate: features, scores [images, choices], and features that were saved before it."""
 
     state: State
     scores: Tensor
-    noted: tuple[State, ...] = ()
+    saved: tuple[State, ...] = ()
 
     @property
     def features(self) -> Tensor:
-        """Scaled, [images, channels, height, width]."""
+        """The scaled features [images, channels, height, width]."""
         ((height, width),) = self.state.sizes
         x = self.state.scaled
         return x.view(len(x), height, width, x.shape[2]).permute(0, 3, 1, 2)
 
     @property
     def row(self) -> Tensor:
-        """All of them, scaled, [images, numbers, 1, 1]."""
-        return torch.cat([x.scaled.flatten(1) for x in (*self.noted, self.state)], 1)[:, :, None, None]
+        """All features, scaled, as one row per image [images, numbers, 1, 1]."""
+        return torch.cat([x.scaled.flatten(1) for x in (*self.saved, self.state)], 1)[:, :, None, None]
 
 
 class _Weights(NamedTuple):
-    """Of all routes, padded with zeros to the largest."""
+    """Weights of all routes, padded with zeros to the largest."""
 
-    w: Tensor
-    b: Tensor
-    ins: Tensor
-    outs: Tensor
-    align: int  # that all of them are multiples of: memory is read in pieces of that many numbers
+    w: Tensor  # [routes, outputs, inputs]
+    b: Tensor  # [routes, outputs]
+    ins: Tensor  # [routes]
+    outs: Tensor  # [routes]
+    align: int  # a divisor of all widths: kernels read this many numbers at a time
     widths: tuple[int, ...]  # outs
 
     def widest(self, assignment: RouteAssignment) -> int:
-        """Outputs of the largest route that occurs."""
+        """Return the number of outputs of the largest route that occurs."""
         return max(self.widths[: assignment.route_limit])
 
     @classmethod
@@ -115,29 +125,26 @@ class _Weights(NamedTuple):
         )
 
 
-FEW = 128  # images: smaller programs, so that all of the GPU has some
-
-
 def pointwise_blocks(
     positions: int, ins: int, outs: int, images: int, *, summed: bool
 ) -> tuple[int, int, int, int]:
-    """Positions, outputs and inputs that a program takes together, and its warps; measured on an H200.
+    """Return positions, outputs and inputs of a program's block, and its warps; tuned on an H200.
 
-    What is summed over positions is taken together alike in every batch.
+    With ``summed`` they do not depend on the number of images: sums are bitwise the same in any batch.
     """
     bn, bk = min(128, power_of_two(outs, 16)), min(64, power_of_two(ins, 16))
-    few = images <= FEW and not summed
+    small = images <= SMALL_BATCH and not summed
     if positions <= 64:
         return 64, bn, bk, 4
-    if positions <= 256:  # if there are many images, one program for all of them
-        return (64, min(64, bn), bk, 4) if few else (256, min(64, bn), min(32, bk), 8)
+    if positions <= 256:  # in large batches one program takes all positions of an image
+        return (64, min(64, bn), bk, 4) if small else (256, min(64, bn), min(32, bk), 8)
     if bn <= 32:
         return 256, bn, bk, 4
-    return (64, bn, bk, 4) if bn == 128 and not few else (128, min(64, bn), min(32, bk), 4)
+    return (64, bn, bk, 4) if bn == 128 and not small else (128, min(64, bn), min(32, bk), 4)
 
 
 def depthwise_blocks(positions: int, channels: int) -> tuple[int, int, int]:
-    """Positions and channels that a program takes together, and its warps; measured on an H200."""
+    """Return positions and channels of a program's block, and its warps; tuned on an H200."""
     bc = 32 if channels % 32 == 0 else min(16, power_of_two(channels, 8))
     return min(256 if bc == 32 and positions <= 256 else 128, power_of_two(positions, 16)), bc, 4
 
@@ -145,24 +152,24 @@ def depthwise_blocks(positions: int, channels: int) -> tuple[int, int, int]:
 class Pointwise:
     """A 1 × 1 convolution with bias and activation."""
 
-    post: Tensor | None = None  # [routes, 2, outputs]: scales and shifts behind the activation
+    post: Tensor | None = None  # [routes, 2, outputs]: scale and shift behind the activation
 
-    def __init__(self, parts: Sequence[Sequence[nn.Module]], *, store: bool, summed: bool) -> None:
-        convs = [cast(nn.Conv2d, own[0]) for own in parts]
+    def __init__(self, modules: Sequence[Sequence[nn.Module]], *, store: bool, summed: bool) -> None:
+        convs = [cast(nn.Conv2d, row[0]) for row in modules]
         self.weights = _Weights.of(
             [conv.weight.detach().flatten(1) for conv in convs],
             [cast(Tensor, conv.bias).detach() for conv in convs],
             [conv.in_channels for conv in convs],
             [conv.out_channels for conv in convs],
         )
-        self.act, self.store, self.summed = _act(parts[0][1]), store, summed
+        self.act, self.store, self.summed = _act(modules[0][1]), store, summed
 
     def run(self, state: State, assignment: RouteAssignment, out: Tensor | None = None) -> State:
-        """With ``out`` [images, positions, channels] features are written there."""
+        """Run the layer; write features to ``out`` [images, positions, channels] if it is given."""
         images, positions, row = state.x.shape
         counts = _counts(state.sizes, state.x.device)
         w, rows = self.weights.w, self.weights.widest(assignment)
-        # As for all routes, whichever occur: an image is run alike in every program.
+        # The blocks do not depend on the routes that occur, so that no image's result does.
         bm, bn, bk, warps = pointwise_blocks(positions, w.shape[2], w.shape[1], images, summed=self.summed)
         bk = fit_depth(bm, bn, bk, w.element_size())
         tiles, columns = -(-positions // bm), -(-rows // bn)
@@ -179,38 +186,38 @@ class Pointwise:
         return State(y, state.sizes, None, sums if self.summed else None)
 
 
-class Note:
-    """Features are kept here."""
+class SaveFeatures:
+    """Marks where features are saved for later."""
 
 
-class Source(Pointwise):
-    """Write channels of a fused map, which has one size for all routes."""
+class FusionSource(Pointwise):
+    """Writes its channels of a detector's fused map, which has one size for all routes."""
 
-    def __init__(self, parts: Sequence[Sequence[nn.Module]], start: int, *, early: bool) -> None:
-        super().__init__(parts, store=True, summed=False)
-        heads = [cast(ToFused, own[2]) for own in parts]
+    def __init__(self, modules: Sequence[Sequence[nn.Module]], start: int, *, early: bool) -> None:
+        super().__init__(modules, store=True, summed=False)
+        heads = [cast(ToFused, row[2]) for row in modules]
         self.start, self.stop = start, start + self.weights.widths[0]
-        self.size, self.early = heads[0].size, early
+        self.size, self.early = heads[0].size, early  # early: reads features saved in front of the gate
         self.row = len(heads[0].scale)  # channels of all sources
         self.numbers = self.row * math.prod(self.size)
         own = slice(self.start, self.stop)
-        # It may come before resizing: a mean of numbers is scaled and shifted as they are.
+        # Scale and shift are linear: they may be applied before the map is resized.
         self.post = torch.stack([torch.stack([head.scale[own], head.shift[own]]) for head in heads])
 
     def write(self, state: State, assignment: RouteAssignment, fused: Tensor) -> None:
-        """Into maps [images, numbers]."""
+        """Write to the fused maps [images, numbers], resized if necessary."""
         out = fused.view(len(fused), -1, self.row)[:, :, self.start : self.stop]
         if all(size == self.size for size in state.sizes):
             self.run(state, assignment, out)
             return
         x = self.run(state, assignment).x
-        images, most, channels = x.shape
+        images, positions, channels = x.shape
         height, width = self.size
         bc = min(64, power_of_two(channels))
         bp = min(64, power_of_two(height * width))
         tiles, columns = -(-height * width // bp), -(-channels // bc)
         kernels.resize[(images * tiles * columns,)](
-            x, out, assignment.routes, constant_tensor(state.sizes, x.device), most, out.stride(0),
+            x, out, assignment.routes, constant_tensor(state.sizes, x.device), positions, out.stride(0),
             out.stride(1), channels, height, width, tiles, columns, bp, bc, num_warps=4,
         )  # fmt: skip
 
@@ -218,23 +225,23 @@ class Source(Pointwise):
 class Depthwise:
     """A depthwise convolution with bias and activation."""
 
-    def __init__(self, parts: Sequence[Sequence[nn.Module]], *, summed: bool) -> None:
-        convs = [cast(nn.Conv2d, own[0]) for own in parts]
+    def __init__(self, modules: Sequence[Sequence[nn.Module]], *, summed: bool) -> None:
+        convs = [cast(nn.Conv2d, row[0]) for row in modules]
         self.convs = [(conv.kernel_size[0], int(conv.padding[0])) for conv in convs]
-        self.kernels = [*sorted({kernel for kernel, _ in self.convs}), 0, 0][:KERNELS]
+        self.kernels = [*sorted({kernel for kernel, _ in self.convs}), 0, 0][:MAX_KERNEL_SIZES]
         self.stride = convs[0].stride[0]
         channels = [conv.in_channels for conv in convs]
         biases = [cast(Tensor, conv.bias).detach() for conv in convs]
         self.weights = _Weights.of(
             [conv.weight.detach().flatten(1).T for conv in convs], biases, channels, channels
         )
-        self.act, self.summed = _act(parts[0][1]), summed
+        self.act, self.summed = _act(modules[0][1]), summed
 
     def run(self, state: State, assignment: RouteAssignment) -> State:
-        """Launches it."""
+        """Launch the kernels."""
         images, before, row = state.x.shape
         sizes = tuple(
-            _behind(size, kernel, self.stride, padding)
+            _output_size(size, kernel, self.stride, padding)
             for size, (kernel, padding) in zip(state.sizes, self.convs, strict=True)
         )
         table = [(*a, *b, *c) for a, b, c in zip(state.sizes, sizes, self.convs, strict=True)]
@@ -254,14 +261,14 @@ class Depthwise:
 
 
 class Attention:
-    """Channel attention: what features are yet to be multiplied with."""
+    """Channel attention: sets the scale of the features."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.first = _Weights.linear([cast(nn.Linear, module.first) for module in modules])
         self.second = _Weights.linear([cast(nn.Linear, module.attention) for module in modules])
 
     def run(self, state: State, assignment: RouteAssignment) -> State:
-        """Launches it."""
+        """Launch the kernels."""
         counts = _counts(state.sizes, state.x.device)
         hidden = _linear(sums_of(state), self.first, assignment, "relu", counts)
         ones = _counts(((1, 1),) * len(state.sizes), state.x.device)
@@ -269,20 +276,20 @@ class Attention:
         return state._replace(scale=scale[:, 0], sums=None)
 
 
-class Classifier:
-    """Means over positions, then a linear layer."""
+class ClassifierLayer:
+    """Mean over positions, then a linear layer."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.weights = _Weights.linear(layers)
 
     def run(self, state: State, assignment: RouteAssignment, out: Tensor | None) -> Tensor:
-        """Launches it."""
+        """Launch the kernels."""
         counts = _counts(state.sizes, state.x.device)
         return _linear(sums_of(state), self.weights, assignment, "none", counts, out)[:, 0]
 
 
-class Gate:
-    """In float32, by the same kernels: an image is decided alike in any batch."""
+class GateLayer:
+    """A gate in float32; its scores are bitwise the same in any batch."""
 
     def __init__(self, module: InferenceGate) -> None:
         self.first, self.attention = _Weights.linear([module.first]), _Weights.linear([module.attention])
@@ -290,7 +297,7 @@ class Gate:
         self.separate = None if module.separate is None else _Weights.linear([module.separate])
 
     def run(self, state: State, assignment: RouteAssignment, out: Tensor | None) -> Gated:
-        """Launches it."""
+        """Launch the kernels."""
         sums, counts = sums_of(state), _counts(state.sizes, state.x.device)
         one = _counts(((1, 1),), state.x.device)
         hidden = _linear(sums, self.first, assignment, "relu", counts)
@@ -302,16 +309,16 @@ class Gate:
         return Gated(State(state.x, state.sizes, scale[:, 0]), scores)
 
 
-class OpenGate:
-    """Features as they are, and scores of one choice."""
+class SingleRouteGateLayer:
+    """A gate with one choice: features pass unchanged."""
 
     def run(self, state: State, assignment: RouteAssignment, out: Tensor | None) -> Gated:
-        """Launches it."""
+        """Launch the kernels."""
         return Gated(state, torch.zeros(len(assignment.routes), 1, device=state.x.device))
 
 
 class Stem:
-    """The first convolution, assignment reads images where they lie."""
+    """The first convolution, which reads images by their address."""
 
     def __init__(self, conv: nn.Conv2d, act: nn.Module) -> None:
         channels, kernel = conv.in_channels, conv.kernel_size[0]
@@ -324,10 +331,10 @@ class Stem:
         self.padding, self.act = int(conv.padding[0]), _act(act)
 
     def run(self, state: State, assignment: RouteAssignment) -> State:
-        """Launches it."""
+        """Launch the kernels."""
         begin = state.x
         (size,) = state.sizes
-        height, width = _behind(size, self.kernel, self.stride, self.padding)
+        height, width = _output_size(size, self.kernel, self.stride, self.padding)
         images, row = len(assignment.routes), self.w.shape[1]
         bm = 128
         tiles = -(-height * width // bm)
@@ -348,8 +355,8 @@ def _linear(
     counts: Tensor,
     out: Tensor | None = None,
 ) -> Tensor:
-    """[images, parts, channels], to be divided by counts [routes] → [images, 1, outputs]."""
-    images, parts, row = x.shape
+    """Apply a linear layer to means: sums [images, sums, channels] over counts [routes]."""
+    images, sums, row = x.shape
     w, wide = weights.w, weights.widest(assignment)
     y = w.new_empty(images, wide) if out is None else out
     bn, bk = 32, min(128, power_of_two(w.shape[2], 16))
@@ -358,13 +365,13 @@ def _linear(
     kernels.linear[(-(-wide // bn), tiles)](
         x, w, weights.b, y, nothing if assignment.order is None else assignment.order,
         nothing if assignment.tile_routes is None else assignment.tile_routes, weights.ins, weights.outs,
-        counts, images, parts, row, y.stride(0), w.shape[2], w.shape[1], assignment.order is None, CODES[act],
+        counts, images, sums, row, y.stride(0), w.shape[2], w.shape[1], assignment.order is None, CODES[act],
         _precision(w), weights.align, TILE, bn, bk, num_warps=4, num_stages=3,
     )  # fmt: skip
     return y[:, None]
 
 
-def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
+def _output_size(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tuple[int, int]:
     height, width = ((side + 2 * padding - kernel) // stride + 1 for side in size)
     if min(height, width) < 1:
         raise DsnetError(f"a kernel of {kernel} with padding {padding} does not fit a map of {size}")
@@ -372,19 +379,19 @@ def _behind(size: tuple[int, int], kernel: int, stride: int, padding: int) -> tu
 
 
 def _counts(sizes: Sizes, device: torch.device) -> Tensor:
-    """Positions by route."""
+    """Return the number of positions, by route."""
     return constant_tensor(tuple((height * width,) for height, width in sizes), device)
 
 
 def sums_of(state: State) -> Tensor:
-    """Over positions, [images, parts, channels], of few parts."""
+    """Return the sums over positions as few partial sums [images, sums, channels]."""
     sums = state.sums
     assert sums is not None
-    images, parts, row = sums.shape
-    if parts <= MANY:
+    images, count, row = sums.shape
+    if count <= MAX_PARTIAL_SUMS:
         return sums
     total = sums.new_empty(images, 1, row)
-    kernels.add_parts[(images, -(-row // 32))](sums, total, parts, row, 32, 32)
+    kernels.add_parts[(images, -(-row // 32))](sums, total, count, row, 32, 32)
     return total
 
 

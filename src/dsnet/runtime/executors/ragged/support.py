@@ -1,8 +1,8 @@
-"""Which networks there are kernels for: chains of pointwise and depthwise layers, alike but for sizes.
+"""Which networks the ragged kernels support: chains of layers that differ in their sizes alone.
 
-Chains of detectors have links beside the others, which let features pass: at a "note" they are kept, a
-"source" is a pointwise layer that writes what it makes of them to its channels of an image's fused map, and
-so does a "noted" one with those that were kept in front of the gate.
+The chain of a detector has links that leave the features as they are: "save" keeps them, "source" is a
+pointwise layer that writes its output to the channels of an image's fused map, and "early source" does so
+with features that were saved in front of the gate.
 """
 
 from __future__ import annotations
@@ -18,45 +18,44 @@ from dsnet.runtime.partition.feature_maps import Behind, Front, ToFused
 from dsnet.runtime.partition.per_image_norm import ACTIVATIONS
 from dsnet.runtime.partition.segments import ToGate, ToLogits
 
-__all__ = ["ASIDE", "KERNELS", "Link", "chain_of", "mismatch", "unsupported"]
+__all__ = ["MAX_KERNEL_SIZES", "PASS_THROUGH", "Link", "chain_of", "mismatch", "unsupported"]
 
-KERNELS = 3  # sizes of depthwise kernels that routes may have
+MAX_KERNEL_SIZES = 3  # of a depthwise layer, over the routes
 
-
-BEHIND = {  # what may stand in front of a layer; "": nothing
+ALLOWED_BEFORE = {  # "": the layer may come first
     "stem": ("",),
     "pointwise": ("", "stem", "pointwise", "depthwise", "attention"),
     "depthwise": ("", "stem", "pointwise", "depthwise"),
     "attention": ("pointwise", "depthwise"),
     "gate": ("pointwise", "depthwise"),
-    "open": ("pointwise", "depthwise"),
+    "single-route gate": ("pointwise", "depthwise"),
     "classifier": ("pointwise", "depthwise"),
 }
 
-ENDS = ("gate", "open", "classifier", "source", "noted")  # open: a gate with one choice
-ASIDE = ("note", "source", "noted")  # features are behind them what they are in front of them
+LAST = ("gate", "single-route gate", "classifier", "source", "early source")
+PASS_THROUGH = ("save", "source", "early source")
 
 
 def unsupported(modules: Sequence[nn.Module]) -> str | None:
-    """Why these cannot be run as one, if they cannot."""
+    """Return why modules cannot run as one ragged network, or None if they can."""
     try:
         return mismatch([chain_of(module) for module in modules])
     except DsnetError as error:
         return str(error)
 
 
-Link = tuple[str, tuple[nn.Module, ...]]  # what it is, and of what it is made
+Link = tuple[str, tuple[nn.Module, ...]]  # kind of layer, modules that it is made of
 
 
 def chain_of(module: nn.Module) -> list[Link]:
-    """A module as a list of layers that there are kernels for."""
+    """Return a module as a list of layers that have a kernel; raise an error if one has none."""
     chain = _chain(module)
-    through = [kind for kind, _ in chain if kind not in ASIDE]
-    for before, kind in zip(["", *through], through, strict=False):
-        if before not in BEHIND[kind]:
+    kinds = [kind for kind, _ in chain if kind not in PASS_THROUGH]
+    for before, kind in zip(["", *kinds], kinds, strict=False):
+        if before not in ALLOWED_BEFORE[kind]:
             raise DsnetError(f"there is no kernel for {kind} behind {before or 'nothing'}")
-    if not chain or chain[-1][0] not in ENDS:
-        raise DsnetError("a network ends at a gate or at a classifier, or with a detector's features")
+    if not chain or chain[-1][0] not in LAST:
+        raise DsnetError("a network must end at a gate, at a classifier, or with the features of a detector")
     return chain
 
 
@@ -64,19 +63,19 @@ def _chain(module: nn.Module) -> list[Link]:
     if isinstance(module, Front):
         chain = list[Link]()
         for number, block in enumerate(module.blocks):
-            chain += [("note", ())] * (number in module.taps) + _links(_leaves(block))
+            chain += [("save", ())] * (number in module.taps) + _links(_leaves(block))
         return chain + _links([module.gate])
     if isinstance(module, Behind) and isinstance(module.head, ToFused):
         sources = {}
         for stride, block in zip(module.wanted, module.head.projections.blocks, strict=True):
-            ((_, parts),) = _links(_leaves(block))
-            sources[stride] = (*parts, module.head)
-        chain, done = [("noted", sources[stride]) for stride in module.handed if stride], 0
+            ((_, modules),) = _links(_leaves(block))
+            sources[stride] = (*modules, module.head)
+        chain, done = [("early source", sources[stride]) for stride in module.handed if stride], 0
         for stride, tap in sorted(module.taps.items()):
             chain += _links([leaf for block in module.blocks[done:tap] for leaf in _leaves(block)])
             chain.append(("source", sources[stride]))
             done = tap
-        return chain  # nobody reads what is behind the last of them
+        return chain  # blocks behind the last source have no effect
     return _links(_leaves(module))
 
 
@@ -92,7 +91,7 @@ def _links(leaves: list[nn.Module]) -> list[Link]:
         elif isinstance(head, InferenceGate) and not leaves:
             chain.append(("gate", (head,)))
         elif isinstance(head, SingleRouteInferenceGate) and not leaves:
-            chain.append(("open", ()))
+            chain.append(("single-route gate", ()))
         elif _classifies([head, *leaves]):
             chain.append(("classifier", (leaves.pop(),)))
             leaves.clear()
@@ -102,7 +101,7 @@ def _links(leaves: list[nn.Module]) -> list[Link]:
 
 
 def _classifies(leaves: Sequence[nn.Module]) -> bool:
-    """Whether they are a mean over all positions and a linear layer."""
+    """Return whether modules are a mean over all positions and a linear layer."""
     if [type(leaf) for leaf in leaves] != [nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear]:
         return False
     pool, _, linear = leaves
@@ -134,19 +133,19 @@ def _kind(conv: nn.Conv2d) -> str:
 
 
 def mismatch(chains: Sequence[Sequence[Link]]) -> str | None:
-    """In what chains differ beside their sizes, if they do."""
+    """Return in what chains differ besides their sizes, or None if they do not."""
     kinds = {tuple(kind for kind, _ in chain) for chain in chains}
     if len(kinds) > 1:
         return "routes have layers of different kinds"
-    if len(chains) > 1 and {"stem", "gate", "open"} & {kind for kind, _ in chains[0]}:
-        return "a stem or a gate is one of all routes"
-    begins = [next((parts[0] for kind, parts in chain if kind not in ASIDE), None) for chain in chains]
-    if len({conv.in_channels for conv in begins if isinstance(conv, nn.Conv2d)}) > 1:
-        return "routes begin with other numbers of channels"
+    if len(chains) > 1 and {"stem", "gate", "single-route gate"} & {kind for kind, _ in chains[0]}:
+        return "routes have a stem or a gate of their own"
+    first = [next((row[0] for kind, row in chain if kind not in PASS_THROUGH), None) for chain in chains]
+    if len({conv.in_channels for conv in first if isinstance(conv, nn.Conv2d)}) > 1:
+        return "the first layers of routes have different numbers of input channels"
     for links in zip(*chains, strict=True):
-        convs = [parts[0] for _, parts in links if parts and isinstance(parts[0], nn.Conv2d)]
-        if len({(conv.stride, type(parts[1])) for conv, (_, parts) in zip(convs, links, strict=False)}) > 1:
-            return "routes have other strides or activations"
-        if len({conv.kernel_size for conv in convs}) > KERNELS:
-            return f"routes have more than {KERNELS} sizes of kernels"
+        convs = [row[0] for _, row in links if row and isinstance(row[0], nn.Conv2d)]
+        if len({(conv.stride, type(row[1])) for conv, (_, row) in zip(convs, links, strict=False)}) > 1:
+            return "routes have different strides or activations"
+        if len({conv.kernel_size for conv in convs}) > MAX_KERNEL_SIZES:
+            return f"routes have more than {MAX_KERNEL_SIZES} kernel sizes"
     return None
