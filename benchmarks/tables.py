@@ -187,12 +187,9 @@ def routing_table(name: str, data: Data, routers: str | None = None) -> str:
         rows.append([ROUTERS[router], own, *cells])
     seeds = len({row["run"] for row in data["results"]})
     header = ["router", "its own decision", *(f"{share:.0%}" for share in data["budgets"])]
-    brackets = (
-        "points above the static mix of two routes at the same mean cost, ± standard deviation over seeds"
-    )
-    return markdown(
-        header, rows, f"{source(data)}; {ACCURACY}, mean of {seeds} seeds; in brackets {brackets}"
-    )
+    brackets = "points above the static mix of two routes at the same mean cost, ± standard deviation"
+    caption = f"{source(data)}; {ACCURACY}, mean of {seeds} seeds; in brackets {brackets}"
+    return markdown(header, rows, caption)
 
 
 def gating_table(name: str, data: Data) -> str:
@@ -245,6 +242,8 @@ def _setup(data: Data) -> str:
 
 
 def _mix(shares: Mapping[str, float]) -> str:
+    if len(set(shares.values())) == 1:
+        return f"equal shares at routes {', '.join(shares)}"
     return ", ".join(f"{share:.0%} at route {route}" for route, share in shares.items())
 
 
