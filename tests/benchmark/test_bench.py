@@ -23,7 +23,7 @@ from dsnet import runtime
 from dsnet.benchmark.api import WARM_UP, bench
 from dsnet.benchmark.candidates import Candidate, Candidates, batches_per_call
 from dsnet.benchmark.conditions import _cpu_mhz, conditions
-from dsnet.benchmark.results import Baseline
+from dsnet.benchmark.results import Baseline, BenchResult
 from dsnet.benchmark.static_baselines import StaticNetwork, compile_static, static_networks
 from dsnet.benchmark.workloads import CASCADE_SHARE, Mix, mix_of
 from dsnet.cli import main
@@ -60,6 +60,12 @@ def run(candidate: Candidate) -> Any:  # noqa: ANN401
 def logits_at(model: dsnet.Supernet, x: torch.Tensor, routes: list[int]) -> torch.Tensor:
     """The logits of each image at its route, one by one."""
     return torch.cat([model(x[i : i + 1], route) for i, route in enumerate(routes)])
+
+
+def table_of(result: BenchResult) -> str:
+    """The table of the documents, from the JSON file of a result."""
+    plain = json.loads(json.dumps(result.to_dict()))
+    return bench_table("x", {"machine": "here", "date": "today", **plain})
 
 
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny"])
@@ -203,8 +209,7 @@ def test_the_largest_route_of_a_narrowed_gate_is_timed_beside_that_of_the_networ
     text = bench_text(benched)
     assert "largest of the gate (route 1)" in text
     assert f"50% at 0 ({human(plain['madds']['0'])})" in text
-    table = bench_table("x", {**plain, "date": "today"})
-    assert "route 1 (gate's largest)" in table
+    assert "route 1 (gate's largest)" in table_of(benched)
     compiled = runtime.compile(model, backend="eager", routes=[0, 1, 3]).network
     candidates = Candidates(model, compiled, benched.mix, {}, eager=False).at(2)
     routes_run: list[int] = []
@@ -286,7 +291,7 @@ def test_static_networks_beyond_the_time_limit_are_missing(monkeypatch: pytest.M
     assert benched.missing == ("mobilenet_v1 × 0.5",)
     assert benched.baselines == (Baseline("twin", "mobilenet_v1", "eager", 1),)
     assert "twin" in benched.results[0].times
-    assert "mobilenet_v1 (eager)" in bench_table("x", {**benched.to_dict(), "date": "today"})
+    assert "mobilenet_v1 (eager)" in table_of(benched)
 
 
 def test_quick_leaves_out_the_network_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from dsnet.cli import build_parser
 from dsnet.models.loading import build_network
 from dsnet.report.run_page import update_run_page
 from dsnet.routing import LatencyTable
-from dsnet.runtime.autotune import _read, cache_file
+from dsnet.runtime.autotune import _read_cache, cache_file
 from dsnet.runtime.profile import profile
 from dsnet.training import load_checkpoint
 from dsnet.training.run_dir import read_config
@@ -152,7 +152,7 @@ def test_edits_of_other_files_are_refused_or_do_no_harm(
     readers: dict[Path, Callable[[], object]] = {
         latency: lambda: LatencyTable.load(latency).check(model, torch.device("cpu")),
         mix: lambda: mix_of(model, read_mix(mix)),
-        cache_file(): _read,
+        cache_file(): _read_cache,
         copied / "recipe.json": lambda: read_config(copied),
         copied / "results.json": lambda: update_run_page(copied),
     }
