@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
-from dsnet.gate.inference import (
-    InferenceGate,
-    SingleRouteInferenceGate,
-    channel_attention,
-    scalar_scores,
-)
+from dsnet.gate.inference import InferenceGate, SingleRouteInferenceGate, channel_attention, scalar_scores
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.parameters import Factory

@@ -25,13 +25,7 @@ from dsnet.counts import Shape
 from dsnet.errors import DsnetError
 from dsnet.gate import Gate, GateEncoding, HeadForm, SingleRouteGate
 from dsnet.models.blocks import Step, run_steps
-from dsnet.models.features import (
-    Features,
-    feature_shapes,
-    prefix_features,
-    route_features,
-    routed_features,
-)
+from dsnet.models.features import Features, feature_shapes, prefix_features, route_features, routed_features
 from dsnet.models.group_by_route import Decide, greedy, run_from_states, run_gated
 from dsnet.models.heads import Head
 from dsnet.models.input_spec import InputSpec
@@ -416,10 +410,7 @@ class Supernet(nn.Module, ABC):
         return run_steps(steps, x, mode)
 
     def run_from_states(
-        self,
-        states: dict[tuple[int, ...], GateState],
-        choices: tuple[int, ...],
-        mode: Mode | None = None,
+        self, states: dict[tuple[int, ...], GateState], choices: tuple[int, ...], mode: Mode | None = None
     ) -> Tensor:
         """Run a route from the last of its gates that ``states`` holds, and return its logits.
 
