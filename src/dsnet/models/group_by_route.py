@@ -293,10 +293,10 @@ def _decide(decide: _DecideGroup, scores: Tensor, group: _Group) -> Tensor:
 
 def _merge(model: Routable[Any], groups: list[_Group]) -> list[_Group]:
     """Join groups whose remaining computation is the same; the choices of the first represent all of them."""
-    alike: dict[tuple[int, ...], list[_Group]] = {}
+    by_key: dict[tuple[int, ...], list[_Group]] = {}
     for group in groups:
-        alike.setdefault(group.choices[-1:] if model.merges else group.choices, []).append(group)
-    return [members[0] if len(members) == 1 else _join(members) for members in alike.values()]
+        by_key.setdefault(group.choices[-1:] if model.merges else group.choices, []).append(group)
+    return [members[0] if len(members) == 1 else _join(members) for members in by_key.values()]
 
 
 def _join(groups: list[_Group]) -> _Group:

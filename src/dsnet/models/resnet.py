@@ -171,8 +171,8 @@ def _product_space(name: str, table: ResNetTable, order: tuple[tuple[int, ...], 
         )
         for number, choices in enumerate(order)
     )
-    everything = tuple(range(len(routes)))
-    narrowings = tuple((space, everything) for space, _ in table.gate_weights)
+    numbers = tuple(range(len(routes)))
+    narrowings = tuple((space, numbers) for space, _ in table.gate_weights)
     return RouteSpace(name=name, routes=routes, narrowings=narrowings)
 
 
