@@ -9,17 +9,15 @@ statistics for every history of choices or for the last choice alone.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.timing import environment, write_json
+from benchmarks.script import make_parser, report
+from benchmarks.timing import environment
 from dsnet.recipes.resolve import resolve_recipe
-from dsnet.report.text import table
 from dsnet.training import train
 
 CASES = {
@@ -40,11 +38,8 @@ def measure(recipe: str, settings: list[str], seed: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
     results: list[dict[str, Any]] = []
     for name, (recipe, settings) in CASES.items():
@@ -54,14 +49,8 @@ def main() -> None:
         results.append(
             {"case": name, "recipe": recipe, "set": settings, "smallest": smallest, "largest": largest}
         )
-    rows = [
-        [row["case"], f"{statistics.mean(row['smallest']):.1f}", f"{statistics.mean(row['largest']):.1f}"]
-        for row in results
-    ]
-    print("\n" + table(["statistics", "smallest", "largest"], rows, left=("statistics",)))
-    if args.json:
-        about = {"benchmark": "calibration", **environment(torch.device("cpu")), "seeds": args.seeds}
-        write_json(args.json, {**about, "results": results})
+    about = {"benchmark": "calibration", **environment(torch.device("cpu")), "seeds": args.seeds}
+    report({**about, "results": results}, args.json)
 
 
 if __name__ == "__main__":

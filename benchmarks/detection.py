@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import dsnet
+from benchmarks.script import add_json, earlier_runs, report
 from benchmarks.timing import environment, interleaved, write_json
 from dsnet import runtime
 from dsnet.cli.progress import TrainingProgress
@@ -61,9 +61,7 @@ BCCD = ("bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus")
 
 
 def run_train(args: argparse.Namespace) -> None:
-    runs: list[dict[str, Any]] = []
-    if args.json and args.json.exists():
-        runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"]
+    runs = earlier_runs(args.json)
     done = {(run["recipe"], run["seed"]) for run in runs}
     about = {"benchmark": "detection", **environment(pick_device("auto"))}
     for seed in args.seeds:
@@ -74,20 +72,7 @@ def run_train(args: argparse.Namespace) -> None:
             if not trained["results"]:  # interrupted
                 return
             runs.append({"recipe": name, "seed": seed, "commit": about["commit"], **trained})
-            if args.json:
-                write_json(args.json, {**about, "runs": runs})
-    rows = [
-        [
-            run["recipe"],
-            str(run["seed"]),
-            "gate" if result["route"] is None else str(result["route"]),
-            f"{result['madds'] / 1e9:.2f}",
-            *(f"{100 * result['map'][rule]:.1f}" for rule in ("voc2007", "voc2010", "coco")),
-        ]
-        for run in runs
-        for result in run["results"]
-    ]
-    print(table(["recipe", "seed", "route", "G MAdds", "2007", "2010", "COCO"], rows, left=("recipe",)))
+            report({**about, "runs": runs}, args.json)
 
 
 def _config(name: str, args: argparse.Namespace, seed: int) -> DetectionConfig:
@@ -298,7 +283,7 @@ def main() -> None:
         parser_of.add_argument("--data", required=True)
         parser_of.add_argument("--recipes", nargs="+", default=list(BCCD))
         parser_of.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-        parser_of.add_argument("--json", type=Path)
+        add_json(parser_of)
         parser_of.set_defaults(step=step)
     train.add_argument("--seeds", nargs="+", type=int, default=[0])
     train.add_argument("--keep", type=Path, metavar="DIR")
@@ -311,7 +296,7 @@ def main() -> None:
     speed.add_argument("--precision", default="bfloat16")
     speed.add_argument("--found", type=int, default=20)
     speed.add_argument("--repeats", type=int, default=20)
-    speed.add_argument("--json", type=Path)
+    add_json(speed)
     speed.set_defaults(step=run_speed)
     args = parser.parse_args()
     args.step(args)

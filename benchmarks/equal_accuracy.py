@@ -12,7 +12,6 @@ largest route.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.script import make_parser
 from benchmarks.timing import environment, write_json
 from dsnet.benchmark.api import bench
 from dsnet.benchmark.workloads import Cascade, Mix
@@ -65,9 +65,7 @@ def cascade_share(cost: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--budget", type=float, default=0.3, help="share of the largest route's cost")
     parser.add_argument("--route", type=int, help="default: the cheapest that is as accurate")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
@@ -75,7 +73,6 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--precision")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     device = pick_device(args.device)
     found = measured(args.budget, args.route)

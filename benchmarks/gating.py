@@ -12,22 +12,20 @@ backward less forward). Milliseconds, medians of interleaved repeats.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import dsnet
+from benchmarks.script import make_parser, report
 from benchmarks.slicing import captured
-from benchmarks.timing import environment, interleaved, write_json
+from benchmarks.timing import environment, interleaved
 from dsnet.data.transforms.augment import Augment
 from dsnet.models import GateState
-from dsnet.report.text import table
 from dsnet.routing import CostTable
 from dsnet.training import GateConfig
 from dsnet.training.config import MixConfig
@@ -117,38 +115,20 @@ def measure(name: str, batch: int, repeats: int, device: torch.device) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--models", nargs="*", default=["ds_mbnet_cifar", "ds_vit_plus_cifar", "ds_resnet_cifar"]
     )
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
     device = torch.device(args.device)
     results = []
     for name in args.models:
         results.append(measure(name, args.batch, args.repeats, device))
         print(results[-1], flush=True)
-    header = ["network", "choices", "batch", "passes", "needed", "step", "step / needed"]
-    rows = [
-        [
-            row["model"],
-            " ".join(map(str, row["choices"])),
-            str(row["batch"]),
-            f"{row['passes']:.1f}",
-            f"{row['needed']:.1f}",
-            f"{row['step']:.1f}",
-            f"{row['ratio']:.3f}",
-        ]
-        for row in results
-    ]
-    print("\n" + table(header, rows, left=("network",)))
-    if args.json:
-        write_json(args.json, {"benchmark": "gating", **environment(device), "results": results})
+    report({"benchmark": "gating", **environment(device), "results": results}, args.json)
 
 
 if __name__ == "__main__":

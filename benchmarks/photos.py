@@ -12,8 +12,6 @@ rate of `--rates`.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -24,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.timing import environment, write_json
+from benchmarks.script import make_parser, report
+from benchmarks.timing import environment
 from dsnet.core.settings import override
 from dsnet.data import load_dataset
 from dsnet.data.dataset import ImageDataset
 from dsnet.data.inspect import inspect_dataset
 from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.recipes.custom_data import recipe_for
-from dsnet.report.text import table
 from dsnet.training.api import train
 from dsnet.training.callbacks import Callback
 from dsnet.training.config import DataConfig
@@ -159,31 +157,10 @@ def _all(images: ImageDataset) -> tuple[Tensor, Tensor]:
     return torch.cat([x[0] for x, _ in batches]), torch.cat([y for _, y in batches])
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
-    """Means and deviations over seeds."""
-    body = []
-    for network, rate in dict.fromkeys((row["network"], row.get("rate")) for row in rows):
-        same = [row for row in rows if (row["network"], row.get("rate")) == (network, rate)]
-        ends = [list(row["test"].values()) for row in same]
-        cells = [_spread([end[i] for end in ends]) for i in (0, -1)]
-        seconds = statistics.mean(row["cpu_seconds"] for row in same)
-        name = network if rate is None else f"{network}, rate {rate}"
-        body.append([name, str(same[0]["epochs"]), f"{seconds:.0f}", *cells])
-    return table(["network", "epochs", "CPU s", "smallest", "largest"], body, left=("network",))
-
-
-def _spread(values: list[float]) -> str:
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.1f}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rates", nargs="+", type=float, default=[0.05, 0.1, 0.2])
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     about = {"benchmark": "photos", **environment(torch.device("cpu"))}
@@ -194,9 +171,7 @@ def main() -> None:
         for seed in args.seeds:
             rows.append(run_dsnet(photos, seed, Path(folder) / f"run-{seed}"))
             rows += [run_resnet(photos, seed, rows[-1]["cpu_seconds"], rate) for rate in args.rates]
-            print(shown(rows), flush=True)
-            if args.json:
-                write_json(args.json, {**about, "runs": rows})
+            report({**about, "runs": rows}, args.json)
 
 
 if __name__ == "__main__":

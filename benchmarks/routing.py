@@ -9,8 +9,6 @@ themselves, and what they reach at budgets given as shares of the largest route'
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,13 +17,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import environment, write_json
+from benchmarks.script import make_parser, report
+from benchmarks.timing import environment
 from dsnet.calibration import calibrate, collect, simulate
 from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import gate_reports
 from dsnet.core.settings import override, to_plain
 from dsnet.data.dataset import ImageDataset
-from dsnet.report.text import table
 from dsnet.routing import CostTable, GatePolicy
 from dsnet.routing.route_outputs import RouteOutputs
 from dsnet.training import GateConfig, open_trained, train_gate
@@ -111,57 +109,25 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
                     "shares": found.shares,
                 }
             )
-        print(report_rows(rows[-2:], budgets), flush=True)
+        print(run.name, name, flush=True)
     return rows
 
 
-def report_rows(rows: Sequence[dict[str, Any]], budgets: Sequence[float]) -> str:
-    """Mean over runs of accuracy, and how far above the static mix at the same cost."""
-    header = ["router", "runs", "own cost", "own accuracy", *(f"{share:.0%}" for share in budgets)]
-    body = []
-    for name in dict.fromkeys(row["router"] for row in rows):
-        same = [row for row in rows if row["router"] == name]
-        cells = []
-        for share in budgets:
-            at = [b for row in same for b in row["budgets"] if abs(b["share"] - share) < 1e-9]
-            if not at:
-                cells.append("–")
-                continue
-            accuracy = statistics.mean(b["accuracy"] for b in at)
-            gain = statistics.mean(b["accuracy"] - b["static"] for b in at)
-            cells.append(f"{accuracy:.2f} ({gain:+.2f})")
-        owns = [row["own"] for row in same if row["own"]]
-        own = (
-            [f"{statistics.mean(o[k] for o in owns):.2f}" for k in ("cost", "accuracy")]
-            if owns
-            else ["–", "–"]
-        )
-        body.append([name, str(len(same)), *own, *cells])
-    return table(header, body, left=("router",))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--gates", nargs="*", choices=list(GATES), default=list(GATES))
     parser.add_argument("--budgets", nargs="*", type=float, default=[0.3, 0.4, 0.45, 0.5, 0.65, 0.8])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    about: dict[str, Any] = {}
     for run in args.runs:
         rows += measure(run, args.gates, args.budgets, args.device)
         opened = open_trained(run, "final", device=args.device)
         device = opened.model.head.classifier.weight.device
         about = {"benchmark": "routing", **environment(device), "recipe": to_plain(opened.config)}
         about["gates"] = {name: GATES[name] for name in args.gates}
-        if args.json:
-            write_json(args.json, {**about, "budgets": args.budgets, "results": rows})
-    print("\n" + report_rows(rows, args.budgets))
-    print("In brackets: points above the static mix: two routes mixed at random to the same mean cost.")
+        report({**about, "budgets": args.budgets, "results": rows}, args.json)
 
 
 if __name__ == "__main__":

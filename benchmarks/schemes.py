@@ -13,7 +13,6 @@ after so long.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import tempfile
 import time
@@ -24,10 +23,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.script import earlier_runs, make_parser, report
 from benchmarks.timing import environment, write_json
 from dsnet.core.settings import from_plain, override, parse_assignments, to_plain
 from dsnet.recipes.resolve import resolve_recipe
-from dsnet.report.text import table
 from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
 
@@ -67,29 +66,8 @@ def run_one(plain: dict[str, Any], keep: Path | None) -> Run:
     }
 
 
-def report(runs: list[Run]) -> str:
-    routes = sorted({int(route) for run in runs for route in run["test"]})
-    shown = (
-        routes if len(routes) <= 8 else sorted({routes[round(i * (len(routes) - 1) / 7)] for i in range(8)})
-    )
-    header = ["run", "epochs", "seed", *(f"route {route}" for route in shown), "s"]
-    rows = [
-        [
-            run["name"],
-            str(run["epochs"]),
-            str(run["seed"]),
-            *(f"{run['test'][str(route)]:.2f}" if str(route) in run["test"] else "" for route in shown),
-            f"{run['seconds']:.0f}",
-        ]
-        for run in sorted(runs, key=lambda run: (run["epochs"], run["name"], run["seed"]))
-    ]
-    return table(header, rows, left=("run",))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("recipe")
     parser.add_argument("--schemes", nargs="*", default=["label", "ib", "e-ib", "h-ib+mvco"])
     parser.add_argument("--alone", nargs="*", type=int, default=[], help="routes to train alone")
@@ -102,17 +80,12 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' folders here")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so long")
-    parser.add_argument(
-        "--json", type=Path, help="where results are kept, and those of earlier calls are found"
-    )
     args = parser.parse_args()
     base = resolve_recipe(args.recipe, args.set)
     device = torch.device("cuda" if torch.cuda.is_available() and base.run.device != "cpu" else "cpu")
     about = {"benchmark": "schemes", **environment(device), "recipe": to_plain(base)}
     about["stand-alone"] = parse_assignments(args.alone_set)
-    runs: list[Run] = []
-    if args.json and args.json.exists():
-        runs = json.loads(args.json.read_text(encoding="utf-8"))["runs"]
+    runs = earlier_runs(args.json)
     done = {(run["name"], run["epochs"], run["seed"]) for run in runs}
     left = [run for run in planned(base, args) if (run["name"], run["epochs"], run["seed"]) not in done]
     deadline = time.monotonic() + 60 * args.minutes
@@ -136,10 +109,10 @@ def main() -> None:
             run = working.pop(finished)
             settings = {k: run[k] for k in ("name", "epochs", "seed", "set")}
             runs.append({**settings, "commit": about["commit"], **finished.result()})
-            print(report(runs[-1:]), flush=True)
+            print(f"{run['name']}, seed {run['seed']}: {runs[-1]['test']}", flush=True)
             if args.json:
                 write_json(args.json, {**about, "runs": runs})
-    print("\n" + report(runs))
+    report({**about, "runs": runs}, args.json)
 
 
 if __name__ == "__main__":

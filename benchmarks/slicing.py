@@ -16,26 +16,24 @@ packed    the same with batch norms folded, as `dsnet.extract` gives it
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import dsnet
-from benchmarks.timing import environment, interleaved, write_json
+from benchmarks.script import make_parser, report
+from benchmarks.tables import METHODS
+from benchmarks.timing import environment, interleaved
 from dsnet.benchmark.baselines import indexing, masking
-from dsnet.report.text import table
 
 CASES = {
     "ResNet-50 at 0.25": "ds_resnet",
     "DS-MBNet smallest": "ds_mbnet",
     "DS-ViT++ smallest": "ds_vit_plus",
 }
-METHODS = ("full", "masking", "indexing", "slicing", "ideal", "packed")
 
 
 def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -98,31 +96,14 @@ def measure(
     }
 
 
-def report(results: list[dict[str, Any]]) -> str:
-    header = ["network", "batch", *METHODS, "slicing / ideal"]
-    rows = [
-        [
-            row["network"],
-            str(row["batch"]),
-            *(f"{row['times'][name]['ms']:.2f}" for name in METHODS),
-            f"{row['times']['slicing']['ms'] / row['times']['ideal']['ms']:.3f}",
-        ]
-        for row in results
-    ]
-    return table(header, rows, left=("network",))
-
-
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, nargs="+", help="default: 1 16 on a CPU, 1 64 256 on a GPU")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--graphs", action="store_true", help="time CUDA graphs instead of eager calls")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     if args.graphs and device.type != "cuda":
@@ -139,13 +120,7 @@ def main() -> None:
             times = measure(model, batch, device, dtype, args.repeats, args.graphs)
             results.append({"network": network, "model": name, "batch": batch, "times": times})
     about = {**environment(device), "dtype": args.dtype, "repeats": args.repeats, "graphs": args.graphs}
-    print(
-        f"\n{about['machine']}, torch {about['torch']}, {args.dtype}, channels-last, "
-        f"{'CUDA graphs' if args.graphs else 'eager'}, {args.repeats} rounds\n"
-    )
-    print(report(results))
-    if args.json:
-        write_json(args.json, {"benchmark": "slicing", **about, "results": results})
+    report({"benchmark": "slicing", **about, "results": results}, args.json)
 
 
 if __name__ == "__main__":

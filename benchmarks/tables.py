@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.slicing import METHODS
 from dsnet.counts import human
 from dsnet.routes import evenly_spaced
 
@@ -35,6 +34,7 @@ PAGES = (
 )
 TABLE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
 Data = Mapping[str, Any]
+METHODS = ("full", "masking", "indexing", "slicing", "ideal", "packed")  # of `benchmarks.slicing`
 
 
 ACCURACY = "test accuracy in percent"
@@ -127,7 +127,7 @@ def schemes_table(name: str, data: Data, epochs: str | None = None) -> str:
                 cells.append(_mean(accuracies))
             if any(cells):
                 rows.append([scheme, str(length), *cells])
-    madds = next(run["madds"] for run in runs if len(run["madds"]) > 1)
+    madds = {route: count for run in runs for route, count in run["madds"].items()}
     costs = [madds[str(route)] for route in routes]
     sizes = [_millions(cost) for cost in costs]
     header = [
@@ -274,14 +274,10 @@ def photos_table(name: str, data: Data) -> str:
         ends = [list(run["test"].values()) for run in same]
         title = f"`{network}`" if rate is None else f"ResNet, learning rate {rate}"
         cells = [f"{same[0]['params'] / 1e6:.2f}M", f"{_mean([r['cpu_seconds'] for r in same], 0)}"]
-        cells += ["–" if rate else _accuracy([end[0] for end in ends]), _accuracy([end[-1] for end in ends])]
+        cells += ["–" if rate else _mean([end[0] for end in ends], 1), _mean([end[-1] for end in ends], 1)]
         rows.append([title, *cells])
     header = ["network", "parameters", "CPU seconds", "smallest route", "largest route"]
     return markdown(header, rows, f"{source(data)}, one thread; {ACCURACY}, {MEANS}")
-
-
-def _accuracy(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} ({len(values)})"
 
 
 def speed_table(files: str) -> str:

@@ -12,9 +12,7 @@ CUDA device step and networks run eagerly and as CUDA graphs, and are compared l
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dsnet
+from benchmarks.script import make_parser, report
 from benchmarks.slicing import captured
-from benchmarks.timing import environment, interleaved, write_json
+from benchmarks.timing import environment, interleaved
 from dsnet.data.transforms.augment import Augment, normalise
-from dsnet.report.text import table
 from dsnet.training import Average, Scheme, Stage1
 from dsnet.training.optim import make_optimizer, parameter_groups
 from dsnet.training.stage1.graphed_step import GraphedStep
@@ -155,36 +153,13 @@ def profile(case: Case, device: torch.device) -> tuple[float, list[list[Any]]]:
     return sum(ms for _, ms, _ in kernels), top
 
 
-def report(results: list[dict[str, Any]]) -> str:
-    header = ["network", "batch", "precision", "how", "step", "parts", "ratio", "images/s", "images", "busy"]
-    rows = [
-        [
-            row["model"],
-            str(row["batch"]),
-            row["precision"],
-            "graphs" if row["graphs"] else "eager",
-            f"{row['step']:.2f}",
-            f"{row['sum']:.2f}",
-            f"{row['ratio']:.3f}",
-            f"{row['images_per_second']:,}",
-            f"{row['images_share']:.1%}",
-            f"{row['busy']:.2f}" if "busy" in row else "",
-        ]
-        for row in results
-    ]
-    return table(header, rows, left=("network", "precision", "how"))
-
-
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", help="default: the cases of the table")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args(argv)
     device = torch.device(args.device)
     cases = GPU if device.type == "cuda" else CPU
@@ -201,13 +176,8 @@ def main(argv: list[str] | None = None) -> None:
             for row in results:
                 if (row["model"], row["batch"], row["precision"]) == case:
                     row.update(busy=round(busy / row["step"], 3), kernels=kernels)
-    about = {**environment(device), "repeats": args.repeats}
-    print(
-        f"\n{about['machine']}, torch {about['torch']}, channels-last, milliseconds, {args.repeats} rounds\n"
-    )
-    print(report(results))
-    if args.json:
-        write_json(args.json, {"benchmark": "training", **about, "results": results})
+    about = {"benchmark": "training", **environment(device), "repeats": args.repeats}
+    report({**about, "results": results}, args.json)
 
 
 if __name__ == "__main__":

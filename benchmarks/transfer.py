@@ -12,8 +12,6 @@ figures are on the test split. What is in the JSON file already is not run again
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -21,14 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import environment, write_json
+from benchmarks.script import earlier_runs, make_parser, report
+from benchmarks.timing import environment
 from dsnet.calibration import collect, simulate
 from dsnet.cli.progress import TrainingProgress
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.settings import override, parse_assignments, to_plain
 from dsnet.recipes.resolve import resolve_recipe
-from dsnet.report.text import human, table
 from dsnet.routing import CostTable, GatePolicy
 from dsnet.training import GateConfig, open_trained, train_gate
 from dsnet.training.api import train
@@ -75,31 +73,8 @@ def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list
     return rows
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
-    """Means and deviations over seeds."""
-    body = []
-    for arm, gate in dict.fromkeys((row["network"], row["gate"]) for row in rows):
-        same = [row for row in rows if (row["network"], row["gate"]) == (arm, gate)]
-        ends = [(next(iter(row["test"].values())), list(row["test"].values())[-1]) for row in same]
-        gated = [row["gated"] for row in same]
-        used = sorted({int(route) for g in gated for route in g["taken"]})
-        cells = [_spread([end[i] for end in ends]) for i in (0, 1)]
-        cells += [_spread([g["accuracy"] for g in gated])]
-        cells += [human(round(statistics.mean(g["madds"] for g in gated))), ", ".join(map(str, used))]
-        body.append([arm, gate, str(len(same)), *cells])
-    header = ["network", "gate", "seeds", "smallest", "largest", "gated", "its MAdds", "routes used"]
-    return table(header, body, left=("network", "gate", "routes used"))
-
-
-def _spread(values: list[float]) -> str:
-    mean = f"{statistics.mean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("recipe")
     parser.add_argument("--start", type=Path, required=True, metavar="RUN")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -107,11 +82,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all networks")
     parser.add_argument("--gate-set", action="append", default=[], metavar="KEY=VALUE", help="for all gates")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' folders here")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    if args.json and args.json.exists():
-        rows = json.loads(args.json.read_text(encoding="utf-8"))["runs"]
+    rows = earlier_runs(args.json)
     done = {(row["network"], row["seed"]) for row in rows}
     base = resolve_recipe(args.recipe, args.set)
     about = {"benchmark": "transfer", **environment(pick_device(base.run.device)), "recipe": to_plain(base)}
@@ -122,10 +94,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 trained = run_arm(args, arm, seed, (args.keep or Path(folder)) / f"{arm}-{seed}")
             rows += [{**row, "commit": about["commit"]} for row in trained]
-            print(shown(rows), flush=True)
-            if args.json:
-                write_json(args.json, {**about, "runs": rows})
-    print("\n" + shown(rows))
+            report({**about, "runs": rows}, args.json)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ epochs, as `dsnet transfer` has it. Figures are on the test split, 107 images.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
-import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.timing import environment
+from benchmarks.script import make_parser, report
+from benchmarks.timing import environment, write_json
 from dsnet.core.settings import override, to_plain
 from dsnet.recipes import get_recipe
-from dsnet.report.text import table
 from dsnet.training.api import train
 from dsnet.training.config import DataConfig, TrainConfig
 
@@ -64,26 +61,13 @@ def fine_tune(case: Case) -> dict[str, Any]:
     return {**own, "seed": case.seed, "test": {r.route: round(100 * r.accuracy, 2) for r in outcome.test}}
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
-    """Tabulate mean accuracies over the seeds, a row for each case."""
-    body = []
-    for key in dict.fromkeys((row["kind"], row["batch"], row["lr"]) for row in rows):
-        same = [list(r["test"].values()) for r in rows if (r["kind"], r["batch"], r["lr"]) == key]
-        cells = [f"{statistics.mean(test[at] for test in same):.2f}" for at in (0, -1)]
-        body.append([*map(str, key), str(len(same)), *cells])
-    return table(["optimiser", "batch", "rate", "seeds", "smallest", "largest"], body, left=())
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--recipe", default="digits_vit")
     parser.add_argument("--cases", nargs="+", default=["adamw:64:5e-4,1e-3,2e-3,4e-3"])
     parser.add_argument("--epochs", type=int, default=70)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     about = {"benchmark": "transfer-rates", **environment(torch.device("cpu")), "threads": 1}
     about["recipe"] = to_plain(get_recipe(args.recipe).config)
@@ -103,8 +87,8 @@ def main() -> None:
         for row in pool.imap(fine_tune, cases, 1):
             rows.append(row)
             if args.json:
-                args.json.write_text(json.dumps({**about, "runs": rows}, indent=1) + "\n", encoding="utf-8")
-    print(shown(rows))
+                write_json(args.json, {**about, "runs": rows})
+    report({**about, "runs": rows}, args.json)
 
 
 if __name__ == "__main__":
