@@ -150,7 +150,7 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(
     assert "recipe.json" in capsys.readouterr().err
     assert main(["evaluate", str(copied), "--routes", "1"]) == 0
     assert main(["evaluate", str(copied), "--plot", str(copied / "no" / "x.svg")]) == 2
-    assert "takes a file in a folder that is there" in capsys.readouterr().err
+    assert "takes a file in an existing folder" in capsys.readouterr().err
 
 
 def test_a_request_to_stop_is_acknowledged(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Settings for data that no recipe knows, from what is known of it: how much there is, and how large."""
+"""Settings for data without a recipe, from the number and the size of its images."""
 
 from __future__ import annotations
 
@@ -11,37 +11,42 @@ from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConf
 
 __all__ = ["recipe_for"]
 
-SMALL = 48  # pixels: up to here images are small ones
-FEW = 50  # images of a class: below, more are held out
-MANY = 20_000  # images: from here on weights decay as they do on CIFAR-10, else as on Imagenette
+SMALL = 48  # pixels up to which images are small
+FEW = 50  # images of a class below which more are held out
+MANY = 20_000  # images from which on weights decay as on CIFAR-10, else as on Imagenette
 
 
 class _Network(NamedTuple):
-    """Which network, at which sizes, and how long it is worth training."""
+    """A network, its image sizes and the length of its training."""
 
     model: str
     unit: int  # sizes are multiples of this
     sizes: tuple[int, int]
-    steps: int  # that are aimed at
-    epochs: tuple[int, int]  # least and most
-    batch: int  # at most
-    random: int = 2  # networks of a step beside the largest and the smallest
-    rate: float = 0.2 / 256  # of learning, for every image of a batch, where the networks' losses add up
+    steps: int  # aimed at
+    epochs: tuple[int, int]  # smallest and largest number
+    batch: int  # largest
+    random: int = 2  # networks in a step besides the largest and the smallest
+    rate: float = 0.2 / 256  # learning rate per image of a batch, for the sum of the networks' losses
 
 
 NETWORKS = {
     ("cuda", "small"): _Network("ds_mbnet_cifar", 8, (16, 48), 2000, (30, 200), 256),
     ("cuda", "large"): _Network("ds_mbnet", 32, (96, 224), 2000, (30, 200), 256),
     ("cpu", "small"): _Network("ds_mbnet_tiny", 8, (16, 48), 2000, (10, 200), 64),
-    # Half the networks a step and so twice the epochs: with few images and little time, epochs matter more.
+    # Half the networks in a step allow twice the epochs, which matter more for few images.
     ("cpu", "large"): _Network("ds_mbnet_small", 16, (64, 96), 900, (10, 200), 32, random=0, rate=0.2 / 64),
 }
 
 
 def recipe_for(data: DataConfig, *, images: int, classes: int, side: int, device: str) -> TrainConfig:
-    """Settings for so many training images of so many classes, ``side`` pixels along the shorter side.
+    """Return settings for data.
 
-    ``device`` is a kind: a CPU gets a network, a size and a number of steps that it comes to an end with.
+    Args:
+        data: The data.
+        images: Number of training images.
+        classes: Number of classes.
+        side: Shorter side of the images in pixels.
+        device: ``cuda`` or ``cpu``, which gets a smaller network, smaller images and fewer steps.
     """
     kind = "cuda" if device == "cuda" else "cpu"
     small = side <= SMALL
@@ -77,6 +82,6 @@ def _within(value: int, limits: tuple[int, int]) -> int:
     return min(max(value, limits[0]), limits[1])
 
 
-def _power_of_two(most: int) -> int:
-    """The largest that is not above ``most``."""
-    return 1 << (most.bit_length() - 1)
+def _power_of_two(limit: int) -> int:
+    """Return the largest power of two up to a limit."""
+    return 1 << (limit.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""The configuration that a recipe's name or file, other data and ``key=value`` settings give."""
+"""Configurations from a recipe's name or file, other data and ``key=value`` settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be the same in all processes of a run: settings, code, images and weights."""
+"""Facts that must be the same in all processes of a run: settings, code, images and weights."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import functools
 import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from dsnet.core.settings import to_plain
 from dsnet.data.dataset import ImageDataset
 from dsnet.errors import DsnetError
 from dsnet.models.registry import model_entry
+from dsnet.training.run_dir import flat_settings
 
-__all__ = ["PLACES", "code_digest", "settings_facts", "state_facts", "weights_digest"]
+__all__ = ["LOCAL_SETTINGS", "code_digest", "settings_facts", "state_facts", "weights_digest"]
 
-# Settings that say where and how, and may differ between machines; what is read there is compared.
-PLACES = (
+# Paths and devices, which may differ between machines; what is read there is compared.
+LOCAL_SETTINGS = (
     "run.device",
     "run.timeout_minutes",
     "timeout_minutes",
@@ -34,8 +33,8 @@ PLACES = (
 
 
 def settings_facts(config: object, model: str, device: torch.device, **more: object) -> dict[str, Any]:
-    """Settings by key, then versions of the code and the kind of device."""
-    facts = {key: value for key, value in _flat(to_plain(config)).items() if key not in PLACES}
+    """Return the settings by key, the versions of the code and the type of the device."""
+    facts = {key: value for key, value in flat_settings(config).items() if key not in LOCAL_SETTINGS}
     versions = {
         "dsnet version": importlib.import_module("dsnet").__version__,
         "dsnet source code": code_digest(),
@@ -45,16 +44,9 @@ def settings_facts(config: object, model: str, device: torch.device, **more: obj
     return {**facts, **versions, "kind of device": device.type, **more}
 
 
-def _flat(plain: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in plain.items():
-        flat.update(_flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {path + key: value})
-    return flat
-
-
 @functools.cache
 def code_digest() -> str:
-    """A digest of all source files of the package."""
+    """Return a digest of all source files of the package."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -64,7 +56,7 @@ def code_digest() -> str:
 
 
 def _model_digest(name: str) -> str:
-    """A digest of the file that a model of the user comes from; the package's own are in `code_digest`."""
+    """Return a digest of the file that defines a user's model; `code_digest` covers those of the package."""
     try:
         build = model_entry(name).build
         path = inspect.getsourcefile(build)
@@ -72,11 +64,11 @@ def _model_digest(name: str) -> str:
         return "unknown"
     if build.__module__.startswith("dsnet.") or path is None or not Path(path).is_file():
         return "of dsnet"
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    return _digest(Path(path).read_bytes())
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A digest of all tensors of a module."""
+    """Return a digest of all tensors of a module."""
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(name.encode())
@@ -85,12 +77,15 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def state_facts(model: nn.Module, train: ImageDataset, step: int) -> dict[str, Any]:
-    """Where training begins, with which weights and which images."""
-    labels = train.labels.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    """Return the step, the weights and the images that training starts with."""
     return {
         "step": step,
         "weights": weights_digest(model),
         "number of training images": len(train),
         "classes": list(train.classes)[:1000],
-        "labels": hashlib.sha256(labels).hexdigest()[:16],
+        "labels": _digest(train.labels.cpu().contiguous().view(torch.uint8).numpy().tobytes()),
     }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

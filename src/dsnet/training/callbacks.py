@@ -1,4 +1,4 @@
-"""Callbacks: what a training run reports while it goes on."""
+"""Callbacks: observers of a training run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Callback:
     """Base class of training callbacks; every method does nothing and may be overridden."""
 
     def on_train_begin(self, step: int, steps: int) -> None:
-        """Training starts, or resumes after ``step``, of ``steps`` optimizer steps."""
+        """Training starts, or resumes after ``step`` of ``steps`` optimizer steps."""
 
     def on_step_end(self, step: int, epoch: int, images: int) -> None:
         """Optimizer step ``step`` (from 1), on ``images`` images of all ranks together, is done."""

@@ -17,10 +17,10 @@ __all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Which images, and how they are read."""
+    """Images, and how they are read."""
 
-    name: str = "digits"  # a set by name, a folder with train/CLASS/*.jpg, a Parquet file, hf:NAME
-    root: str | None = None  # where named sets lie; none: the environment variable DSNET_DATA
+    name: str = "digits"  # registered set, folder with train/CLASS/*.jpg, Parquet, hf:NAME
+    root: str | None = None  # folder of named sets; none: the environment variable DSNET_DATA
     size: int | None = None  # side of the images; none: small sets keep theirs, files get the network's
     crop_ratio: float = 1.0  # files: the short side is resized to size / crop_ratio, then the centre kept
     hold_out: float = 0.1  # share of the training split that is kept for validation
@@ -49,17 +49,17 @@ class MixConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemeConfig:
-    """Who learns from whom."""
+    """What each network of a step learns from."""
 
     name: str = "ib"  # parts joined by +, see dsnet.training.stage1.scheme
-    random: int = 2  # random networks a step, beside the largest and the smallest
+    random: int = 2  # random networks in a step, besides the largest and the smallest
     route: int | None = None  # train this route alone, as a stand-alone network of its size
-    alpha: float = 0.997  # of the moving average, a step
-    alpha_warmup: bool = True  # the average follows quickly at first
+    alpha: float = 0.997  # momentum of the moving average
+    alpha_warmup: bool = True  # let the average follow quickly at first
     start: float = 0.0  # share of the run with labels alone, before soft targets begin
     smoothing: float = 0.0  # of labels
     temperature: float = 1.0  # of soft targets
-    add: bool = False  # add the networks' losses (the learning rate belongs to it) instead of their mean
+    add: bool = False  # add the losses of the networks instead of averaging (affects the rate)
     stages: Literal["last", "all"] = "last"  # that h-ib supervises
     teacher: str | None = None  # for ed: folder of a run, or timm:NAME
     teacher_labels: Literal["hard", "soft"] = "hard"
@@ -89,7 +89,7 @@ class SchemeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Optimiser and schedule: a line up over the warm-up, then half a cosine down to 0, or steps down."""
+    """Optimizer and schedule: linear warm-up, then half a cosine down to 0, or a decay per epoch."""
 
     kind: Literal["sgd", "adamw"] = "sgd"
     lr: float = 0.1
@@ -98,8 +98,8 @@ class OptimConfig:
     clip: float = 0.0  # largest norm of all gradients together; 0: no limit
     epochs: int = 10
     warmup: float = 0.0  # epochs
-    decay: float | None = None  # factor of the learning rate after every epoch, instead of the cosine
-    batch: int = 64  # images a step, over all ranks
+    decay: float | None = None  # factor of the learning rate after each epoch, instead of the cosine
+    batch: int = 64  # images in a step, over all ranks
 
     def __post_init__(self) -> None:
         check_range(self, "epochs", "batch", least=1)
@@ -111,21 +111,21 @@ class OptimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How the run is carried out; with the same seed, none of it changes what is learnt but the precision."""
+    """How the run is carried out; of these, the seed and the precision affect the results."""
 
     seed: int = 0
-    device: str = "auto"  # auto: a GPU where there is one
+    device: str = "auto"  # auto: a GPU if there is one
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: forward passes under autocast
     channels_last: bool = False
-    compile: bool = False  # torch.compile, one program a route: minutes at the start, for long runs
-    graphs: bool | None = None  # CUDA graphs of every network's step; none: on one GPU, with small images
-    sync_norms: bool = True  # batch statistics over all ranks; false: each rank its own
-    keep: Literal["weights", "average"] = "weights"  # which of the two the final network is
+    compile: bool = False  # torch.compile, one program per route: takes minutes at the start
+    graphs: bool | None = None  # CUDA graphs; none: on one GPU, with small images
+    sync_norms: bool = True  # batch statistics over all ranks, not of each rank
+    keep: Literal["weights", "average"] = "weights"  # weights of the final network
     log_every: int = 10  # steps
     validate_every: int = 1  # epochs
     save_minutes: float = 5.0  # between checkpoints
-    save_steps: int = 0  # and after so many steps; 0: by the clock alone
-    timeout_minutes: float = 5.0  # with several processes: without a sign of life from one, all stop
+    save_steps: int = 0  # save also after this many steps; 0: by the clock alone
+    timeout_minutes: float = 5.0  # time after which a process counts as lost
 
     def __post_init__(self) -> None:
         check_range(self, "log_every", "validate_every", least=1)
@@ -141,8 +141,8 @@ class TrainConfig:
     """A training run of Stage I."""
 
     model: str = "ds_mbnet_tiny"
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the model; num_classes follows the data
-    start: str | None = None  # the folder of a run: its weights to begin with, and its normalisation
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the model; num_classes is set by the data
+    start: str | None = None  # folder of a run with the initial weights and the normalisation
     data: DataConfig = field(default_factory=DataConfig)
     augment: Augment = field(default_factory=Augment)
     mix: MixConfig = field(default_factory=MixConfig)

@@ -1,9 +1,9 @@
-"""The folder of a run: who may train in it, and from where it goes on."""
+"""The folder of a run: its settings, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from dsnet.training.config import TrainConfig
 
 __all__ = [
     "begin",
+    "flat_settings",
     "going_on",
     "locked",
     "read_config",
@@ -28,24 +29,23 @@ __all__ = [
 
 T = TypeVar("T")
 
-# What may differ when a run goes on: where and how often, not what is learnt.
-FREE = {
-    "run": (
-        "device",
-        "log_every",
-        "validate_every",
-        "save_minutes",
-        "save_steps",
-        "graphs",
-        "compile",
-        "timeout_minutes",
-    ),
-    "data": ("root", "workers", "lazy"),
-}
+FREE = (  # settings that may differ when a run is resumed: they do not change what is learnt
+    "run.device",
+    "run.log_every",
+    "run.validate_every",
+    "run.save_minutes",
+    "run.save_steps",
+    "run.graphs",
+    "run.compile",
+    "run.timeout_minutes",
+    "data.root",
+    "data.workers",
+    "data.lazy",
+)
 
 
 def read_config(folder: Path) -> TrainConfig:
-    """The configuration that a run in ``folder`` was started with."""
+    """Read the settings that a classifier's run was started with."""
     return read_settings(folder, TrainConfig)
 
 
@@ -57,7 +57,7 @@ def read_settings(folder: Path, cls: type[T]) -> T:
 
 
 def read_plain(path: Path, missing: str | None = None) -> dict[str, Any]:
-    """The keys and values of a recipe's JSON file, not yet checked one by one."""
+    """Read the keys and values of a recipe's JSON file, without checking each."""
     data = read_json(path, missing=missing)
     if not isinstance(data, dict):
         raise DsnetError(f"{path} holds no settings: a recipe is an object of keys and values")
@@ -65,15 +65,27 @@ def read_plain(path: Path, missing: str | None = None) -> dict[str, Any]:
 
 
 def settings_of(cls: type[T], data: Mapping[str, Any], where: str | Path) -> T:
-    """Settings from plain data; an error names where they were read."""
+    """Build settings from plain data; errors name where it was read."""
     try:
         return from_plain(cls, data)
     except DsnetError as error:
         raise DsnetError(f"{where}: {error}") from error
 
 
+def flat_settings(config: object) -> dict[str, Any]:
+    """Return the values of settings by their full key, such as ``optim.lr``."""
+    return _flat(to_plain(config))
+
+
+def _flat(plain: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        flat |= _flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {path + key: value}
+    return flat
+
+
 def write_config(folder: Path, config: object) -> None:
-    """Notes the configuration of a run that begins."""
+    """Write the settings of a new run into its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "recipe.json", json.dumps(to_plain(config), indent=2) + "\n")
 
@@ -85,7 +97,7 @@ def begin(
     resume: bool,
     warn: Callable[[str], None],
     names: Sequence[str] = ("last", "best", "final"),
-    free: Mapping[str, Sequence[str]] = FREE,
+    free: Collection[str] = FREE,
 ) -> Checkpoint | None:
     """Return the checkpoint to resume from; None for a new run.
 
@@ -95,7 +107,7 @@ def begin(
         resume: Whether the run is to be resumed.
         warn: Gets a message if there is nothing to resume.
         names: Checkpoints that such a run writes.
-        free: Settings that may differ from those that the run was started with, by group.
+        free: Settings that may differ from those that the run was started with.
 
     Raises:
         DsnetError: The folder holds a run that is not to be resumed, or one with other settings.
@@ -116,35 +128,22 @@ def begin(
         raise DsnetError(f"{folder} has no checkpoint 'last' to go on from; it has {', '.join(kept)}")
     if not (folder / "recipe.json").exists():
         raise DsnetError(f"{folder} has checkpoints but no recipe.json: `dsnet train` did not make them")
-    _same(folder, to_plain(read_settings(folder, type(config))), to_plain(config), free)
+    before, now = flat_settings(read_settings(folder, type(config))), flat_settings(config)
+    changes = [
+        f"{key} was {shorten(before.get(key))}, not {shorten(now.get(key))}"
+        for key in before | now
+        if key not in free and before.get(key) != now.get(key)
+    ]
+    if changes:
+        raise DsnetError(
+            f"{folder} was started with other settings, so it cannot go on with these: {'; '.join(changes)}"
+        )
     return load_checkpoint(folder, "last")
 
 
 def going_on(folder: Path) -> str:
-    """From where a run that breaks off can go on, for a message."""
+    """Describe where a run that breaks off can be resumed."""
     last = current_folder(folder, "last")
     if last is None:
         return f"nothing is saved in {folder} yet: start all processes again"
     return f"{last} is the checkpoint to go on from: start all processes again with --resume"
-
-
-def _same(
-    folder: Path, before: dict[str, Any], now: dict[str, Any], free: Mapping[str, Sequence[str]]
-) -> None:
-    for group, keys in free.items():
-        for key in keys:
-            before[group].pop(key)
-            now[group].pop(key)
-    changed = [key for key in before if before[key] != now[key]]
-    if changed:
-        told = "; ".join(_difference(key, before[key], now[key]) for key in changed)
-        raise DsnetError(f"{folder} was started with other settings, so it cannot go on with these: {told}")
-
-
-def _difference(group: str, before: Any, now: Any) -> str:  # noqa: ANN401  (plain data)
-    if isinstance(before, dict):
-        keys = [key for key in before | now if before.get(key) != now.get(key)]
-        return ", ".join(
-            f"{group}.{key} was {shorten(before.get(key))}, not {shorten(now.get(key))}" for key in keys
-        )
-    return f"{group} was {shorten(before)}, not {shorten(now)}"

@@ -1,4 +1,4 @@
-"""Batch-norm statistics synchronised over ranks."""
+"""Batch-norm statistics over the images of all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SharedStatistics"]
 
 
 class _Sum(torch.autograd.Function):
-    """All-reduce that gradients flow through: what every rank makes of the sum comes back to all."""
+    """All-reduce with a gradient: the sum of the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ANN401  (autograd's context)
@@ -32,18 +32,20 @@ class _Sum(torch.autograd.Function):
 
 
 class SharedStatistics:
-    """Batch-norm statistics of the images of all ranks together; a `Statistics` of a `Mode`.
+    """Batch-norm statistics of the images of all ranks; a `Statistics` of a `Mode`.
 
-    One reduction of (count, Σx, Σx²) a norm, differentiable, on gloo and NCCL. The sums are made from each
-    rank's own mean and variance in float64, so that their difference loses nothing. ``update`` takes
-    them into the running statistics, as training does.
+    Each norm needs one differentiable reduction of (count, Σx, Σx²), on gloo or NCCL. The sums come from the
+    mean and variance of each rank in float64, so that their difference loses nothing.
+
+    Args:
+        update: Update the running statistics, as training does.
     """
 
     def __init__(self, *, update: bool) -> None:
         self.update = update
 
     def __call__(self, norm: SplitBatchNorm2d, x: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance over all ranks."""
+        """Return mean and biased variance over all ranks."""
         count = x.numel() // x.shape[1]
         precise = SF.at_least_float32(x.dtype)
         var, mean = torch.var_mean(x.to(precise), dim=(0, 2, 3), correction=0)
@@ -51,9 +53,9 @@ class SharedStatistics:
         counts = torch.full((1,), count, dtype=torch.float64, device=x.device)
         sums = torch.cat([counts, count * mean, count * (var + mean.square())])
         total = cast(Tensor, _Sum.apply(sums))  # type: ignore[no-untyped-call]
-        everyone, added, squares = torch.split(total, [1, len(mean), len(mean)])
-        mean = added / everyone
-        var = (squares / everyone - mean.square()).clamp(min=0)
+        images, added, squares = torch.split(total, [1, len(mean), len(mean)])
+        mean = added / images
+        var = (squares / images - mean.square()).clamp(min=0)
         if self.update:
             norm.update_running(key, mean.detach(), var.detach(), count * dist.get_world_size())
         return mean.to(precise), var.to(precise)

@@ -36,10 +36,10 @@ __all__ = ["RESULTS", "DetectionOutcome", "train_detector"]
 
 MAX_EVALUATED = 16  # routes that are evaluated at the end
 RESULTS = "results.json"  # the file of a finished run with its figures
-FREE = {  # settings that may differ when a run is resumed
-    "run": [field.name for field in fields(DetectionRunConfig) if field.name != "seed"],
-    "gate": [field.name for field in fields(DetectorGateConfig)],
-}
+FREE = [  # settings that may differ when a run is resumed
+    *(f"run.{field.name}" for field in fields(DetectionRunConfig) if field.name != "seed"),
+    *(f"gate.{field.name}" for field in fields(DetectorGateConfig)),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

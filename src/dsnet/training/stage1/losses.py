@@ -1,6 +1,6 @@
-"""The losses of Stage I as pure functions, in float32 or better. A target never gets a gradient.
+"""The losses of Stage I as pure functions, in float32 or better. Targets get no gradient.
 
-Logits are [B, classes]; labels are class numbers [B] or, for mixed images, probabilities [B, classes].
+Logits are [B, classes]; labels are class indices [B] or, for mixed images, probabilities [B, classes].
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["ensemble", "hard_labels", "hierarchical", "label_loss", "soft_loss"]
 
 
 def label_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy with the labels, smoothed towards the uniform distribution."""
+    """Compute the cross-entropy with the labels, smoothed towards the uniform distribution."""
     return F.cross_entropy(_precise(logits), labels, label_smoothing=smoothing)
 
 
 def soft_loss(logits: Tensor, target: Tensor, temperature: float = 1.0) -> Tensor:
-    """Cross-entropy −Σ q log p with q the softmax of the target's logits, all in log space (Eq. 28, 30).
+    """Compute the cross-entropy −Σ q log p, where q is the softmax of the target's logits (Eq. 28, 30).
 
-    A temperature divides both; the loss is scaled back by its square, so that gradients keep their size.
+    The temperature divides both logits; the loss is scaled by its square, so that gradients keep their size.
     """
     log_p = F.log_softmax(_precise(logits) / temperature, dim=1)
     q = F.softmax(_precise(target.detach()) / temperature, dim=1)
@@ -33,18 +33,18 @@ def soft_loss(logits: Tensor, target: Tensor, temperature: float = 1.0) -> Tenso
 
 
 def ensemble(logits: Sequence[Tensor]) -> Tensor:
-    """Logits whose softmax is the mean of the networks' probabilities (Eq. 31)."""
-    each = torch.stack([F.log_softmax(_precise(one.detach()), dim=1) for one in logits])
-    return each.logsumexp(0) - math.log(len(logits))
+    """Return logits whose softmax is the mean of the networks' probabilities (Eq. 31)."""
+    log_p = torch.stack([F.log_softmax(_precise(one.detach()), dim=1) for one in logits])
+    return log_p.logsumexp(0) - math.log(len(logits))
 
 
 def hard_labels(logits: Tensor) -> Tensor:
-    """The teacher's decisions as labels (Eq. 36)."""
+    """Return the teacher's decisions as labels (Eq. 36)."""
     return logits.detach().argmax(1)
 
 
 def hierarchical(predicted: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-    """Mean over stages of ‖ρ(f) − f′‖² / C, mean over images; C is the stage's full width (Eq. 33)."""
+    """Compute the mean over stages and images of ‖ρ(f) − f′‖² / C; C is the full width of a stage (Eq. 33)."""
     pairs = zip(predicted, targets, strict=True)
     return torch.stack([F.mse_loss(_precise(p), _precise(t.detach())) for p, t in pairs]).mean()
 

@@ -1,4 +1,4 @@
-"""The slimmable projector of H-IB: from a small network's features to the largest one's."""
+"""The slimmable projector of H-IB, from the features of a small network to those of the largest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ Stages = Literal["last", "all"]
 
 
 class Projector(nn.Module):
-    """For every supervised stage an MLP whose input is sliced, hidden and output full (C → C → C).
+    """An MLP for each supervised stage, with sliced input and full hidden layer and output (C → C → C).
 
-    Trained with the network, left out of its EMA and of the final checkpoint.
+    It is trained with the network; the moving average and the final checkpoint do not contain it.
+
+    Args:
+        widths: Full width of each stage.
+        device: Device of the parameters.
+        dtype: Precision of the parameters.
     """
 
     def __init__(
@@ -38,16 +43,16 @@ class Projector(nn.Module):
 
     @classmethod
     def of(cls, model: Supernet, stages: Stages = "last") -> Projector:
-        """A projector for a network's last dynamic stage, or for all of them."""
+        """Create the projector for the last dynamic stage of a network, or for all of them."""
         widths = [size.width for size in model.space.largest.stages]
         weight = model.head.classifier.weight
         return cls(widths if stages == "all" else widths[-1:], device=weight.device, dtype=weight.dtype)
 
     def select(self, stages: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Of all stages' features those that are supervised: the last ones."""
+        """Select the features of the supervised stages, which are the last ones."""
         return stages[-len(self.first) :]
 
     def forward(self, stages: Sequence[Tensor]) -> list[Tensor]:
-        """What every supervised stage predicts of the largest network's features: [B, C] each."""
+        """Predict the largest network's features [B, C] of each supervised stage."""
         layers = zip(self.first, self.last, self.select(stages), strict=True)
         return [cast(Tensor, last(F.relu(first(features)))) for first, last, features in layers]

@@ -1,19 +1,19 @@
-"""Training schemes, named as in the paper: which network of a step learns from what.
+"""Training schemes, named as in the paper: what each network of a step learns from.
 
-A scheme is composed from parts joined by ``+``:
+A scheme consists of parts joined by ``+``:
 
-``label``   every network learns from the labels
+``label``   all networks learn from the labels
 ``id``      the others learn from the largest network's output (in-place distillation)
 ``ib``      the others learn from the largest network of the moving average (in-place bootstrapping)
 ``e-ib``    as ``ib``; the smallest learns from the mean of the average's sampled networks (ensemble IB)
 ``h-ib``    as ``ib`` (or ``e-ib``), half of it replaced by the features of the last stage (hierarchical IB)
-``ed``      every network learns half from the labels, half from an external teacher
-``mvco``    every network sees a view of its own (multi-view consistency)
-``single``  one uniformly drawn route a step instead of the sandwich; with ``label`` only
+``ed``      all networks learn half from the labels, half from an external teacher
+``mvco``    each network sees its own view of the images (multi-view consistency)
+``single``  one uniformly drawn route per step instead of the sandwich; with ``label`` only
 
-With ``id+label`` and ``ib+label`` the largest network learns from the labels alone, the others half from the
-labels (cross-entropy with the true label, smoothed where smoothing is set) and half from their teacher: with
-``ib`` from its probabilities, with ``id`` from its decision as a hard label. The paper says of ID + label:
+With ``id+label`` and ``ib+label`` the largest network learns from the labels, the others half from the labels
+(with label smoothing, if set) and half from their teacher: with ``ib`` from its probabilities, with ``id``
+from its decision as a hard label. The paper says of ID + label:
 "hard label from the largest sub-network and the ground truth label". ``id`` alone keeps the probabilities.
 
 `register_scheme` adds a part.

@@ -1,4 +1,4 @@
-"""External teachers: the largest route of a dsnet run, or a pretrained network of timm by name."""
+"""External teachers: the largest route of a run, or a pretrained network of timm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ Channels = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Teacher(nn.Module):
-    """Images as the student sees them → the teacher's logits; frozen."""
+    """A frozen network that takes images normalised for the student.
+
+    Args:
+        network: The network.
+        seen: Mean and standard deviation by which the student's images are normalised.
+        expected: Those that the network expects.
+    """
 
     scale: Tensor
     shift: Tensor
@@ -25,20 +31,30 @@ class Teacher(nn.Module):
     def __init__(self, network: nn.Module, *, seen: Channels, expected: Channels) -> None:
         super().__init__()
         self.network = network.eval().requires_grad_(False)
-        (mean, std), (own_mean, own_std) = ((torch.tensor(v) for v in pair) for pair in (seen, expected))
-        self.register_buffer("scale", (std / own_std)[:, None, None])
-        self.register_buffer("shift", ((mean - own_mean) / own_std)[:, None, None])
+        (mean, std), (to_mean, to_std) = ((torch.tensor(v) for v in pair) for pair in (seen, expected))
+        self.register_buffer("scale", (std / to_std)[:, None, None])
+        self.register_buffer("shift", ((mean - to_mean) / to_std)[:, None, None])
         self.eval()
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, classes] for images normalised for the student."""
+        """Compute logits [B, classes] of images normalised for the student."""
         logits: Tensor = self.network(x * self.scale + self.shift)
         return logits
 
 
 def load_teacher(name: str, *, classes: int, seen: Channels, device: torch.device | str) -> Teacher:
-    """``timm:NAME`` or the folder of a run; ``seen`` is how the student's images are normalised."""
+    """Load a teacher.
+
+    Args:
+        name: ``timm:NAME``, or the folder of a run.
+        classes: Number of classes of the data.
+        seen: Mean and standard deviation by which the student's images are normalised.
+        device: Device of the teacher.
+
+    Raises:
+        DsnetError: The teacher cannot be loaded, or has another number of classes.
+    """
     if name.startswith("timm:"):
         network, expected, has = _from_timm(name.removeprefix("timm:"))
     else:

@@ -36,40 +36,28 @@ def _setting(default: Any, about: str) -> Any:  # noqa: ANN401  (of any type)
 class GateConfig:
     """Stage II; the defaults are the paper's."""
 
-    space: str | None = _setting(
-        None, "S, M or L of the network, or route numbers as 0,3,7, to decide between; none: all routes"
-    )
-    goal: Literal["paper", "value"] = _setting(
-        "paper", "value: the chance that each route is right (one gate)"
-    )
-    target: float | None = _setting(None, "λ1, weight of the label's loss; none: the space's, or 1")
-    complexity: float | None = _setting(
-        None, "λ2, weight of the complexity penalty; none: the space's, or 0.5"
-    )
-    sgs: float | None = _setting(None, "λ3, weight of sandwich gate sparsification; none: the space's, or 1")
-    strategy: Literal["try_best", "give_up"] = _setting(
-        "try_best", "where images go that no route solves: last route, or first (give_up)"
-    )
-    even: bool = _setting(False, "SGS targets weighted so that rare ones count as much as frequent ones")
+    space: str | None = _setting(None, "candidates: S, M, L or route numbers as 0,3,7 (default: all routes)")
+    goal: Literal["paper", "value"] = _setting("paper", "value: the chance that a route is right (one gate)")
+    target: float | None = _setting(None, "λ1, weight of the label loss (default: the space's, or 1)")
+    complexity: float | None = _setting(None, "λ2, weight of the cost penalty (default: the space's, or 0.5)")
+    sgs: float | None = _setting(None, "λ3, weight of gate sparsification (default: the space's, or 1)")
+    strategy: Literal["try_best", "give_up"] = _setting("try_best", "give_up: unsolved images go to route 0")
+    even: bool = _setting(False, "weight SGS targets so that rare ones count as much as frequent ones")
     head: Literal["onehot", "scalar"] = _setting("onehot", "scalar: one number in [0, 1] instead of scores")
     first_layer: Literal["shared", "separate"] = _setting("shared", "separate: a layer of the head's own")
-    width: int | None = _setting(None, "of that layer; none: as wide as the shared one")
-    images: Literal["train", "held_out"] = _setting(
-        "train", "held_out: half of the images that Stage I did not see"
-    )
-    augment: bool = _setting(True, "images as Stage I saw them; false: as they are")
-    passes: int | None = _setting(
-        None, "over the images, kept in memory; 0: none; none: as it fits (one gate)"
-    )
+    width: int | None = _setting(None, "width of the separate layer (default: that of the shared one)")
+    images: Literal["train", "held_out"] = _setting("train", "held_out: half of the held-out images")
+    augment: bool = _setting(True, "augment images as Stage I did")
+    passes: int | None = _setting(None, "cached passes over the images; 0: none (default: as many as fit)")
     lr: float = _setting(0.05, "learning rate")
-    momentum: float = _setting(0.9, "of SGD, Nesterov's")
-    decay: float = _setting(0.9, "of the learning rate, an epoch")
-    epochs: int = _setting(10, "over the images")
-    batch: int | None = _setting(None, "none: 512, or what makes 20 steps of a small set")
-    start: str | None = _setting(None, "the folder of a run: its routing heads to begin with (gate transfer)")
-    latency: str | None = _setting(None, "a table of `dsnet profile`: the penalty counts its milliseconds")
-    seed: int = _setting(0, "of heads, order, views and noise")
-    timeout_minutes: float = _setting(5.0, "with several processes: without a sign of life all stop")
+    momentum: float = _setting(0.9, "Nesterov momentum of SGD")
+    decay: float = _setting(0.9, "factor of the learning rate after each epoch")
+    epochs: int = _setting(10, "passes over the images")
+    batch: int | None = _setting(None, "images in a step (default: 512, less for small sets)")
+    start: str | None = _setting(None, "run whose routing heads are the initial ones (gate transfer)")
+    latency: str | None = _setting(None, "table of `dsnet profile`, whose milliseconds are the costs")
+    seed: int = _setting(0, "seed of heads, order, views and noise")
+    timeout_minutes: float = _setting(5.0, "time after which other processes count as lost")
 
     def __post_init__(self) -> None:
         check_range(self, *LossWeights._fields, least=0, below=float("inf"))

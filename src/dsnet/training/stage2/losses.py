@@ -24,6 +24,7 @@ __all__ = [
     "value_loss",
 ]
 
+
 Strategy = Literal["try_best", "give_up"]
 
 
