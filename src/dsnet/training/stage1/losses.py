@@ -44,7 +44,7 @@ def hard_labels(logits: Tensor) -> Tensor:
 
 
 def hierarchical(predicted: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-    """Compute the mean over stages and images of ‖ρ(f) − f′‖² / C; C is the full width of a stage (Eq. 33)."""
+    """Compute the mean of ‖ρ(f) − f′‖² / C over stages and images; C is a stage's full width (Eq. 33)."""
     pairs = zip(predicted, targets, strict=True)
     return torch.stack([F.mse_loss(_precise(p), _precise(t.detach())) for p, t in pairs]).mean()
 
