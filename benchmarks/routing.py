@@ -86,7 +86,7 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
                     "run": run.name,
                     "router": name if kind == "gate" else "cascade",
                     "seconds": round(seconds, 1) if kind == "gate" else None,
-                    "passes": outcome.kept if kind == "gate" else None,
+                    "passes": outcome.cached_passes if kind == "gate" else None,
                     "own": {
                         "cost": own.cost / costs.largest,
                         "accuracy": 100 * own.accuracy,

@@ -306,7 +306,7 @@ def test_links_to_files_are_read_and_pipes_are_not(model: dsnet.Supernet, tmp_pa
 def test_a_pipe_names_no_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "last", model, step=1, data={"threads": 3})
     assert kept_threads(tmp_path) == 3
-    assert "last-00000001 is the checkpoint to go on from" in going_on(tmp_path)
+    assert "last-00000001 is the checkpoint to resume from" in going_on(tmp_path)
     (tmp_path / "last").unlink()
     os.mkfifo(tmp_path / "last")
     with pytest.warns(DsnetWarning, match="using the newest checkpoint of that name"):

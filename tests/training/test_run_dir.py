@@ -55,7 +55,7 @@ def test_a_checkpoint_without_a_recipe_is_never_trained_over(copied: Path, tmp_p
     assert "no recipe.json" in error_of(lambda: train(SHORT, copied, resume=True))
     for folder in copied.glob("last-*"):
         shutil.rmtree(folder)
-    assert "no checkpoint 'last' to go on from; it has best, final" in error_of(
+    assert "no checkpoint 'last' to resume from; it has best, final" in error_of(
         lambda: train(SHORT, copied, resume=True)
     )
     assert "holds a run already" in error_of(lambda: train(SHORT, copied))

@@ -131,9 +131,7 @@ def _prepare(
         "route": config.scheme.route,
     }
     train, held_out = train.to(device), None if held_out is None else held_out.to(device)
-    task = ClassifierTask(
-        config, objective, train, held_out, channels=channels, ranks=ranks, callback=callback, data=data
-    )
+    task = ClassifierTask(config, objective, train, held_out, ranks=ranks, callback=callback, data=data)
     return task, test.to(device)
 
 

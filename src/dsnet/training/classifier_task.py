@@ -25,7 +25,6 @@ from dsnet.training.config import TrainConfig
 from dsnet.training.evaluation import OnPredictions, RouteResult, evaluate
 from dsnet.training.loop import LoopConfig, TrainingLoop, TrainingTask
 from dsnet.training.optim import make_optimizer, optimizer_tensors, restore_optimizer, scheduled_rate
-from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage1.views import Views
 
 __all__ = ["ClassifierTask", "Objective"]
@@ -78,7 +77,6 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
         objective: What is optimised, and by which losses.
         train: Training images, on the device.
         held_out: Images to validate on, if any.
-        channels: Mean and standard deviation to normalise images with.
         ranks: Processes that train together.
         callback: Gets progress and warnings of validation.
         data: Plain data that goes into every checkpoint.
@@ -91,13 +89,12 @@ class ClassifierTask(TrainingTask[tuple[Tensor, Tensor]]):
         train: ImageDataset,
         held_out: ImageDataset | None,
         *,
-        channels: Channels,
         ranks: Ranks,
         callback: Callback,
         data: Mapping[str, Any],
     ) -> None:
         self.config, self.objective, self.model = config, objective, objective.model
-        self.train, self.held_out, self.channels = train, held_out, channels
+        self.train, self.held_out, self.channels = train, held_out, objective.views.channels
         self.ranks, self.callback, self.data = ranks, callback, dict(data)
         optim = config.optim
         self.batch_size, self.epoch_steps = optim.batch, len(train) // optim.batch

@@ -112,20 +112,18 @@ def begin(
     Raises:
         DsnetError: The folder holds a run that is not to be resumed, or one with other settings.
     """
-    kept = [name for name in names if (folder / name).is_file()]
-    if "last" not in kept and has_last(folder):  # the file that names it was lost
-        kept.insert(0, "last")
+    present = [name for name in names if (folder / name).is_file()]
+    if "last" not in present and has_last(folder):  # the file that names it was lost
+        present.insert(0, "last")
     if not resume:
-        if kept:
-            raise DsnetError(
-                f"{folder} holds a run already: go on with it (--resume) or choose another folder"
-            )
+        if present:
+            raise DsnetError(f"{folder} holds a run already: resume it (--resume) or choose another folder")
         return None
-    if not kept:
-        warn(f"there is no checkpoint in {folder} to go on from: starting anew")
+    if not present:
+        warn(f"there is no checkpoint in {folder} to resume from: this is a new run")
         return None
-    if "last" not in kept:
-        raise DsnetError(f"{folder} has no checkpoint 'last' to go on from; it has {', '.join(kept)}")
+    if "last" not in present:
+        raise DsnetError(f"{folder} has no checkpoint 'last' to resume from; it has {', '.join(present)}")
     if not (folder / "recipe.json").exists():
         raise DsnetError(f"{folder} has checkpoints but no recipe.json: `dsnet train` did not make them")
     before, now = flat_settings(read_settings(folder, type(config))), flat_settings(config)
@@ -136,7 +134,7 @@ def begin(
     ]
     if changes:
         raise DsnetError(
-            f"{folder} was started with other settings, so it cannot go on with these: {'; '.join(changes)}"
+            f"{folder} was started with other settings, so these cannot resume it: {'; '.join(changes)}"
         )
     return load_checkpoint(folder, "last")
 
@@ -146,4 +144,4 @@ def going_on(folder: Path) -> str:
     last = current_folder(folder, "last")
     if last is None:
         return f"nothing is saved in {folder} yet: start all processes again"
-    return f"{last} is the checkpoint to go on from: start all processes again with --resume"
+    return f"{last} is the checkpoint to resume from: start all processes again with --resume"

@@ -200,7 +200,7 @@ def test_ranks_refuse_other_settings_and_name_the_one_that_is_lost(tmp_path: Pat
         assert not (tmp_path / f"differ{rank}").exists()
     assert told[1]["raise"] == "DsnetError disk full"
     assert told[0]["raise"].startswith("LostRankError rank 1 stopped: DsnetError: disk full; ")
-    assert re.match(r"rank 1 is lost: .*run/last-00000004 is the checkpoint to go on from", told[0]["kill"])
+    assert re.match(r"rank 1 is lost: .*run/last-00000004 is the checkpoint to resume from", told[0]["kill"])
     assert [process.returncode for process in processes] == [75, -signal.SIGKILL]
 
 

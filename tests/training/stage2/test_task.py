@@ -68,7 +68,7 @@ def test_weights_do_not_change_by_a_bit(mbnet: Path, passes: int) -> None:
     outcome = train_gate(mbnet, GateConfig(passes=passes, epochs=2), save_as="moved", device="cpu")
     after = load_model(mbnet, "moved").state_dict()
     assert outcome.done
-    assert outcome.kept == passes
+    assert outcome.cached_passes == passes
     moved = {name for name in after if not torch.equal(after[name], before[name])}
     assert moved
     assert moved <= set(heads(after))
@@ -78,7 +78,7 @@ def test_several_gates_learn_and_weights_stay(resnet: Path) -> None:
     before = load_model(resnet, "final").state_dict()
     outcome = train_gate(resnet, GateConfig(epochs=1), device="cpu")
     after = load_model(resnet, "gated").state_dict()
-    assert outcome.kept == 0
+    assert outcome.cached_passes == 0
     assert len(outcome.reports) == 2
     moved = {name for name in after if not torch.equal(after[name], before[name])}
     assert {name.split(".")[1] for name in moved} == {"0", "1"}  # both gates
@@ -95,7 +95,7 @@ def test_a_transformers_gate_learns(tmp_path: Path) -> None:
     optim = OptimConfig(kind="adamw", lr=2e-3, weight_decay=0.05, epochs=1, batch=64)
     train(replace(BASE, model="ds_vit_plus_tiny", optim=optim), tmp_path / "vit")
     outcome = train_gate(tmp_path / "vit", GateConfig(goal="value", epochs=3), device="cpu")
-    assert outcome.kept == 3
+    assert outcome.cached_passes == 3
     before, after = (load_model(tmp_path / "vit", name).state_dict() for name in ("final", "gated"))
     moved = {name for name in after if not torch.equal(after[name], before[name])}
     assert moved
@@ -160,16 +160,7 @@ def test_signals_are_kept_by_image(mbnet: Path) -> None:
     views = Views(Augment(), MixConfig(), run.channels, seed=0, rank=0, device=torch.device("cpu"))
     objective = GateObjective(GateConfig(), run.model, views, costs=CostTable.of_model(run.model))
     config = replace(run.config, optim=OptimConfig(batch=50))
-    task = ClassifierTask(
-        config,
-        objective,
-        run.held_out,
-        None,
-        channels=run.channels,
-        ranks=ALONE,
-        callback=Callback(),
-        data={},
-    )
+    task = ClassifierTask(config, objective, run.held_out, None, ranks=ALONE, callback=Callback(), data={})
     outputs = collect(run.model, run.seen(run.held_out))
     assert torch.equal(compute_signals(task, objective, 0).right, outputs.correct)
 

@@ -77,9 +77,8 @@ class TrainedRun:
 
     def seen(self, images: ImageDataset, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of normalised images and labels, all in order, without augmentation."""
-        order = list(torch.split(torch.arange(len(images)), batch))
-        for x, labels in images.batches(order, full=False):
-            yield normalise(x[0], *self.channels), labels
+        for x, labels in images.epoch(batch):
+            yield normalise(x, *self.channels), labels
 
 
 def open_trained(
@@ -138,7 +137,7 @@ class GateOutcome:
     status: RunStatus
     goal: str = "paper"
     first: bool = True  # whether this process reports
-    kept: int = 0  # passes over the images whose signals were cached; 0: the network ran in every step
+    cached_passes: int = 0  # over the images; 0: the network ran in every step
     reports: tuple[GateReport, ...] = ()  # the gates' own decisions on held-out images
 
     @property
@@ -227,7 +226,7 @@ def train_gate(
         status=status,
         goal=config.goal,
         first=ranks.first,
-        kept=passes,
+        cached_passes=passes,
         reports=tuple(reports),
     )
 
@@ -350,9 +349,7 @@ def _task(
     costs, _ = _costs(run, config.latency)
     objective = GateObjective(config, model, views, costs=costs, precision=precision)
     data = {**run.saved.own_data, "recipe": to_plain(settings), "gate": to_plain(config)}
-    task = ClassifierTask(
-        settings, objective, source, None, channels=run.channels, ranks=ranks, callback=callback, data=data
-    )
+    task = ClassifierTask(settings, objective, source, None, ranks=ranks, callback=callback, data=data)
     return task, objective
 
 
@@ -387,7 +384,7 @@ def _train_online(task: ClassifierTask, folder: Path, *, resume: bool) -> RunSta
     if saved is not None:
         if _resumable(saved.data.get("gate")) != _resumable(task.data["gate"]):
             raise DsnetError(
-                f"{folder} was started with other settings; go on with those, or without --resume"
+                f"{folder} was started with other settings; resume it with those, or start without --resume"
             )
         _check_weights(folder, saved, task.model)
         loop.restore(saved)
@@ -406,6 +403,6 @@ def _check_weights(folder: Path, saved: Checkpoint, model: Supernet) -> None:
     for name, value in saved.tensors["model"].items():
         if ".routing." not in name and not torch.equal(value, now[name].cpu()):
             raise DsnetError(
-                f"{folder} was started from other weights ({name} differs), so it cannot go on from these; "
+                f"{folder} was started from other weights ({name} differs), so it cannot be resumed; "
                 "start anew, without --resume"
             )

@@ -92,8 +92,8 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
     with torch.no_grad():
         state = model.run_prefix(x)
     history: tuple[int, ...] = ()  # of the chains; norm keys are those of each image
-    taken = torch.empty(len(x), 0, dtype=torch.long, device=x.device)  # choices of each image
-    norms = ImageStatistics(taken.new_empty(0))  # of no image yet: all candidates share its tables
+    image_choices = torch.empty(len(x), 0, dtype=torch.long, device=x.device)  # choices of each image
+    norms = ImageStatistics(image_choices.new_empty(0))  # of no image yet: all candidates share its tables
     ends: list[Tensor] = []
     scores, draws = [], []
     for gate in range(len(model.gates)):
@@ -101,7 +101,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
         scores.append(model.gate_scores(state))
         draws.append(gumbel_one_hot(scores[-1], noise))
         groups = _Groups(draws[-1])
-        features, before = groups.sort(state.x), groups.sort(taken)
+        features, before = groups.sort(state.x), groups.sort(image_choices)
         candidates = [
             _candidate(model, features, (*history, choice), before, window, norms)
             for choice, window in zip(options, groups.windows, strict=True)
@@ -119,7 +119,7 @@ def several_gates(model: Supernet, x: Tensor, space: RouteSpace, noise: torch.Ge
             break
         state = model.apply_gate(gate + 1, mixed)
         chosen = torch.tensor(options, device=x.device)[draws[-1].argmax(1)]
-        taken = torch.cat([taken, chosen[:, None]], 1)
+        image_choices = torch.cat([image_choices, chosen[:, None]], 1)
         history = (*history, options[-1])
     return Walk(mixed, scores, draws, (ends[0], ends[1]))
 
@@ -128,10 +128,10 @@ class _Groups:
     """Images sorted by their choice. The sizes of the groups are read from the device once."""
 
     def __init__(self, draw: Tensor) -> None:
-        drawn = draw.argmax(1)
-        self.order = drawn.argsort(stable=True)
+        chosen = draw.argmax(1)
+        self.order = chosen.argsort(stable=True)
         self.inverse = self.order.argsort()
-        stops = list(itertools.accumulate(torch.bincount(drawn, minlength=draw.shape[1]).tolist()))
+        stops = list(itertools.accumulate(torch.bincount(chosen, minlength=draw.shape[1]).tolist()))
         self.bounds = list(zip([0, *stops[:-1]], stops, strict=True))
         self.windows = [_window(bounds, len(draw)) for bounds in self.bounds]
 
@@ -165,16 +165,16 @@ def _candidate(
     model: Supernet,
     x: Tensor,
     choices: tuple[int, ...],
-    taken: Tensor,
+    image_choices: Tensor,
     window: tuple[int, int],
     norms: ImageStatistics,
 ) -> _Candidate:
     start, stop = window
-    if not taken.shape[1]:
+    if not image_choices.shape[1]:
         with torch.no_grad():  # nothing before the first gate is trained
             y = model.segment_output(x, choices)
         return _Candidate(y[:start], y[start:stop], y[stop:])
-    keys = model.image_keys(torch.cat([taken, torch.full_like(taken[:, :1], choices[-1])], 1))
+    keys = model.image_keys(torch.cat([image_choices, torch.full_like(image_choices[:, :1], choices[-1])], 1))
     inside = model.segment_output(x[start:stop], choices, Mode(images=norms.of(keys[start:stop])))
     with torch.no_grad():
         outside, their_keys = (torch.cat([rows[:start], rows[stop:]]) for rows in (x, keys))
@@ -209,12 +209,16 @@ class _Mix(torch.autograd.Function):
         parts = ctx.saved_tensors
         groups = zip(ctx.groups.bounds, ctx.groups.windows, strict=True)
         for i, ((start, stop), (first, end)) in zip(range(0, len(parts), 3), groups, strict=True):
-            mine = gradient[:, : parts[i].shape[1]]
-            pieces = zip((mine[:first], mine[first:end], mine[end:]), parts[i : i + 3], strict=True)
+            part = gradient[:, : parts[i].shape[1]]
+            pieces = zip(
+                (part[:first], part[first:end], part[end:]),
+                parts[i : i + 3],
+                strict=True,
+            )
             columns.append(torch.cat([(g * y).flatten(1).sum(1, dtype=ctx.dtype) for g, y in pieces]))
             back = None
             if ctx.needs_input_grad[2 + i + 1]:
-                back = torch.zeros_like(mine[first:end])
-                back[start - first : stop - first] = mine[start:stop]
+                back = torch.zeros_like(part[first:end])
+                back[start - first : stop - first] = part[start:stop]
             candidate_gradients += [None, back, None]
         return ctx.groups.restore(torch.stack(columns, 1)), None, *candidate_gradients

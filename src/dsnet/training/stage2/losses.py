@@ -107,10 +107,10 @@ def mixed_loss(draw: Tensor, losses: Tensor, pull: Tensor) -> Tensor:
         losses: Cross-entropies [B, R] of the candidates.
         pull: (p_k − y)ᵀ z_r of each image [B, k, r].
     """
-    drawn = draw.argmax(1)
+    chosen = draw.argmax(1)
     images = torch.arange(len(draw), device=draw.device)
-    linear = (draw * pull[images, drawn]).sum(1)
-    return (losses[images, drawn] + linear - linear.detach()).mean()
+    linear = (draw * pull[images, chosen]).sum(1)
+    return (losses[images, chosen] + linear - linear.detach()).mean()
 
 
 def value_loss(scores: Tensor, right: Tensor) -> Tensor:
