@@ -49,7 +49,7 @@ def test_the_plan_of_the_docs_runs() -> None:
     names: dict[str, object] = {}
     exec(block, names)
     assert names["logits"].shape == (32, 10)
-    assert names["answer"].place == 31
+    assert names["answer"].index == 31
 
 
 def test_the_training_pages_run_runs(

@@ -148,7 +148,7 @@ def routers(model: dsnet.Supernet, x: Tensor) -> tuple[Router, Router]:
             (cascade, policy, policy.thresholds, policy.routes),
         ):
             out = one(model, x)
-            cost = sum(one.cost(model, number) for number in out.routes.tolist()) / len(x)
+            cost = sum(one.cost(model.space, number) for number in out.routes.tolist()) / len(x)
             points.append(OperatingPoint(cost=cost, accuracy=0.5, parameters=numbers, routes=routes))
     return Router(kind="gate", costs=costs, curve=tuple(gate)), Router(
         kind="cascade", costs=costs, curve=tuple(cascade)

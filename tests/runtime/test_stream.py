@@ -18,7 +18,7 @@ from dsnet.routing.policies import OperatingPoint, RoutedOutput, margin
 from dsnet.routing.router import Router
 from dsnet.runtime import Plan
 from dsnet.runtime import compile as compile_plan
-from dsnet.runtime.stream import Answer, stream
+from dsnet.runtime.stream import StreamResult, stream
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures, plan_of
 
@@ -50,7 +50,7 @@ def test_answers_are_those_of_the_batches_in_order(
             expected += list(zip(output.routes.tolist(), output.logits, strict=True))
     check = plan.network.check_images
     answers = list(stream(plan.run, check, iter(batches), images=together, delay=delay, ahead=ahead))
-    assert [answer.place for answer in answers] == list(range(len(expected)))
+    assert [answer.index for answer in answers] == list(range(len(expected)))
     for answer, wanted in zip(answers, expected, strict=True):
         if wanted is None:
             assert answer.logits is None
@@ -76,7 +76,7 @@ def test_nobody_waits_for_more_than_the_delay(delay: int, ahead: bool) -> None:
 
     check, waited = plan.network.check_images, []
     for answer in stream(plan.run, check, batches(), images=1000, delay=delay, ahead=ahead):
-        waited.append(given_out - 1 - answer.place)
+        waited.append(given_out - 1 - answer.index)
     assert max(waited) <= delay
     assert len(waited) == 40
 
@@ -162,10 +162,10 @@ def test_what_came_before_an_error_of_the_source_is_answered() -> None:
         yield x
         raise OSError("the disk is gone")
 
-    answers: list[Answer] = []
+    answers: list[StreamResult] = []
     with pytest.raises(OSError, match="the disk is gone"):
         answers.extend(plan.stream(source()))
-    assert [answer.place for answer in answers] == [0, 1, 2]
+    assert [answer.index for answer in answers] == [0, 1, 2]
 
 
 def threads() -> list[threading.Thread]:
@@ -190,8 +190,8 @@ def test_no_image_waits_longer_than_the_limit_while_the_source_blocks(first: int
     check = plan.network.check_images
     answers = stream(plan.run, check, source(), images=4, delay=100, max_delay_ms=30, ahead=ahead)
     for answer in answers:
-        places.append(answer.place)
-        if answer.place == first - 1:
+        places.append(answer.index)
+        if answer.index == first - 1:
             answered.set()
     assert places == list(range(first + 1))
     assert not threads()
@@ -209,10 +209,10 @@ def test_images_that_wait_are_answered_before_any_exception(error: type[BaseExce
         yield from x.split(1)
         raise error("the source ended")
 
-    answers: list[Answer] = []
+    answers: list[StreamResult] = []
     with pytest.raises(error, match="the source ended"):
         answers.extend(stream(plan.run, plan.network.check_images, source(), images=64, delay=8, ahead=ahead))
-    assert [answer.place for answer in answers] == [0, 1, 2]
+    assert [answer.index for answer in answers] == [0, 1, 2]
     assert not threads()
 
 
@@ -243,9 +243,9 @@ def test_images_that_wait_are_answered_when_the_program_is_interrupted(
         return plan.run(images)
 
     monkeypatch.setattr(threading.Condition, "wait", interrupted)
-    answers: list[Answer] = []
+    answers: list[StreamResult] = []
 
-    def noted() -> Iterator[Answer]:
+    def noted() -> Iterator[StreamResult]:
         check = plan.network.check_images
         for answer in stream(run, check, source(), images=64, delay=8, max_delay_ms=60e3):
             ended.set()
@@ -253,7 +253,7 @@ def test_images_that_wait_are_answered_when_the_program_is_interrupted(
 
     with pytest.raises(KeyboardInterrupt):
         answers.extend(noted())
-    assert [answer.place for answer in answers] == [0, 1, 2]
+    assert [answer.index for answer in answers] == [0, 1, 2]
     assert all(answer.error is None for answer in answers)
 
 
@@ -274,7 +274,7 @@ def test_a_stream_that_is_given_up_leaves_no_thread_and_reads_no_further() -> No
     with torch.no_grad():
         answers = plan.stream(source(), images=4)
         assert not threads(), "nothing runs before the first answer is asked for"
-        assert next(answers).place == 0
+        assert next(answers).index == 0
         assert len(threads()) == 1
         answers.close()  # type: ignore[attr-defined]
     deadline = time.monotonic() + 60
@@ -292,7 +292,7 @@ def test_an_image_without_finite_logits_is_an_error_and_the_others_are_not(bad: 
     expected = plan(x)
     assert expected.isfinite().all(1).tolist() == [True, True, False, True, True, False]
     answers = list(plan.stream(x.split(2)))
-    assert [answer.place for answer in answers] == list(range(6))
+    assert [answer.index for answer in answers] == list(range(6))
     for answer, logits in zip(answers, expected, strict=True):
         assert answer.route is not None
         assert 0 <= answer.route < 4

@@ -20,7 +20,7 @@ from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.break_even import BreakEven, measure
 from dsnet.runtime.executors.host import CompiledNetwork
 from dsnet.runtime.resident_routes import RouteExtender
-from dsnet.runtime.stream import MAX_DELAY_MS, Answer, stream
+from dsnet.runtime.stream import MAX_DELAY_MS, StreamResult, stream
 
 __all__ = ["Plan"]
 
@@ -90,7 +90,7 @@ class Plan(InProcess):
         delay: int = 8,
         max_delay_ms: float = MAX_DELAY_MS,
         progress: Progress = silent,
-    ) -> Iterator[Answer]:
+    ) -> Iterator[StreamResult]:
         """Batches one after the other, images regrouped across them; answers in the order of the images.
 
         ``images`` run together, by default as many as suit the device; none waits for more than ``delay``

@@ -1,7 +1,7 @@
-"""Bulk work through a plan: batches joined to larger ones, so that routes are regrouped across them.
+"""Streams: batches are joined to larger ones, so that images are regrouped by route across them.
 
-Batches wait until there are enough images for one that the device runs well, or until the first of them has
-waited for so many others or for so long. Answers come in the order of the images.
+A batch waits until there are enough images for the device, or until it has waited for too many other batches
+or for too long. Results come in the order of the images.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.routing.policies import RoutedOutput
-from dsnet.runtime.stream_source import Ready, Source
+from dsnet.runtime.batch_source import BatchSource, Event
 
-__all__ = ["MAX_DELAY_MS", "Answer", "stream"]
+__all__ = ["MAX_DELAY_MS", "StreamResult", "stream"]
 
-MAX_DELAY_MS = 50.0  # that an image waits for others, unless told otherwise
+MAX_DELAY_MS = 50.0
 NOT_FINITE = (
     "the logits of this image are not finite (NaN or infinity): the image, the network's weights or its "
     "normalisation hold such values, or values that overflow"
@@ -30,23 +29,26 @@ NOT_FINITE = (
 Run = Callable[[Tensor], RoutedOutput]
 
 
-class Answer(NamedTuple):
-    """Of one image: its place in the stream, logits [classes] and route; or what was wrong with it.
+class StreamResult(NamedTuple):
+    """The result of one image of a stream.
 
-    An image with an ``error`` has no logits; one whose logits were not finite has the route that it took.
+    Attributes:
+        index: The position of the image in the stream.
+        logits: Logits [classes], or None if there is an error.
+        route: The number of its route, or None if it did not run.
+        error: Why there are no logits.
     """
 
-    place: int
+    index: int
     logits: Tensor | None
     route: int | None
     error: str | None = None
 
 
-@dataclass(slots=True)
-class _Batch:
-    """What came in: images that can be run, or what is wrong with them."""
+class _Batch(NamedTuple):
+    """A batch that can run, or an error."""
 
-    place: int  # of its first image
+    index: int  # of its first image
     count: int
     images: Tensor | None
     error: str | None = None
@@ -62,17 +64,24 @@ def stream(
     max_delay_ms: float = MAX_DELAY_MS,
     ahead: bool = False,
     blocks: bool = True,
-) -> Iterator[Answer]:
-    """Runs batches [B, C, H, W] in the order they come and gives an answer for every image, in order.
+) -> Iterator[StreamResult]:
+    """Run batches [B, C, H, W] and yield a result for every image, in order.
 
-    ``images`` are run together; no batch waits for more than ``delay`` further ones, nor for longer than
-    ``max_delay_ms``, also while the source blocks: it is read in a thread. With ``ahead`` answers
-    are given when the next images have been started, so that a device does not wait for whoever takes them.
-    What cannot be run (another shape, no numbers) or has no finite answer is answered by its error and the
-    rest go on; `None` stands for one image that could not be read. A source that never ``blocks`` needs no
-    thread. Batches are held, not copied: each comes
-    in memory of its own. Where the source fails, or the program is interrupted, all images that came before
-    are answered first.
+    A batch that cannot run, or an image whose logits are not finite, gives errors; the others are not
+    affected. If the source fails or the program is interrupted, all images that came before are answered
+    first.
+
+    Args:
+        run: Runs images and returns logits and routes.
+        check: Raises for images that cannot run.
+        batches: The source. Batches are not copied: each must have memory of its own. None stands for one
+            image that could not be read.
+        images: How many images to run together.
+        delay: For how many further batches a batch waits at most.
+        max_delay_ms: For how many milliseconds it waits at most, also while the source blocks.
+        ahead: Whether to yield results only when the next images are launched, so that the device does not
+            wait for the consumer.
+        blocks: Whether the source may block; then a thread reads it.
     """
     if type(images) is not int or type(delay) is not int or images < 1 or delay < 0:
         raise DsnetError(
@@ -81,49 +90,55 @@ def stream(
     if isinstance(max_delay_ms, bool) or not isinstance(max_delay_ms, int | float) or not max_delay_ms >= 0:
         raise DsnetError(
             f"max_delay_ms must be a number of milliseconds, at least 0, not {shorten(max_delay_ms)}; "
-            "math.inf waits for as long as it takes"
+            "math.inf sets no limit"
         )
     ahead = ahead and delay > 0
-    wait = max(0, (delay - 1) // 2) if ahead else delay  # and as long again, until the next are started
-    seconds = min(max_delay_ms / 1e3, threading.TIMEOUT_MAX / 2)
-    source = Source(iter(batches), size=_count, enough=images, most=wait + 1, seconds=seconds, blocks=blocks)
-    return _answers(run, check, source, ahead=ahead)
+    wait = max(0, (delay - 1) // 2) if ahead else delay  # and as long again until the next are launched
+    source = BatchSource(
+        iter(batches),
+        size=_count,
+        min_size=images,
+        max_items=wait + 1,
+        seconds=min(max_delay_ms / 1e3, threading.TIMEOUT_MAX / 2),
+        blocks=blocks,
+    )
+    return _results_of(run, check, source, ahead=ahead)
 
 
-def _answers(
-    run: Run, check: Callable[[Tensor], None], source: Source[Tensor | None], *, ahead: bool
-) -> Iterator[Answer]:
-    started: Iterator[Answer] = iter(())
-    due: float | None = None  # when answers that were started are to be given
-    place = 0
+def _results_of(
+    run: Run, check: Callable[[Tensor], None], source: BatchSource[Tensor | None], *, ahead: bool
+) -> Iterator[StreamResult]:
+    launched: Iterator[StreamResult] = iter(())
+    due: float | None = None  # when the results of what is launched must be yielded
+    index = 0
     failure: BaseException | None = None
     try:
         while failure is None:
             try:
-                ready = source.wait(due)
-            except KeyboardInterrupt as interrupt:  # what has come in by now is answered first
-                failure, ready = interrupt, Ready.GROUP
-            if ready is not Ready.GROUP:
-                yield from started
-                started, due = iter(()), None
-                if ready is Ready.END:
+                event = source.wait(due)
+            except KeyboardInterrupt as interrupt:
+                failure, event = interrupt, Event.GROUP
+            if event is not Event.GROUP:
+                yield from launched
+                launched, due = iter(()), None
+                if event is Event.END:
                     break
                 continue
-            taken, since = source.take()
-            waiting = []
-            for x in taken:
-                waiting.append(_taken(x, place, check))
-                place += waiting[-1].count
+            group, since = source.take()
+            batches = []
+            for x in group:
+                batches.append(_checked(x, index, check))
+                index += batches[-1].count
             try:
-                following = _run(run, waiting)
+                following = _launch(run, batches)
             except KeyboardInterrupt as interrupt:
-                failure, following = interrupt, _run(run, waiting)
-            yield from started
-            started, due = following, since + source.seconds
+                failure, following = interrupt, _launch(run, batches)
+            yield from launched
+            launched, due = following, since + source.seconds
             if not ahead:
-                yield from started
-                started, due = iter(()), None
-        yield from started
+                yield from launched
+                launched, due = iter(()), None
+        yield from launched
     finally:
         source.close()
     failure = failure or source.failure
@@ -132,76 +147,73 @@ def _answers(
 
 
 def _count(x: Tensor | None) -> int:
-    return 1 if not isinstance(x, Tensor) or x.ndim != 4 else x.size(0)  # which nested tensors have, too
+    return x.size(0) if isinstance(x, Tensor) and x.ndim == 4 else 1  # nested tensors have no len
 
 
-def _taken(x: Tensor | None, place: int, check: Callable[[Tensor], None]) -> _Batch:
-    count = _count(x)
+def _checked(x: Tensor | None, index: int, check: Callable[[Tensor], None]) -> _Batch:
     try:
         if x is None:
             raise DsnetError("the image could not be read")
         check(x)
     except (DsnetError, RuntimeError, TypeError) as error:
-        return _Batch(place, count, None, str(error))
-    return _Batch(place, count, x)
+        return _Batch(index, _count(x), None, str(error))
+    return _Batch(index, _count(x), x)
 
 
-def _run(run: Run, batches: list[_Batch]) -> Iterator[Answer]:
-    """Starts all that can be run together; the answers are looked at when they are asked for."""
-    found = [batch.images for batch in batches if batch.images is not None and batch.count]
-    if not found:
-        return _told(batches)
+def _launch(run: Run, batches: list[_Batch]) -> Iterator[StreamResult]:
+    """Launch all images that can run together; the returned iterator waits for the results."""
+    runnable = [batch.images for batch in batches if batch.images is not None and batch.count]
+    if not runnable:
+        return _results(batches)
     try:
-        x = found[0] if len(found) == 1 else torch.cat(found)
-        output = run(x)
+        output = run(runnable[0] if len(runnable) == 1 else torch.cat(runnable))
         finite = output.logits.isfinite().all(1)
-        numbers = _on_host(torch.where(finite, output.routes, ~output.routes))  # one copy says both
-        return _told(batches, output.logits.unbind(0), numbers)  # taken apart while the device is busy
+        # Not finite: the bitwise complement of the route, so that one copy to the host is enough.
+        routes = _copy_to_host(torch.where(finite, output.routes, ~output.routes))
+        return _results(batches, output.logits.unbind(0), routes)
     except (DsnetError, RuntimeError, TypeError) as error:
-        if sum(map(len, found)) == 1:
-            (batch,) = (b for b in batches if b.images is not None and b.count)
-            batch.images, batch.error = None, str(error)
-            return _told(batches)
-    alone = itertools.chain.from_iterable(map(_apart, batches))
-    return iter([answer for one in alone for answer in _run(run, [one])])
+        if sum(map(len, runnable)) == 1:
+            return _results([b._replace(images=None, error=b.error or str(error)) for b in batches])
+    single = itertools.chain.from_iterable(map(_split, batches))
+    return iter([result for batch in single for result in _launch(run, [batch])])
 
 
-def _apart(batch: _Batch) -> list[_Batch]:
-    """Its images one by one."""
+def _split(batch: _Batch) -> list[_Batch]:
+    """Split a batch into its images."""
     if batch.images is None or batch.count < 2:
         return [batch]
     try:
-        return [_Batch(batch.place + i, 1, batch.images[i : i + 1]) for i in range(batch.count)]
+        return [_Batch(batch.index + i, 1, batch.images[i : i + 1]) for i in range(batch.count)]
     except RuntimeError as error:
-        return [_Batch(batch.place, batch.count, None, str(error))]
+        return [batch._replace(images=None, error=str(error))]
 
 
-def _on_host(numbers: Tensor) -> Callable[[], list[int]]:
-    """Starts to copy them; asked for, they do not wait for what is launched behind them."""
-    if numbers.device.type != "cuda":
-        return numbers.tolist
-    copied = numbers.to("cpu", non_blocking=True)
-    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    there.record(torch.cuda.current_stream(numbers.device))
+def _copy_to_host(routes: Tensor) -> Callable[[], list[int]]:
+    """Start copying and return a function that waits for the copy, but not for what is launched later."""
+    if routes.device.type != "cuda":
+        return routes.tolist
+    copied = routes.to("cpu", non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(routes.device))
 
     def wait() -> list[int]:
-        there.synchronize()
+        done.synchronize()
         return cast("list[int]", copied.tolist())
 
     return wait
 
 
-def _told(
-    batches: list[_Batch], logits: Iterable[Tensor] = (), taken: Callable[[], list[int]] = list
-) -> Iterator[Answer]:
-    found = zip(logits, taken(), strict=True)
+def _results(
+    batches: list[_Batch], logits: Iterable[Tensor] = (), routes: Callable[[], list[int]] = list
+) -> Iterator[StreamResult]:
+    outputs = zip(logits, routes(), strict=True)
     for batch in batches:
-        for place in range(batch.place, batch.place + batch.count):
+        for index in range(batch.index, batch.index + batch.count):
             if batch.images is None:
-                yield Answer(place, None, None, batch.error)
+                yield StreamResult(index, None, None, batch.error)
                 continue
-            own, route = next(found)
+            image_logits, route = next(outputs)
             if route < 0:
-                yield Answer(place, None, ~route, NOT_FINITE)
+                yield StreamResult(index, None, ~route, NOT_FINITE)
             else:
-                yield Answer(place, own, route)
+                yield StreamResult(index, image_logits, route)
