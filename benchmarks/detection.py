@@ -49,7 +49,7 @@ from dsnet.detection.train.task import DetectorTask
 from dsnet.recipes import get_recipe
 from dsnet.report.text import table
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.forced_routes import decisions, mixed
+from dsnet.runtime.forced_routes import assigned_call, sample_routes
 from dsnet.training import GateConfig
 from dsnet.training.callbacks import Callback
 
@@ -235,9 +235,9 @@ def run_speed(args: argparse.Namespace) -> None:
     )
     x = x.to(dtype)
     shares = {number: 1 / len(routes) for number in routes}
-    taken = [network.space.resolve(number) for number in decisions(shares, args.batch)]
+    taken = [network.space.resolve(number) for number in sample_routes(shares, args.batch)]
     calls: dict[str, Any] = {}
-    gated = mixed(plan.network, taken)
+    gated = assigned_call(plan.network, taken)
     calls["plan"] = lambda: gated(x)
     for number in routes:
         calls[f"alone {number}"] = _alone(detector, number, plan, x)

@@ -36,7 +36,7 @@ from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors.grouped import GroupedExecutor
 from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork
-from dsnet.runtime.forced_routes import decisions
+from dsnet.runtime.forced_routes import sample_routes
 from dsnet.runtime.partition.segments import pack
 from tests.support import assert_close, error_of
 from tests.support.bench_result import MIXED, bench_result
@@ -74,7 +74,7 @@ def test_every_candidate_computes_the_logits_of_the_images_routes(name: str) -> 
     model = network(name)
     candidates, x = candidates_of(model, plan_of(name, "eager").network, MIXED)
     batches = candidates["gated"].batches
-    routes = decisions(MIXED.shares, batches * BATCH)
+    routes = sample_routes(MIXED.shares, batches * BATCH)
     for key in ("gated", "slicing", "indexing"):
         outputs = run(candidates[key])
         assert len(outputs) == batches
@@ -84,7 +84,7 @@ def test_every_candidate_computes_the_logits_of_the_images_routes(name: str) -> 
     assert_close(run(candidates["masking"]), logits_at(model, x, routes[:BATCH]), 1e-4)
     for key in ("largest", "full"):
         assert_close(run(candidates[key]), model(x, model.space.largest), 1e-4)
-    steps = decisions(MIXED.cascade.final_shares, batches * BATCH)
+    steps = sample_routes(MIXED.cascade.final_shares, batches * BATCH)
     for number, output in enumerate(run(candidates["cascade"])):
         final = [MIXED.cascade.routes[step] for step in steps[number * BATCH : (number + 1) * BATCH]]
         assert sorted(output.routes.tolist()) == sorted(final)
@@ -106,11 +106,11 @@ def test_grouped_graphs_take_the_same_routes() -> None:
         calls, image=image, space=model.space, scored=[choices], sizes=(1, BATCH), streams=StreamPool()
     )
     candidates, x = candidates_of(model, dataclasses.replace(compiled, graph_executor=executor), MIXED)
-    routes = decisions(MIXED.shares, candidates["gated"].batches * BATCH)
+    routes = sample_routes(MIXED.shares, candidates["gated"].batches * BATCH)
     gated = run(candidates["gated"])
     assert torch.cat([output.routes for output in gated]).tolist() == routes
     assert_close(gated[0].logits, logits_at(model, x, routes[:BATCH]), 1e-4)
-    steps = decisions(MIXED.cascade.final_shares, candidates["cascade"].batches * BATCH)
+    steps = sample_routes(MIXED.cascade.final_shares, candidates["cascade"].batches * BATCH)
     for number, output in enumerate(run(candidates["cascade"])):
         final = [MIXED.cascade.routes[step] for step in steps[number * BATCH : (number + 1) * BATCH]]
         assert sorted(output.routes.tolist()) == sorted(final), "the same number of images at each route"
@@ -121,7 +121,7 @@ def test_grouped_graphs_take_the_same_routes() -> None:
 def test_single_images_run_the_stand_alone_networks_in_turn() -> None:
     model, compiled = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager").network
     candidates, _ = candidates_of(model, compiled, MIXED, batch=1)
-    routes = decisions(MIXED.shares, candidates["in turn"].batches)
+    routes = sample_routes(MIXED.shares, candidates["in turn"].batches)
     for route, (logits,) in zip(routes, run(candidates["in turn"]), strict=True):
         assert_close(logits, run(candidates[f"alone {route}"])[0], 1e-6)
 

@@ -20,7 +20,7 @@ from dsnet.models.group_by_route import run_assigned
 from dsnet.routing import CostTable
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.router import Router
-from dsnet.runtime.forced_routes import decisions
+from dsnet.runtime.forced_routes import sample_routes
 from dsnet.training import save_checkpoint
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures, plan_of
@@ -35,11 +35,11 @@ def test_forced_routes_have_the_shares_up_to_one_image(
 ) -> None:
     total = sum(weights.values())
     shares = {number: weight / total for number, weight in weights.items()}
-    routes = decisions(shares, images, seed)
+    routes = sample_routes(shares, images, seed)
     assert len(routes) == images
     counts = Counter(routes)
     assert all(abs(counts[number] - share * images) < 1 for number, share in shares.items())
-    assert routes == decisions(shares, images, seed)
+    assert routes == sample_routes(shares, images, seed)
 
 
 def test_shares() -> None:
@@ -84,7 +84,7 @@ def test_images_run_at_their_forced_routes(name: str, bn_key: str | None, number
 
 def test_plans_run_images_at_their_forced_routes() -> None:
     model, compiled = network("ds_resnet_tiny"), plan_of("ds_resnet_tiny", "eager").network
-    numbers = decisions(mix_of(model, "uniform").shares, 40)
+    numbers = sample_routes(mix_of(model, "uniform").shares, 40)
     x = pictures(model, 40)
     output = run_assigned(compiled, x, torch.tensor([model.space[number].choices for number in numbers]))
     counts = Counter(model.space.of_choices(tuple(choices)).number for choices in output.choices.tolist())

@@ -58,7 +58,7 @@ def test_a_plan_routes_and_answers_as_the_network_does(name: str, backend: str, 
 def test_every_route_by_itself_and_no_images_at_all(name: str, backend: str, memory: str) -> None:
     model, plan = network(name), plan_of(name, backend, memory)
     x = pictures(model, 5)
-    assert plan.held() == list(model.space)
+    assert plan.routes() == list(model.space)
     for route in list(model.space)[:: max(1, len(model.space) // 5)]:
         assert_close(plan(x, route), model(x, route), 1e-4)
     assert plan(x[:0]).shape == (0, 10)

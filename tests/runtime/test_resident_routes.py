@@ -64,7 +64,7 @@ class Shown:
 
 
 def numbers(plan: runtime.Plan) -> list[int]:
-    return [route.number for route in plan.held()]
+    return [route.number for route in plan.routes()]
 
 
 def test_a_cascade_holds_the_routes_of_its_budget_and_gets_others() -> None:
@@ -153,7 +153,7 @@ def test_several_gates(bn_key: str) -> None:
     routed = Routed(model, router, router.curve[0].cost)
     plan = runtime.compile(routed, backend="eager", batch_buckets=(1,))
     dear = plan.at(router.curve[1].cost)
-    assert len(plan.held()) == 1
+    assert len(plan.routes()) == 1
     expected = routed.at(router.curve[1].cost).run(x)
     assert torch.equal(dear.run(x).routes, expected.routes)
     assert_close(dear.run(x).logits, expected.logits, 1e-4)

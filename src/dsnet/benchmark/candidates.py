@@ -20,7 +20,7 @@ from dsnet.models.group_by_route import run_assigned
 from dsnet.routes import Route
 from dsnet.runtime.backends.base import Executable, get_backend
 from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork
-from dsnet.runtime.forced_routes import decisions, mixed, thresholds_for
+from dsnet.runtime.forced_routes import assigned_call, sample_routes, thresholds_for
 from dsnet.runtime.partition.segments import SegmentKey
 from dsnet.runtime.stream import stream
 
@@ -74,7 +74,7 @@ class Candidates:
         images = x.to(compiled.takes)
         batches = batches_per_call(self.mix, batch)
         routes = self._forced_routes(batches * batch, batch)
-        gated = _sequence([partial(mixed(compiled, batch_routes), images) for batch_routes in routes])
+        gated = _sequence([partial(assigned_call(compiled, batch_routes), images) for batch_routes in routes])
         candidates = {
             "full": Candidate(partial(compiled.executor.run_route, images, space.largest)),
             "gated": Candidate(gated, batches),
@@ -98,7 +98,7 @@ class Candidates:
 
     def _forced_routes(self, images: int, size: int) -> list[list[Route]]:
         """Return the routes of so many images in the shares of the mix, in groups of ``size``."""
-        routes = [self.compiled.space.resolve(number) for number in decisions(self.mix.shares, images)]
+        routes = [self.compiled.space.resolve(number) for number in sample_routes(self.mix.shares, images)]
         return _split(routes, size)
 
     def _standalone(self, number: int, x: Tensor) -> Executable:
@@ -122,7 +122,7 @@ class Candidates:
     def _cascade(self, images: Tensor, batches: int) -> Run:
         """Run the plan as a cascade, with thresholds that send the given shares of images on."""
         routes, executor = self.mix.cascade.routes, self.compiled.executor
-        last_steps = decisions(self.mix.cascade.final_shares, batches * len(images))
+        last_steps = sample_routes(self.mix.cascade.final_shares, batches * len(images))
         runs = []
         for steps in _split(last_steps, len(images)):
             counts = [sum(last >= step for last in steps) for step in range(1, len(routes))]
@@ -138,7 +138,9 @@ class Candidates:
         joins = 16 if executor.asynchronous else 1
         batches = max(2, joins, joins * executor.max_batch // batch)
         joined = batch * max(1, -(-executor.max_batch // batch))
-        groups = [mixed(self.compiled, group) for group in self._forced_routes(batches * batch, joined)]
+        groups = [
+            assigned_call(self.compiled, group) for group in self._forced_routes(batches * batch, joined)
+        ]
 
         def run() -> None:
             remaining = iter(groups)

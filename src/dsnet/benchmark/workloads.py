@@ -14,7 +14,7 @@ from dsnet.core.schema import read_json
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
 from dsnet.routing.router import format_cost, parse_budget
-from dsnet.runtime.forced_routes import adding_up
+from dsnet.runtime.forced_routes import normalized_shares
 
 __all__ = ["Cascade", "Mix", "gated_routes", "measured_mix", "mix_of", "read_mix"]
 
@@ -72,7 +72,7 @@ def mix_of(model: Supernet, mix: str | Mapping[int, float] | Mix) -> Mix:
                 possible = ", ".join(map(str, routes[:MAX_ROUTES]))
                 more = ", …" if len(routes) > MAX_ROUTES else ""
                 raise DsnetError(f"the {gates} not decide for route {number}; possible: {possible}{more}")
-        return Mix(shares=adding_up(mix), cascade=_default_cascade(model), source="as given")
+        return Mix(shares=normalized_shares(mix), cascade=_default_cascade(model), source="as given")
     if mix != "uniform":
         raise DsnetError(f"unknown mix {shorten(mix)}; possible: uniform, or shares by route")
     source = "uniform"

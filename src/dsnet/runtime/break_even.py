@@ -1,4 +1,4 @@
-"""From which batch size on routing pays: a mixed batch beside everyone at one route, as measured here."""
+"""The batch size from which routing is faster than one route for all images, as measured."""
 
 from __future__ import annotations
 
@@ -17,61 +17,69 @@ from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.routing.policies import CascadePolicy
 from dsnet.runtime.executors.host import CompiledNetwork
-from dsnet.runtime.forced_routes import adding_up, decisions, mixed, thresholds_for
+from dsnet.runtime.forced_routes import assigned_call, normalized_shares, sample_routes, thresholds_for
 
 __all__ = ["BreakEven", "Times", "measure"]
 
 ROUNDS, WARM_UP = 7, 2
-FEWEST = 16  # images of a mix: of small batches several run in a row
+MIN_IMAGES = 16  # of a mix: small batches run several times in a row
 
 
 class Times(NamedTuple):
-    """Milliseconds a batch."""
+    """Milliseconds per batch."""
 
     batch: int
     routed: float
-    single: float  # everyone at the largest route within the budget
-    largest: float  # everyone at the largest route
+    single: float  # all images at the largest route within the budget
+    largest: float  # all images at the largest route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
-    """What routing takes at several batch sizes, beside single routes."""
+    """Times of routed batches and of batches at one route. Print it for a table.
+
+    Attributes:
+        network: The name of the network.
+        where: Backend and device.
+        shares: The share of the images that each route answers.
+        single: The largest route within the budget.
+        times: Times by batch size, in ascending order.
+    """
 
     network: str
-    where: str  # backend and device
-    shares: Mapping[int, float]  # of the images that routes answer
+    where: str
+    shares: Mapping[int, float]
     single: Route
     times: tuple[Times, ...]
 
     def pays(self, batch: int) -> bool:
-        """Whether routing is faster than everyone at the largest route, at the size measured next to this."""
-        near = min(self.times, key=lambda t: (abs(t.batch - batch), t.batch))
-        return near.routed < near.largest
+        """Return whether routing beats the largest route for all images, at the nearest measured size."""
+        nearest = min(self.times, key=lambda t: (abs(t.batch - batch), t.batch))
+        return nearest.routed < nearest.largest
 
     @property
-    def least(self) -> int | None:
-        """The smallest measured batch from which on routing always pays; none: it does not."""
-        found = None
+    def smallest_batch(self) -> int | None:
+        """Return the smallest measured batch size from which on routing always pays, if there is one."""
+        smallest = None
         for t in sorted(self.times, reverse=True):
             if t.routed >= t.largest:
                 break
-            found = t.batch
-        return found
+            smallest = t.batch
+        return smallest
 
     def __str__(self) -> str:
         mix = ", ".join(f"{100 * share:.0f} % route {number}" for number, share in self.shares.items())
-        said = (
-            f"from batches of {self.least} on"
-            if self.least is not None
-            else "at none of these batch sizes: everyone at the largest route is as fast"
+        pays_from = (
+            f"from batches of {self.smallest_batch} on"
+            if self.smallest_batch is not None
+            else "at none of these batch sizes: all images at the largest route are as fast"
         )
         single = f"route {self.single.number}, ms"
         lines = [f"{'batch':>5}  {'routed, ms':>10}  {single:>12}  {'largest, ms':>11}  pays"]
         for t in self.times:
             pays = f"{t.largest / t.routed:.2f} ×" if t.routed < t.largest else "no"
             lines.append(f"{t.batch:>5}  {t.routed:>10.3g}  {t.single:>12.3g}  {t.largest:>11.3g}  {pays}")
-        return "\n".join([f"{self.network}, {self.where}: {mix}", f"Routing pays {said}.", "", *lines])
+        return "\n".join([f"{self.network}, {self.where}: {mix}", f"Routing pays {pays_from}.", "", *lines])
 
 
 @torch.no_grad()
@@ -83,21 +91,27 @@ def measure(
     *,
     cascade: CascadePolicy | None = None,
 ) -> BreakEven:
-    """Times mixed batches with these shares, or a cascade whose routes answer them."""
+    """Time batches that are routed in these shares, or a cascade whose routes answer them.
+
+    Args:
+        compiled: The compiled network of a plan.
+        shares: The share of the images that each route answers.
+        single: The route to compare with.
+        batches: Batch sizes, or one.
+        cascade: Time this cascade, with thresholds that give the shares.
+    """
     batches = tuple(batches) if isinstance(batches, Iterable) else (batches,)
     if not batches or any(type(batch) is not int or batch < 1 for batch in batches):
         raise DsnetError(f"batches are positive integers, not {batches!r}")
-    shares, found = adding_up(shares), []
+    shares, times = normalized_shares(shares), []
     for batch in sorted(set(batches)):
-        several = max(1, -(-FEWEST // batch))
-        calls = _calls(compiled, shares, single, batch, several, cascade)
+        repeats = max(1, -(-MIN_IMAGES // batch))
+        calls = _calls(compiled, shares, single, batch, repeats, cascade)
         samples = time_interleaved(calls, compiled.device, rounds=ROUNDS, warm_up=WARM_UP)
-        medians = {name: statistics.median(times) for name, times in samples.items()}
-        found.append(Times(batch, medians["routed"] / several, medians["single"], medians["largest"]))
+        medians = {name: statistics.median(milliseconds) for name, milliseconds in samples.items()}
+        times.append(Times(batch, medians["routed"] / repeats, medians["single"], medians["largest"]))
     where = f"{compiled.backend} on {compiled.device.type}, {human(compiled.resident)}B of weights"
-    return BreakEven(
-        network=compiled.name, where=where, shares=dict(shares), single=single, times=tuple(found)
-    )
+    return BreakEven(network=compiled.name, where=where, shares=shares, single=single, times=tuple(times))
 
 
 def _calls(
@@ -105,40 +119,33 @@ def _calls(
     shares: Mapping[int, float],
     single: Route,
     batch: int,
-    several: int,
+    repeats: int,
     cascade: CascadePolicy | None,
 ) -> dict[str, Callable[[], object]]:
-    shape = (several * batch, compiled.input_spec.channels, *compiled.image_size)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    pieces = torch.split(images.to(compiled.device, compiled.takes), batch)
-    space = compiled.space
-    routed: list[Callable[[], object]]
+    shape = (repeats * batch, *compiled.image_shape)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(compiled.device, compiled.takes)
+    pieces = torch.split(x, batch)
     if cascade is not None:
-        thresholds = _thresholds(compiled, torch.cat(list(pieces)), cascade.routes, shares)
-        run = compiled.executor.run_cascade
-        routed = [functools.partial(run, x, cascade.routes, thresholds) for x in pieces]
+        thresholds = _thresholds(compiled, x, cascade.routes, shares)
+        run_cascade = compiled.executor.run_cascade
+        routed = [functools.partial(run_cascade, piece, cascade.routes, thresholds) for piece in pieces]
     else:
-        drawn = decisions(shares, several * batch)
-        at = [drawn[start : start + batch] for start in range(0, len(drawn), batch)]
+        routes = [compiled.space.resolve(number) for number in sample_routes(shares, repeats * batch)]
         routed = [
-            functools.partial(mixed(compiled, [space.resolve(n) for n in own]), x)
-            for x, own in zip(pieces, at, strict=True)
+            functools.partial(assigned_call(compiled, routes[i * batch : (i + 1) * batch]), piece)
+            for i, piece in enumerate(pieces)
         ]
+    largest = [route for route in compiled.space if compiled.holds(route)][-1]
     return {
         "routed": lambda: [call() for call in routed],
         "single": lambda: compiled.executor.run_route(pieces[0], single),
-        "largest": lambda: compiled.executor.run_route(pieces[0], _largest(compiled)),
+        "largest": lambda: compiled.executor.run_route(pieces[0], largest),
     }
 
 
 def _thresholds(
     compiled: CompiledNetwork, x: Tensor, routes: Sequence[int], shares: Mapping[int, float]
 ) -> tuple[float, ...]:
-    """With which routes answer these shares of the images."""
-    beyond = [sum(shares.get(number, 0.0) for number in routes[place:]) for place in range(1, len(routes))]
-    return tuple(thresholds_for(compiled, x, routes, [round(share * len(x)) for share in beyond]))
-
-
-def _largest(compiled: CompiledNetwork) -> Route:
-    """Of those that are held."""
-    return [route for route in compiled.space if compiled.holds(route)][-1]
+    """Return the thresholds with which the routes of a cascade answer these shares of the images."""
+    remaining = [sum(shares.get(number, 0.0) for number in routes[i:]) for i in range(1, len(routes))]
+    return tuple(thresholds_for(compiled, x, routes, [round(share * len(x)) for share in remaining]))

@@ -1,4 +1,4 @@
-"""Batches whose images take routes that are drawn beforehand, for timing."""
+"""Batches whose images take given routes, for timing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dsnet.routes import Route
 from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.executors.host import CompiledNetwork
 
-__all__ = ["adding_up", "decisions", "mixed", "thresholds_for"]
+__all__ = ["assigned_call", "normalized_shares", "sample_routes", "thresholds_for"]
 
 
-def mixed(network: CompiledNetwork, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
-    """Return a function that runs a batch of as many images, each at its route."""
+def assigned_call(network: CompiledNetwork, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
+    """Return a function that runs a batch with one image for each of these routes."""
     for route in routes:
         if not network.holds(route):
             raise DsnetError(f"this plan does not hold route {route.number}")
@@ -34,19 +34,19 @@ def mixed(network: CompiledNetwork, routes: Sequence[Route]) -> Callable[[Tensor
 def thresholds_for(
     compiled: CompiledNetwork, x: Tensor, routes: Sequence[int], counts: Sequence[int]
 ) -> list[float]:
-    """With which so many images go on from each route, equal margins aside."""
-    found: list[float] = []
+    """Return the thresholds with which ``counts`` images go on from each route of a cascade but the last."""
+    thresholds: list[float] = []
     left = torch.ones(len(x), dtype=torch.bool, device=x.device)
     for number, count in zip(routes[:-1], counts, strict=True):
-        sure = margin(compiled.executor.run_route(x, compiled.space.resolve(number))).double()
-        ordered = [-1.0, *sure[left].sort()[0].tolist(), 2.0]  # no margin is as small or as large
-        found.append((ordered[count] + ordered[count + 1]) / 2)
-        left &= unsure(sure, found[-1])
-    return found
+        margins = margin(compiled.executor.run_route(x, compiled.space.resolve(number))).double()
+        ordered = [-1.0, *margins[left].sort()[0].tolist(), 2.0]  # margins are between 0 and 1
+        thresholds.append((ordered[count] + ordered[count + 1]) / 2)
+        left &= unsure(margins, thresholds[-1])
+    return thresholds
 
 
-def adding_up(shares: Mapping[int, float]) -> dict[int, float]:
-    """The same shares of routes, adding up to 1; those of 0 are left out."""
+def normalized_shares(shares: Mapping[int, float]) -> dict[int, float]:
+    """Scale the shares of routes so that their sum is 1, and leave out those of 0."""
     if not isinstance(shares, Mapping):
         raise DsnetError(f"a mix is shares by route, as {{0: 0.7, 13: 0.3}}, not {shorten(shares)}")
     for number, share in shares.items():
@@ -60,13 +60,13 @@ def adding_up(shares: Mapping[int, float]) -> dict[int, float]:
     return {number: share / total for number, share in sorted(shares.items()) if share}
 
 
-def decisions(shares: Mapping[int, float], images: int, seed: int = 0) -> list[int]:
-    """Routes for so many images in these shares, as near as whole images come to them, in a drawn order."""
+def sample_routes(shares: Mapping[int, float], images: int, seed: int = 0) -> list[int]:
+    """Return a route for each image, in random order; counts are as near to the shares as possible."""
     exact = {number: share * images for number, share in shares.items()}
     counts = {number: int(count) for number, count in exact.items()}
     by_rest = sorted(exact, key=lambda number: counts[number] - exact[number])
     for number in by_rest[: images - sum(counts.values())]:
         counts[number] += 1
-    made = [number for number, count in counts.items() for _ in range(count)]
+    routes = [number for number, count in counts.items() for _ in range(count)]
     order = torch.randperm(images, generator=torch.Generator().manual_seed(seed)).tolist()
-    return [made[i] for i in order]
+    return [routes[i] for i in order]

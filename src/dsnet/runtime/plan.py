@@ -1,4 +1,4 @@
-"""A plan: a routed network made ready for a device, called like the network."""
+"""Plans: routed networks, compiled for a device and called like the network."""
 
 from __future__ import annotations
 
@@ -27,14 +27,23 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan(InProcess):
-    """A network with its router on a device. Frozen: several threads may call it, each at its own budget."""
+    """A compiled network with its router. It is immutable, and several threads may call it.
+
+    Attributes:
+        network: The compiled segments.
+        router: The calibrated router, or None to route by the gates' own decisions.
+        budget: The budget that the router keeps.
+        extender: Compiles choices that other budgets need.
+        routed: The network with its router.
+        penalties: Cost penalties of the gates' scores.
+    """
 
     network: CompiledNetwork
     router: Router | None = None
     budget: float | str | None = None
-    extender: RouteExtender | None = None  # compiles routes that other budgets need
+    extender: RouteExtender | None = None
     routed: Routed | None = field(init=False)
-    penalties: CostPenalties | None = field(init=False, default=None)  # subtracted from the gates' scores
+    penalties: CostPenalties | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.router is None and self.budget is not None:
@@ -51,25 +60,25 @@ class Plan(InProcess):
 
     @property
     def policy(self) -> Policy | None:
-        """How images are routed at this budget; None is the gates' own decision."""
+        """Return how images are routed at this budget; None: by the gates' own decisions."""
         return None if self.routed is None else self.routed.policy
 
     def __call__(self, x: Tensor, route: Route | int | None = None) -> Tensor:
-        """Images [B, C, H, W] → logits [B, classes], at one route or, without one, routed."""
+        """Return the logits [B, classes] of images [B, C, H, W], at one route or, by default, routed."""
         if route is None:
             return self.run(x).logits
-        found = self.network.space.resolve(route)
-        if not self.network.holds(found):
-            held = ", ".join(str(r.number) for r in self.held())
+        resolved = self.network.space.resolve(route)
+        if not self.network.holds(resolved):
+            compiled = ", ".join(str(r.number) for r in self.routes())
             raise DsnetError(
-                f"this plan does not hold route {found.number}; it holds {held}. Compile with "
-                f"routes=[…, {found.number}] or budgets='all' for others"
+                f"this plan does not hold route {resolved.number}; it holds {compiled}. Compile with "
+                f"routes=[…, {resolved.number}] or budgets='all' for others"
             )
         self.network.check_images(x)
-        return self.network.executor.run_route(x, found)
+        return self.network.executor.run_route(x, resolved)
 
     def run(self, x: Tensor) -> RoutedOutput:
-        """Logits, and the number of the route that gave each."""
+        """Return logits and route numbers of images [B, C, H, W]."""
         self.network.check_images(x)
         executor, policy = self.network.executor, self.policy
         if isinstance(policy, CascadePolicy):
@@ -79,7 +88,7 @@ class Plan(InProcess):
         return policy(self.network, x)
 
     def route(self, x: Tensor) -> Tensor:
-        """The number [B] of the route that answers each image."""
+        """Return the number [B] of the route that each image takes."""
         return self.run(x).routes
 
     def stream(
@@ -91,12 +100,20 @@ class Plan(InProcess):
         max_delay_ms: float = MAX_DELAY_MS,
         progress: Progress = silent,
     ) -> Iterator[StreamResult]:
-        """Batches one after the other, images regrouped across them; answers in the order of the images.
+        """Run batches as a stream: images are regrouped across batches, and results come in their order.
 
-        ``images`` run together, by default as many as suit the device; none waits for more than ``delay``
-        further batches, nor for longer than ``max_delay_ms``, also while the source blocks: it is read in a
-        thread. What cannot be run, or has logits that are not finite, is answered by its error, and the rest
-        go on. Batches are held until then, not copied: each comes in memory of its own.
+        An image that cannot run, or whose logits are not finite, gives an error; the others are not affected.
+
+        Args:
+            batches: Batches [B, C, H, W], read in a thread. They are not copied: each must have memory of its
+                own. None stands for an image that could not be read.
+            images: How many images run together (default: what suits the device).
+            delay: For how many further batches a batch waits at most.
+            max_delay_ms: For how many milliseconds it waits at most, also while ``batches`` blocks.
+            progress: Shows the batches.
+
+        Yields:
+            The result of each image.
         """
         total = len(batches) if isinstance(batches, Sized) else 0
         return stream(
@@ -113,50 +130,49 @@ class Plan(InProcess):
     def break_even(
         self, batches: Iterable[int] | int | None = None, shares: Mapping[int, float] | None = None
     ) -> BreakEven:
-        """Measures from which batch size on routing pays at this budget; ``print`` it.
+        """Measure from which batch size on routing pays at this budget; print the result for a table.
 
-        ``shares`` by route, by default those that the calibration images took, or else equal ones.
+        Args:
+            batches: Batch sizes (default: some that suit the device).
+            shares: Shares by route (default: those of the calibration images, or else equal shares).
         """
         if batches is None:
             batches = (1, 8, 64, 256) if self.network.executor.asynchronous else (1, 4, 16)
         return measure(
             self.network,
             self._shares() if shares is None else shares,
-            self._single(),
+            self._largest_within_budget(),
             batches,
             cascade=self.policy if isinstance(self.policy, CascadePolicy) else None,
         )
 
     def _shares(self) -> dict[int, float]:
-        """Of the routes that images take at this budget."""
-        taken: Sequence[tuple[int, int]] = ()
+        counts: Sequence[tuple[int, int]] = ()
         if self.router is not None and isinstance(self.budget, float):
-            taken = self.router.point(self.budget).route_counts
-        if not taken:
-            decided = [gate.choices for gate in self.network.gates]
-            ways = (self.network.space.of_choices(way) for way in itertools.product(*decided))
-            taken = [(route.number, 1) for route in ways if self.network.holds(route)]
-        total = sum(count for _, count in taken)
-        return {number: count / total for number, count in taken}
+            counts = self.router.point(self.budget).route_counts
+        if not counts:
+            choices = itertools.product(*(gate.choices for gate in self.network.gates))
+            routes = map(self.network.space.of_choices, choices)
+            counts = [(route.number, 1) for route in routes if self.network.holds(route)]
+        total = sum(count for _, count in counts)
+        return {number: count / total for number, count in counts}
 
-    def _single(self) -> Route:
-        """The largest route within the budget; without one the largest."""
-        held = self.held()
+    def _largest_within_budget(self) -> Route:
+        routes = self.routes()
         if self.router is None or not isinstance(self.budget, float):
-            return held[-1]
+            return routes[-1]
         costs, budget = self.router.costs, self.budget
-        return max(
-            (route for route in held if costs.of(route.choices) <= budget),
-            key=lambda route: costs.of(route.choices),
-            default=held[0],
-        )
+        affordable = (route for route in routes if costs.of(route.choices) <= budget)
+        return max(affordable, key=lambda route: costs.of(route.choices), default=routes[0])
 
     def at(self, budget: float | str | None, *, progress: Progress | None = None) -> Plan:
-        """The same plan at another budget.
+        """Return the plan at another budget.
 
-        Routes that only this budget needs are compiled first, once for all plans that come of this one;
-        ``progress`` shows that, by default as it was shown when the plan was made. Nothing is compiled where
-        all routes are held.
+        Choices that only this budget needs are compiled first, once for all plans derived from this one.
+
+        Args:
+            budget: The budget, as `dsnet.routing` parses it.
+            progress: Shows what is compiled (default: the callback that the plan was compiled with).
         """
         compiled = self.network
         if self.extender is not None and self.router is not None:
@@ -165,30 +181,29 @@ class Plan(InProcess):
         return replace(self, network=compiled, budget=budget)
 
     def shared_network(self) -> str | None:
-        """The network whose own weights it runs, if it does."""
+        """Return the name of the network whose weights it shares, if it does."""
         return self.network.shared_network()
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether an image's route never depends on the others of its batch.
+        """Whether an image's route never depends on the other images of its batch.
 
-        A cascade decides by logits, whose last bits depend on the number of images with every backend but
-        onnxruntime.
+        A cascade decides by logits. Their last bits depend on the number of images, except with onnxruntime.
         """
-        logits_decide = isinstance(self.policy, CascadePolicy)
+        by_logits = isinstance(self.policy, CascadePolicy)
         return self.network.batch_invariant and (
-            not logits_decide or get_backend(self.network.backend).invariant_logits
+            not by_logits or get_backend(self.network.backend).invariant_logits
         )
 
-    def held(self) -> list[Route]:
-        """The routes whose parts are there."""
+    def routes(self) -> list[Route]:
+        """Return the compiled routes, by size."""
         return [route for route in self.network.space if self.network.holds(route)]
 
     def __repr__(self) -> str:
         compiled = self.network
         return (
             f"Plan({compiled.name}, {compiled.backend} on {compiled.device.type}, {compiled.memory}, "
-            f"{len(self.held())} routes, {compiled.num_programs} programs, "
+            f"{len(self.routes())} routes, {compiled.num_programs} programs, "
             f"{human(compiled.resident)}B of weights, "
             f"budget={self.budget})"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -29,7 +30,8 @@ NOT_FINITE = (
 Run = Callable[[Tensor], RoutedOutput]
 
 
-class StreamResult(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StreamResult:
     """The result of one image of a stream.
 
     Attributes:
@@ -48,8 +50,8 @@ class StreamResult(NamedTuple):
 class _Batch(NamedTuple):
     """A batch that can run, or an error."""
 
-    index: int  # of its first image
-    count: int
+    start: int  # index of its first image
+    size: int
     images: Tensor | None
     error: str | None = None
 
@@ -128,7 +130,7 @@ def _results_of(
             batches = []
             for x in group:
                 batches.append(_checked(x, index, check))
-                index += batches[-1].count
+                index += batches[-1].size
             try:
                 following = _launch(run, batches)
             except KeyboardInterrupt as interrupt:
@@ -162,7 +164,7 @@ def _checked(x: Tensor | None, index: int, check: Callable[[Tensor], None]) -> _
 
 def _launch(run: Run, batches: list[_Batch]) -> Iterator[StreamResult]:
     """Launch all images that can run together; the returned iterator waits for the results."""
-    runnable = [batch.images for batch in batches if batch.images is not None and batch.count]
+    runnable = [batch.images for batch in batches if batch.images is not None and batch.size]
     if not runnable:
         return _results(batches)
     try:
@@ -180,10 +182,10 @@ def _launch(run: Run, batches: list[_Batch]) -> Iterator[StreamResult]:
 
 def _split(batch: _Batch) -> list[_Batch]:
     """Split a batch into its images."""
-    if batch.images is None or batch.count < 2:
+    if batch.images is None or batch.size < 2:
         return [batch]
     try:
-        return [_Batch(batch.index + i, 1, batch.images[i : i + 1]) for i in range(batch.count)]
+        return [_Batch(batch.start + i, 1, batch.images[i : i + 1]) for i in range(batch.size)]
     except RuntimeError as error:
         return [batch._replace(images=None, error=str(error))]
 
@@ -208,7 +210,7 @@ def _results(
 ) -> Iterator[StreamResult]:
     outputs = zip(logits, routes(), strict=True)
     for batch in batches:
-        for index in range(batch.index, batch.index + batch.count):
+        for index in range(batch.start, batch.start + batch.size):
             if batch.images is None:
                 yield StreamResult(index, None, None, batch.error)
                 continue

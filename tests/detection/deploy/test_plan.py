@@ -25,7 +25,7 @@ from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.model.fssd import Detector
 from dsnet.detection.postprocess import best_boxes, decode_detections
 from dsnet.errors import DsnetError
-from dsnet.runtime import api as making
+from dsnet.runtime import api
 from dsnet.runtime.autotune import Choice
 from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors.grouped import GroupedExecutor
@@ -44,9 +44,9 @@ def test_auto_times_what_runs_all_of_a_detector(known: bool) -> None:
 
     detector = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE).eval()
     with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(making, "choose_backend", choose))
+        patches.enter_context(mock.patch.object(api, "choose_backend", choose))
         if not known:
-            patches.enter_context(mock.patch.object(making, "unsupported", return_value="a reason"))
+            patches.enter_context(mock.patch.object(api, "unsupported", return_value="a reason"))
         plan = runtime.compile(detector)
     assert plan.network.backend == "eager"
     assert ("triton" in asked[0]) is known

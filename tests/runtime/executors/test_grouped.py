@@ -23,8 +23,8 @@ from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CostTable
 from dsnet.routing.policies import OperatingPoint, run_gated_routes
 from dsnet.routing.router import Router
-from dsnet.runtime import api as making
 from dsnet.runtime.backends.base import get_backend
+from dsnet.runtime.compiler import default_buckets
 from dsnet.runtime.executors.batching import BatchSplitter
 from dsnet.runtime.executors.buffers import FeatureTable
 from dsnet.runtime.executors.grouped import GroupedExecutor
@@ -209,8 +209,8 @@ def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
 
 def test_larger_batches_where_parts_stand_in() -> None:
     backend, device = get_backend("cudagraphs"), torch.device("cuda")
-    assert max(making._sizes(backend, device, pairs=False)) == 1024
-    assert max(making._sizes(backend, device, pairs=True)) == 256
+    assert max(default_buckets(backend, device, pairs=False)) == 1024
+    assert max(default_buckets(backend, device, pairs=True)) == 256
 
 
 class Changed(ResNet):

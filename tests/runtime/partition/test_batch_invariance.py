@@ -17,8 +17,8 @@ from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CostTable
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.router import Router
-from dsnet.runtime import api as making
-from dsnet.runtime.partition.batch_invariance import _OneKernel, _RowLinear, make_invariant
+from dsnet.runtime import compiler
+from dsnet.runtime.partition.batch_invariance import _OneDnnConv, _RowLinear, make_invariant
 from dsnet.runtime.partition.segments import Segment, SegmentKey
 from dsnet.runtime.plan import Plan
 from dsnet.slicing import functional as SF
@@ -108,11 +108,11 @@ def test_all_layers_in_front_of_a_decision_are_replaced() -> None:
         for history, part in parts.items():
             kinds[len(history) < gates] |= {type(module) for module in part.module.modules()}
 
-    with mock.patch.object(making, "make_invariant", spy):
+    with mock.patch.object(compiler, "make_invariant", spy):
         runtime.compile(network("three_gates"), backend="eager", batch_buckets=(1,), batch_invariant=True)
-    assert {_RowLinear, _OneKernel} <= kinds[True]
+    assert {_RowLinear, _OneDnnConv} <= kinds[True]
     assert torch.nn.Linear not in kinds[True]
-    assert not {_RowLinear, _OneKernel} & kinds[False]
+    assert not {_RowLinear, _OneDnnConv} & kinds[False]
 
 
 def test_plans_that_share_weights_are_not_batch_invariant() -> None:

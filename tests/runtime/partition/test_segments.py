@@ -88,7 +88,7 @@ def test_only_some_routes() -> None:
     model = network("ds_mbnet_tiny")
     plan = runtime.compile(model, backend="eager", routes=[1, 3])
     x = pictures(model, 3)
-    assert [route.number for route in plan.held()] == [1, 3]
+    assert [route.number for route in plan.routes()] == [1, 3]
     assert_close(plan(x, 3), model(x, 3), 1e-5)
     assert "does not hold route 0; it holds 1, 3" in error_of(lambda: plan(x, 0))
 

@@ -1,8 +1,8 @@
-"""Parts of torch's own layers in which no image's scores depend on the others of its batch.
+"""Batch invariance: segments in which the scores of an image do not depend on the rest of its batch.
 
-On a CPU torch takes other kernels for other numbers of images: matrix products sum in an order that depends
-on the number of rows, and a 1 × 1 convolution of fewer than 16 images on one thread, or any of a small
-single image, is not oneDNN's. Both change the last bits, and with them decisions of gates that hesitate.
+On a CPU torch chooses kernels by the number of images. A matrix product sums in an order that depends on the
+number of rows. A 1 × 1 convolution of fewer than 16 images on one thread, or of a small single image, does
+not run by oneDNN. Both change the last bits of scores, and with them decisions between nearly equal scores.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from dsnet.errors import DsnetError
 from dsnet.runtime.partition.segments import Segment, SegmentKey
 from dsnet.slicing import functional as SF
 
-__all__ = ["SMALL", "chosen", "make_invariant"]
+__all__ = ["MIN_SIDE", "make_invariant", "resolve_invariance"]
 
-SMALL = 96  # pixels a side: below this it costs a single image more than a twentieth of its time
+MIN_SIDE = 96  # pixels; for smaller images, a single image takes over 5 % longer
 
 
-def chosen(asked: bool | None, image_size: tuple[int, int], precision: torch.dtype, memory: str) -> bool:
-    """Whether a plan of the backend eager on a CPU is to be batch-invariant.
+def resolve_invariance(requested: bool | None, side: int, precision: torch.dtype, memory: str) -> bool:
+    """Return whether a plan of the backend eager on a CPU is to be batch-invariant.
 
-    A plan that shares the network's weights runs torch's own kernels, which cannot be changed.
+    Args:
+        requested: The setting of `dsnet.runtime.compile`.
+        side: The shorter side of the images.
+        precision: The precision of the plan. Below float32, no plan is batch-invariant.
+        memory: Plans that share the network's weights run torch's own kernels, which cannot be changed.
     """
-    if asked and memory == "shared":
+    if requested and memory == "shared":
         raise DsnetError(
             "batch_invariant=True is not possible with memory='shared', whose convolutions run by the "
             "kernels that torch takes for a number of images; compile with memory='packed'"
         )
     if precision not in (torch.float32, torch.float64) or memory == "shared":
         return False
-    return min(image_size) >= SMALL if asked is None else asked
+    return side >= MIN_SIDE if requested is None else requested
 
 
-def make_invariant(parts: Mapping[SegmentKey, Segment], gates: int) -> None:
-    """Change the linear and convolutional layers of all parts that end at a gate.
-
-    Parts that end with logits decide nothing.
-    """
-    for history, part in parts.items():
-        if len(history) == gates:
+def make_invariant(segments: Mapping[SegmentKey, Segment], gates: int) -> None:
+    """Replace linear and convolutional layers of all segments that end at a gate."""
+    for history, segment in segments.items():
+        if len(history) == gates:  # ends with logits, which decide nothing
             continue
-        for module in list(part.module.modules()):
+        for module in list(segment.module.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.Linear):
                     setattr(module, name, _RowLinear(child))
-                elif isinstance(child, nn.Conv2d) and _has_other_kernels(child):
-                    setattr(module, name, _OneKernel(child))
+                elif isinstance(child, nn.Conv2d) and _may_run_by_onednn(child):
+                    setattr(module, name, _OneDnnConv(child))
 
 
 class _RowLinear(nn.Module):
@@ -63,25 +64,23 @@ class _RowLinear(nn.Module):
         return rows.reshape(*x.shape[:-1], -1)
 
 
-def _has_other_kernels(layer: nn.Conv2d) -> bool:
-    """Whether torch takes oneDNN's for some numbers of images alone."""
+def _may_run_by_onednn(layer: nn.Conv2d) -> bool:
+    """Return whether torch runs a layer by oneDNN for some numbers of images only."""
     dense = layer.groups == 1 and max(layer.kernel_size) <= 3
     padded = isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
-    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    onednn = there and layer.weight.dtype == torch.float32
-    return dense and padded and onednn
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return dense and padded and available and layer.weight.dtype == torch.float32
 
 
-class _OneKernel(nn.Module):
-    """A convolution by oneDNN, whatever the number of images."""
+class _OneDnnConv(nn.Module):
+    """A convolution that runs by oneDNN for every number of images."""
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        own = self.layer
-        padding = cast(tuple[int, ...], own.padding)
+        layer, padding = self.layer, cast(tuple[int, ...], self.layer.padding)
         return torch.mkldnn_convolution(
-            x, own.weight, own.bias, padding, own.stride, own.dilation, own.groups
+            x, layer.weight, layer.bias, padding, layer.stride, layer.dilation, layer.groups
         )

@@ -1,11 +1,10 @@
-"""Parts as programs of a backend, one for every batch size, each timed on the device."""
+"""Programs of segments: compiled by a backend for batch sizes, and timed on the device."""
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,13 +14,13 @@ from dsnet.runtime.backends.base import Backend, Executable
 from dsnet.runtime.executors.host import BucketedProgram
 from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead
 
-__all__ = ["make_calls", "make_end", "bucketed_programs"]
+__all__ = ["bucketed_programs", "compile_head", "compile_segments"]
 
 WARM_UP, ROUNDS = 2, 7  # of timing
 
 
 def bucketed_programs(
-    parts: Mapping[SegmentKey, Segment],
+    segments: Mapping[SegmentKey, Segment],
     backend: Backend,
     buckets: Sequence[int],
     *,
@@ -29,68 +28,67 @@ def bucketed_programs(
     precision: torch.dtype,
     progress: Progress = silent,
 ) -> dict[SegmentKey, BucketedProgram]:
-    """Every part for any number of images, in batches of these sizes."""
-    jobs = [(history, bucket) for history in parts for bucket in buckets]
-    examples: dict[tuple[SegmentKey, int], tuple[Tensor, ...]] = {}
-    made: dict[SegmentKey, dict[int, Executable]] = {history: {} for history in parts}
+    """Compile segments for batches of any size, which are split into ``buckets`` by measured times."""
     any_batch = backend.any_batch(device)
-    choose = len(buckets) > 1 or not any_batch  # else there is nothing to measure
+    measure = len(buckets) > 1 or not any_batch
+    jobs = [(key, bucket) for key in segments for bucket in buckets]
     generator = torch.Generator().manual_seed(0)
-    makers = {}
-    for history, bucket in progress(jobs, len(jobs), "program"):
-        part = parts[history]
-        example = _placed(part.example(bucket if choose else 1, generator), device, precision)
-        if history not in makers:
-            makers[history] = backend.convert(part.module, *example)
-        made[history][bucket] = makers[history](*example)
-        examples[history, bucket] = example
-    calls: dict[Any, Callable[[], object]]
-    calls = {job: functools.partial(made[job[0]][job[1]], *examples[job]) for job in jobs}
-    times = _milliseconds(calls, device, progress) if choose else dict.fromkeys(calls, 1.0)
-    return {
-        history: BucketedProgram(
-            executables,
-            {bucket: times[history, bucket] for bucket in buckets},
-            any_batch=any_batch,
-            by_history=parts[history].histories > 1,
+    compilers, executables, calls = {}, {}, {}
+    for key, bucket in progress(jobs, len(jobs), "program"):
+        images = bucket if measure else 1
+        example = _converted(segments[key].example(images, generator), device, precision)
+        if key not in compilers:
+            compilers[key] = backend.convert(segments[key].module, *example)
+        executables[key, bucket] = compilers[key](*example)
+        calls[key, bucket] = functools.partial(executables[key, bucket], *example)
+    times = dict.fromkeys(calls, 1.0)
+    if measure:
+        samples = time_interleaved(
+            calls,
+            device,
+            rounds=ROUNDS,
+            warm_up=WARM_UP,
+            progress=progress,
+            label="timing of programs, round",
         )
-        for history, executables in made.items()
+        times = {job: statistics.median(milliseconds) for job, milliseconds in samples.items()}
+    return {
+        key: BucketedProgram(
+            {bucket: executables[key, bucket] for bucket in buckets},
+            {bucket: times[key, bucket] for bucket in buckets},
+            any_batch=any_batch,
+            by_history=segment.histories > 1,
+        )
+        for key, segment in segments.items()
     }
 
 
-def make_calls(
-    parts: Mapping[SegmentKey, Segment],
+def compile_segments(
+    segments: Mapping[SegmentKey, Segment],
     backend: Backend,
     *,
     device: torch.device,
     precision: torch.dtype,
     progress: Progress = silent,
 ) -> dict[SegmentKey, Executable]:
-    """Every part for any number of images, by a backend that makes such."""
-    calls = {}
-    for history in progress(list(parts), len(parts), "part"):
-        example = _placed(parts[history].example(2), device, precision)
-        calls[history] = backend.convert(parts[history].module, *example)(*example)
-    return calls
+    """Compile segments by a backend whose executables take any batch size."""
+    executables = {}
+    for key in progress(list(segments), len(segments), "segment"):
+        example = _converted(segments[key].example(2), device, precision)
+        executables[key] = backend.convert(segments[key].module, *example)(*example)
+    return executables
 
 
-def make_end(
-    end: SharedHead, backend: Backend, *, device: torch.device, precision: torch.dtype
+def compile_head(
+    head: SharedHead, backend: Backend, *, device: torch.device, precision: torch.dtype
 ) -> Executable:
-    """The same for what is behind all parts."""
-    row, which = torch.randn(2, end.numbers), torch.zeros(2, dtype=torch.long)
-    example = _placed((row, which), device, precision)
-    return backend.convert(end.module, *example)(*example)
+    """Compile the head behind all segments, for any batch size."""
+    rows, choices = torch.randn(2, head.numbers), torch.zeros(2, dtype=torch.long)
+    example = _converted((rows, choices), device, precision)
+    return backend.convert(head.module, *example)(*example)
 
 
-def _placed(example: tuple[Tensor, ...], device: torch.device, precision: torch.dtype) -> tuple[Tensor, ...]:
+def _converted(
+    example: tuple[Tensor, ...], device: torch.device, precision: torch.dtype
+) -> tuple[Tensor, ...]:
     return tuple(x.to(device, precision if x.is_floating_point() else x.dtype) for x in example)
-
-
-def _milliseconds(
-    calls: dict[Any, Callable[[], object]], device: torch.device, progress: Progress
-) -> dict[Any, float]:
-    """Return the median time of each."""
-    label = "timing of programs, round"
-    samples = time_interleaved(calls, device, rounds=ROUNDS, warm_up=WARM_UP, progress=progress, label=label)
-    return {job: statistics.median(times) for job, times in samples.items()}
