@@ -1,4 +1,4 @@
-"""What every part of a route costs, in multiply-adds or in milliseconds: one table for losses and decisions.
+"""Cost tables: the cost of every segment, in multiply-adds or milliseconds, for losses and decisions.
 
 A route's cost is that of the prefix plus that of each segment, which depends on the gate's choice and on the
 choice before it. A differentiable cost is probabilities times this table.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from dsnet.cost import madds
 from dsnet.errors import DsnetError, shorten
@@ -32,13 +32,11 @@ class CostTable:
     unit: Unit
     prefix: float
     segments: tuple[tuple[tuple[float, ...], ...], ...]
-    network: str = ""  # whose it is; empty: of any network with these choices
+    network: str = ""  # its name; empty: any network with these choices
 
     def __post_init__(self) -> None:
-        if self.unit not in get_args(Unit):
-            raise DsnetError(
-                f"unknown unit of cost {shorten(self.unit)}; possible: {', '.join(get_args(Unit))}"
-            )
+        if self.unit not in ("madds", "ms"):
+            raise DsnetError(f"unknown unit of cost {shorten(self.unit)}; possible: madds, ms")
         before = 1
         for number, gate in enumerate(self.segments):
             sizes = {len(row) for row in gate}
@@ -55,7 +53,7 @@ class CostTable:
 
     @classmethod
     def of_model(cls, model: Supernet, image_size: int | tuple[int, int] | None = None) -> CostTable:
-        """Multiply-adds by arithmetic, gates included (the paper's convention)."""
+        """Count multiply-adds by arithmetic, gates included (the paper's convention)."""
         costs = segment_costs(model, model.input_spec.shape(image_size))
         sizes = model.choices
         segments = [
@@ -75,22 +73,18 @@ class CostTable:
         return table
 
     def segment(self, gate: int, previous: int | None, choice: int) -> float:
-        """Cost of what runs behind a gate's choice, up to the next gate or the end."""
+        """Return the cost of the segment after a gate's choice, up to the next gate or the logits."""
         return self.segments[gate][previous or 0][choice]
 
     def of(self, choices: tuple[int, ...]) -> float:
-        """Cost of a whole route."""
-        total, previous = self.prefix, 0
-        for gate, choice in enumerate(choices):
-            total += self.segments[gate][previous][choice]
-            previous = choice
-        return total
+        """Return the cost of a whole route."""
+        steps = enumerate(zip((0, *choices), choices, strict=False))
+        return sum((self.segments[gate][before][choice] for gate, (before, choice) in steps), self.prefix)
 
     def of_several(self, routes: Iterable[tuple[int, ...]]) -> float:
-        """Cost of running several routes on one image, what they share counted once."""
-        ran = {choices[:gates] for choices in routes for gates in range(1, len(choices) + 1)}
-        parts = ((h, h[-2] if len(h) > 1 else None) for h in sorted(ran))
-        return self.prefix + sum(self.segment(len(h) - 1, previous, h[-1]) for h, previous in parts)
+        """Return the cost of running several routes on one image, shared segments counted once."""
+        ran = sorted({choices[:gates] for choices in routes for gates in range(1, len(choices) + 1)})
+        return self.prefix + sum(self.segment(len(h) - 1, h[-2] if len(h) > 1 else None, h[-1]) for h in ran)
 
     def penalties(
         self,
@@ -117,10 +111,10 @@ class CostTable:
             raise DsnetError(f"the weight of cost must be finite, not {weight}")
         if previous is None:
             previous = [range(len(rows)) for rows in self.segments]
-        price = weight / self.largest
+        scale = weight / self.largest
         return tuple(
-            tuple(tuple(price * self.segment(gate, before, choice) for choice in own) for before in rows)
-            for gate, (rows, own) in enumerate(zip(previous, choices, strict=True))
+            tuple(tuple(scale * self.segment(gate, before, choice) for choice in options) for before in rows)
+            for gate, (rows, options) in enumerate(zip(previous, choices, strict=True))
         )
 
     @property
@@ -129,9 +123,8 @@ class CostTable:
         return self.of(tuple(len(gate[0]) - 1 for gate in self.segments))
 
     def fits(self, model: Routable[Any]) -> bool:
-        """Whether it is this network's and has a cost for every choice."""
+        """Return whether the table is for this network and has a cost for every choice."""
         if self.network not in ("", model.name):
             return False
-        sizes = model.choices
-        before = [1, *sizes[:-1]]
-        return [(len(gate), len(gate[0])) for gate in self.segments] == list(zip(before, sizes, strict=True))
+        sizes = [(len(gate), len(gate[0])) for gate in self.segments]
+        return sizes == list(zip((1, *model.choices[:-1]), model.choices, strict=True))

@@ -118,20 +118,15 @@ class Router:
         Raises:
             DsnetError: If no router is registered under its kind, or the data is damaged.
         """
-        try:
-            policy_class(data["kind"])
-            if "class" in data:  # a subclass of an earlier version, with a meaning of its own
-                raise DsnetError(
-                    f"this {shorten(data['kind'])} was written by the class {shorten(data['class'])}, which "
-                    "an earlier version allowed; register its policy by register_router and calibrate again"
-                )
-            costs = data["costs"]
-            table = CostTable(
-                unit=costs["unit"],
-                prefix=costs["prefix"],
-                segments=tuple(tuple(tuple(row) for row in gate) for gate in costs["segments"]),
-                network=costs.get("network", ""),
+        policy_class(data["kind"])
+        if "class" in data:  # a subclass of an earlier version, with a meaning of its own
+            raise DsnetError(
+                f"this {shorten(data['kind'])} was written by the class {shorten(data['class'])}, which "
+                "an earlier version allowed; register its policy by register_router and calibrate again"
             )
+        try:
+            costs = data["costs"]
+            segments = tuple(tuple(tuple(row) for row in gate) for gate in costs["segments"])
             curve = tuple(
                 OperatingPoint(
                     cost=cost,
@@ -142,10 +137,8 @@ class Router:
                 )
                 for cost, accuracy, parameters, routes, counts in data["curve"]
             )
-            return cls(kind=data["kind"], costs=table, curve=curve)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, DsnetError):
-                raise
+            return cls(kind=data["kind"], costs=CostTable(**{**costs, "segments": segments}), curve=curve)
+        except (KeyError, TypeError, AttributeError) as error:
             raise DsnetError(f"the router is damaged ({error!r})") from error
 
 

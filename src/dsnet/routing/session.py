@@ -1,4 +1,4 @@
-"""A routed network in use: what has history is kept here, never on the network or the router."""
+"""Sessions: what a routed network has run. All state is here, none on the network or the router."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,36 +17,20 @@ from dsnet.routing.router import Routed, format_cost, parse_budget
 
 __all__ = ["Drift", "Session"]
 
-ENOUGH = 100  # images, before anything is said of drift
-SURE = 1e-4  # chance of such a difference where nothing has changed
-FAR = 0.05  # share of images that must have changed route for it to matter
+MIN_IMAGES = 100  # below, nothing is said of drift
+SIGNIFICANCE = 1e-4  # probability of such a difference where nothing has changed
+MIN_DISTANCE = 0.05  # share of images that must have changed route for it to matter
 
 
-@runtime_checkable
-class Planned(Protocol):
-    """A routed network made ready for a device, as `dsnet.runtime.Plan`."""
+class RoutedPlan(Protocol):
+    """A plan of a routed network, as `dsnet.runtime.Plan`, which this package does not import."""
 
     @property
     def routed(self) -> Routed | None:
-        """Its parts with a router; none: its gates decide by themselves."""
+        """Its network with a router; None if it has no router."""
 
     def run(self, x: Tensor) -> RoutedOutput:
-        """Logits, and the number of the route that gave each."""
-
-
-def _routed_of(plan: object) -> Routed:
-    """What a session counts, of a plan."""
-    if not isinstance(plan, Planned):
-        raise DsnetError(
-            "a session runs a Routed network (`dsnet.load(RUN).routed(budget)`) or a plan of one, "
-            f"not a {type(plan).__name__}"
-        )
-    if plan.routed is None:
-        raise DsnetError(
-            "this plan has no router, so a session has no costs to count; compile what "
-            "dsnet.load(RUN).routed(budget) gives, after `dsnet calibrate RUN`"
-        )
-    return plan.routed
+        """Return logits, and the number of the route that gave each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +38,13 @@ class Drift:
     """How the routes of the last images differ from those of the calibration images."""
 
     images: int
-    distance: float  # share of images at another route than was expected
-    chance: float  # of a difference as large where nothing has changed
+    distance: float  # share of images at another route than expected
+    chance: float  # probability of a difference as large where nothing has changed
 
     @property
     def drifted(self) -> bool:
         """Whether images are no longer like those that the budget was calibrated on."""
-        return self.images >= ENOUGH and self.chance < SURE and self.distance > FAR
+        return self.images >= MIN_IMAGES and self.chance < SIGNIFICANCE and self.distance > MIN_DISTANCE
 
     def __str__(self) -> str:
         if not self.drifted:
@@ -72,66 +56,80 @@ class Drift:
 
 
 class Session:
-    """Counts routes and costs of a routed network, watches them drift and, if told so, caps their mean cost.
+    """Run a routed network; count its routes and costs, detect drift and, optionally, cap the mean cost.
 
     With a ``cap`` the mean cost of the last ``window`` images is never above it after a batch, whatever the
-    images: routes then depend on what came before. Threads may share a session. A plan made from a routed
-    network can be given in its place.
+    images: routes then depend on earlier images. Threads may share a session.
 
-    An image whose logits are not finite has no answer: it is counted in `failed`, its cost is paid, and it is
-    left out of `taken` and of drift. A batch with such images warns; ``output.finite`` says which they are.
+    An image whose logits are not finite has no answer: it is counted in `failed`, its cost is counted, and it
+    is left out of `route_counts` and of drift. A batch with such images warns; ``output.finite`` tells which.
+
+    Args:
+        routed: A routed network, or a plan of one.
+        window: Number of images that the cap and drift look back on.
+        cap: Maximum mean cost, as `parse_budget` takes it (default: none).
+
+    Raises:
+        DsnetError: If the window is not a positive number, the plan has no router, or the cap is below the
+            cost of the cheapest route.
     """
 
     def __init__(
-        self, routed: Routed | Planned, *, window: int = 1000, cap: float | str | None = None
+        self, routed: Routed | RoutedPlan, *, window: int = 1000, cap: float | str | None = None
     ) -> None:
         if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 2**31:
             raise DsnetError(f"a window is a number of images, at least 1, not {window!r}")
-        found = routed if isinstance(routed, Routed) else _routed_of(routed)
-        self.routed, self.window, self._run = found, window, routed.run
-        costs = found.router.costs
-        self.cap = None if cap is None else parse_budget(cap, costs)
-        least = found.policy.min_cost(found.model)
-        if self.cap is not None and self.cap < least:
-            unit = costs.unit
+        network = routed if isinstance(routed, Routed) else getattr(routed, "routed", routed)
+        if not isinstance(network, Routed):
+            given = "a plan without a router" if network is None else f"a {type(routed).__name__}"
             raise DsnetError(
-                f"a cap of {format_cost(self.cap, unit)} cannot be kept: an image costs at least "
-                f"{format_cost(least, unit)}"
+                "a session runs a Routed network (`dsnet.load(RUN).routed(budget)`, after `dsnet calibrate "
+                f"RUN`) or a plan of one, not {given}"
+            )
+        self.routed, self.window, self._run = network, window, routed.run
+        costs = network.router.costs
+        self.cap = None if cap is None else parse_budget(cap, costs)
+        lowest = network.policy.min_cost(network.model)
+        if self.cap is not None and self.cap < lowest:
+            raise DsnetError(
+                f"a cap of {format_cost(self.cap, costs.unit)} cannot be kept: an image costs at least "
+                f"{format_cost(lowest, costs.unit)}"
             )
         self._lock = threading.Lock()
         self._recent: deque[tuple[int | None, float]] = deque(maxlen=window)  # (route that answered, cost)
-        self._taken: Counter[int] = Counter()
-        self._spent = 0.0
+        self._route_counts: Counter[int] = Counter()
+        self._total_cost = 0.0
         self._failed = 0
 
     def __call__(self, x: Tensor) -> RoutedOutput:
-        """Runs a batch: logits, and the number of the route that gave each."""
+        """Run a batch [B, C, H, W]; return logits, and the number of the route that gave each."""
         if self.cap is None:
             output = self._run(x)
             with self._lock:
-                self._note(output)
+                self._count(output)
             return output
-        with self._lock:  # what one batch may cost depends on all before it
+        with self._lock:  # what a batch may cost depends on all before it
             parts = []
             for part in torch.split(x, self.window) if len(x) else (x,):
-                parts.append(self.routed.policy(self.routed.model, part, self._allowance(len(part))))
-                self._note(parts[-1])
+                parts.append(
+                    self.routed.policy(self.routed.model, part, self._allowance(self.cap, len(part)))
+                )
+                self._count(parts[-1])
         return RoutedOutput(torch.cat([p.logits for p in parts]), torch.cat([p.routes for p in parts]))
 
-    def _allowance(self, images: int) -> float:
-        assert self.cap is not None
+    def _allowance(self, cap: float, images: int) -> float:
+        """Return what the next images may cost together."""
         counted = min(len(self._recent) + images, self.window)
-        old = list(self._recent)[len(self._recent) - (counted - images) :]
-        return self.cap * counted - sum(cost for _, cost in old)
+        earlier = list(self._recent)[len(self._recent) - (counted - images) :]
+        return cap * counted - sum(cost for _, cost in earlier)
 
-    def _note(self, output: RoutedOutput) -> None:
+    def _count(self, output: RoutedOutput) -> None:
         routes, finite = output.routes.tolist(), output.finite.tolist()
-        prices = {route: self.routed.cost(route) for route in set(routes)}
+        costs = {route: self.routed.cost(route) for route in set(routes)}
         for route, answered in zip(routes, finite, strict=True):
-            self._recent.append((route if answered else None, prices[route]))
-            self._spent += prices[route]
-            if answered:
-                self._taken[route] += 1
+            self._recent.append((route if answered else None, costs[route]))
+            self._total_cost += costs[route]
+            self._route_counts[route] += answered
         failed = finite.count(False)
         self._failed += failed
         if failed:
@@ -142,39 +140,41 @@ class Session:
                 stacklevel=3,
             )
 
-    # --- what has been seen ----------------------------------------------------------------------------
     @property
     def images(self) -> int:
-        """How many images there have been, those without an answer among them."""
-        return sum(self._taken.values()) + self._failed
+        """Number of all images, including those without an answer."""
+        return sum(self._route_counts.values()) + self._failed
 
     @property
     def failed(self) -> int:
-        """How many images had no answer, because their logits were not finite."""
+        """Number of images without an answer, because their logits were not finite."""
         return self._failed
 
     @property
     def route_counts(self) -> dict[int, int]:
-        """Route → images that it answered, of all."""
-        return dict(sorted(self._taken.items()))
+        """Number of images by the route that answered them."""
+        return {route: count for route, count in sorted(self._route_counts.items()) if count}
 
     @property
     def mean_cost(self) -> float:
-        """Of all images."""
-        return self._spent / max(self.images, 1)
+        """Mean cost of all images."""
+        return self._total_cost / max(self.images, 1)
 
     @property
     def recent_cost(self) -> float:
-        """Of the last window."""
+        """Mean cost of the last ``window`` images."""
         with self._lock:
             return sum(cost for _, cost in self._recent) / max(len(self._recent), 1)
 
     def drift(self) -> Drift | None:
-        """The last window against the calibration images.
+        """Compare the last ``window`` images with the calibration images.
 
-        None where nothing says what to expect: without a budget, or with a cap, which changes routes itself.
+        None if nothing says what to expect: without a budget, or with a cap, which changes routes itself.
         """
-        expected = {} if self.cap is not None else self._expected()
+        budget = self.routed.budget
+        if budget is None or self.cap is not None:
+            return None
+        expected = dict(self.routed.router.point(float(budget)).route_counts)
         if not expected:
             return None
         with self._lock:
@@ -192,12 +192,8 @@ class Session:
         chance = float(torch.special.gammaincc(degrees, statistic / 2))
         return Drift(images=int(n), distance=distance, chance=chance)
 
-    def _expected(self) -> dict[int, int]:
-        budget = self.routed.budget
-        return {} if budget is None else dict(self.routed.router.point(float(budget)).route_counts)
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain data (JSON types), for logs."""
+        """Return plain data (JSON types), for logs."""
         drift = self.drift()
         return {
             "images": self.images,
