@@ -1,14 +1,16 @@
 """Settings as nested frozen dataclasses: from plain data and ``key=value``, with errors that name the key.
 
-Unknown keys and values of the wrong kind are errors that say what is possible. A key is a path
-(``optim.lr``); where only one group has a field of that name the path may be left out (``lr``).
+Unknown keys and values of a wrong type are errors that list what is possible. A key is a path (``optim.lr``);
+where only one group has a field of that name the path may be left out (``lr``).
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import math
+import operator
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -20,9 +22,18 @@ __all__ = ["check_kind", "from_plain", "keys_of", "override", "parse_assignments
 
 T = TypeVar("T")
 
+UNIONS = (Union, types.UnionType)
+DESCRIPTIONS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "none",
+}
+
 
 def to_plain(settings: Any) -> dict[str, Any]:  # noqa: ANN401  (a dataclass)
-    """Settings as JSON types."""
+    """Return settings as plain data (JSON types)."""
     plain: dict[str, Any] = {}
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -36,7 +47,7 @@ def to_plain(settings: Any) -> dict[str, Any]:  # noqa: ANN401  (a dataclass)
 
 
 def from_plain(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
-    """Settings from what `to_plain` gave; fields left out keep their defaults."""
+    """Return the settings that `to_plain` wrote; missing fields get their defaults."""
     known = _types(cls)
     for key in data:
         if key not in known:
@@ -49,15 +60,15 @@ def from_plain(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
     return cls(**values)
 
 
-def check_kind(data: Mapping[str, Any], own: type[Any], other: type[Any], told: str) -> None:
-    """Raises, with what is ``told``, where plain data has keys that only settings of class ``other`` have."""
-    strange = set(data) - set(_types(own))
-    if strange and strange <= set(_types(other)):
-        raise DsnetError(told)
+def check_kind(data: Mapping[str, Any], expected: type[Any], other: type[Any], message: str) -> None:
+    """Raise a `DsnetError` if plain data has keys that settings of class ``other`` have, not ``expected``."""
+    unknown = set(data) - set(_types(expected))
+    if unknown and unknown <= set(_types(other)):
+        raise DsnetError(message)
 
 
 def keys_of(cls: type[Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """All keys with their types, groups taken apart."""
+    """Yield the keys of all settings with their types."""
     for name, kind in _types(cls).items():
         if is_dataclass(kind):
             yield from keys_of(kind, f"{path}{name}.")  # type: ignore[arg-type]
@@ -66,7 +77,11 @@ def keys_of(cls: type[Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """``["optim.lr=0.1", "model=ds_mbnet"]`` → keys and values."""
+    """Parse assignments.
+
+    >>> parse_assignments(["optim.lr=0.1", "model=ds_mbnet", "start=none"])
+    {'optim.lr': 0.1, 'model': 'ds_mbnet', 'start': None}
+    """
     parsed: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -83,31 +98,27 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def override(settings: T, changes: Mapping[str, Any]) -> T:
-    """The settings with some keys changed."""
+    """Return the settings with some keys changed."""
     known = dict(keys_of(type(settings)))
-    resolved = {_resolve(key, known): value for key, value in changes.items()}
     data = to_plain(settings)
-    for key, value in resolved.items():
-        *groups, name = key.split(".")
-        place = data
-        for group in groups:
-            place = place[group]
-        place[name] = value
+    for key, value in changes.items():
+        *groups, name = _resolve(key, known).split(".")
+        functools.reduce(operator.getitem, groups, data)[name] = value
     return from_plain(type(settings), data)
 
 
 def _resolve(key: str, known: Mapping[str, Any]) -> str:
-    """The full path of a key; keys of a mapping (``options.norm``) pass."""
+    """Return the full path of a key; keys of a mapping (``options.norm``) are not checked."""
     if key in known:
         return key
     group = key.rpartition(".")[0]
     if group in known and _is_mapping(known[group]):
         return key
-    found = [path for path in known if path.rpartition(".")[2] == key]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise DsnetError(f"{key} is not clear: {' or '.join(found)}?")
+    paths = [path for path in known if path.rpartition(".")[2] == key]
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        raise DsnetError(f"{key} is ambiguous: {' or '.join(paths)}?")
     raise DsnetError(_unknown(key, list(known)))
 
 
@@ -143,17 +154,19 @@ def _convert(kind: Any, value: Any, path: str) -> Any:  # noqa: ANN401  (types a
             )
         return from_plain(kind, value, f"{path}.")
     _check_numbers(value, path)
-    if tuple[str, ...] in _members(kind):
+    members = get_args(kind) if get_origin(kind) in UNIONS else (kind,)
+    if tuple[str, ...] in members:
         value = _texts(value)
-    if _fits(kind, value):
-        return _tuples(value)
-    if _fits_float(kind, value):
+    if not _fits(kind, value):
+        raise DsnetError(f"{path} must be {_describe(kind)}, not {shorten(value)}")
+    others = [member for member in members if member is not float]
+    if float in members and isinstance(value, int) and not any(_fits(member, value) for member in others):
         return float(value)
-    raise DsnetError(f"{path} must be {_describe(kind)}, not {shorten(value)}")
+    return _tuples(value)
 
 
 def _check_numbers(value: Any, path: str) -> None:  # noqa: ANN401
-    """Raises where a number, or one in a list, is not finite or beyond what tensors hold."""
+    """Raise if a number, or one in a list, is not finite or too large for a tensor."""
     if isinstance(value, list | tuple):
         for item in value:
             _check_numbers(item, path)
@@ -164,12 +177,12 @@ def _check_numbers(value: Any, path: str) -> None:  # noqa: ANN401
 
 
 def _tuples(value: Any) -> Any:  # noqa: ANN401
-    """Lists, as JSON has them, and lists in them as tuples."""
+    """Return nested lists as tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _texts(value: Any) -> Any:  # noqa: ANN401
-    """A list of texts as people write one: with commas, and some may look like numbers."""
+    """Return a list of texts from one text with commas, or from a list in which some look like numbers."""
     if isinstance(value, str):
         return tuple(text.strip() for text in value.split(",") if text.strip())
     some = value if isinstance(value, list | tuple) else (value,)
@@ -178,55 +191,31 @@ def _texts(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _members(kind: Any) -> tuple[Any, ...]:  # noqa: ANN401  (a type)
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
 def _fits(kind: Any, value: Any) -> bool:  # noqa: ANN401
-    for member in _members(kind):
-        origin = get_origin(member)
-        if origin is Literal:
-            if value in get_args(member) and not isinstance(value, bool):
-                return True
-        elif origin is tuple:
-            if not isinstance(value, list | tuple):
-                continue
-            inner = get_args(member)
-            if inner[-1] is Ellipsis:
-                inner = inner[:1] * len(value)
-            fits = len(value) == len(inner)
-            if fits and all(_fits(k, v) or _fits_float(k, v) for k, v in zip(inner, value, strict=True)):
-                return True
-        elif _is_mapping(member):
-            if isinstance(value, Mapping):
-                return True
-        elif member is type(None):
-            if value is None:
-                return True
-        elif isinstance(value, member) and (member is bool or not isinstance(value, bool)):
-            return True
-    return False
-
-
-def _fits_float(kind: Any, value: Any) -> bool:  # noqa: ANN401
-    return float in _members(kind) and isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value has a type; lists count as tuples, whole numbers as floats."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in UNIONS:
+        return any(_fits(member, value) for member in args)
+    if origin is Literal:
+        return value in args and not isinstance(value, bool)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        items = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return len(value) == len(items) and all(map(_fits, items, value))
+    if _is_mapping(kind):
+        return isinstance(value, Mapping)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def _describe(kind: Any) -> str:  # noqa: ANN401
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        type(None): "none",
-    }
-    described = []
-    for member in _members(kind):
-        if get_origin(member) is Literal:
-            described += [str(option) for option in get_args(member)]
-        elif get_origin(member) is tuple:
-            inner = ["…" if kind is Ellipsis else _describe(kind) for kind in get_args(member)]
-            described.append(f"({', '.join(inner)})")
-        else:
-            described.append(names.get(member, "a mapping of keys to values"))
-    return " or ".join(described)
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in UNIONS:
+        return " or ".join(map(_describe, args))
+    if origin is Literal:
+        return " or ".join(map(str, args))
+    if origin is tuple:
+        return f"({', '.join('…' if item is Ellipsis else _describe(item) for item in args)})"
+    return DESCRIPTIONS.get(kind, "a mapping of keys to values")

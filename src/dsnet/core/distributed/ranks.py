@@ -31,7 +31,6 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
-    local: int = 0  # among those of this machine
     link: Link | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -125,7 +124,7 @@ def joined(
             timeout=limit,
             device_id=device if cuda else None,
         )
-        yield Ranks(rank=launch.rank, world=launch.world, local=launch.local, link=link)
+        yield Ranks(rank=launch.rank, world=launch.world, link=link)
         sound = True
     except LostContactError as error:
         raise link.blame(error) from error
