@@ -26,11 +26,11 @@ from dsnet.training.stage2.api import calibrate_run
 
 __all__ = ["run"]
 
-FEW = 200  # images: a percent of the images is two of them
+FEW_IMAGES = 200  # below, a percent of the images is one or two of them
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calibrates, saves, and shows what a budget comes to."""
+    """Calibrate, save, and print costs and accuracies at budgets."""
     if args.target_ms is not None and args.latency_table is None:
         raise DsnetError(
             "--target-ms needs --latency-table FILE: `dsnet profile RUN --out FILE` measures one here"
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise DsnetError(f"the gates of {run_text(args)} are not trained; run `dsnet gate {args.run}` first")
     target = args.target_madds if args.target_ms is None else args.target_ms
     set_threads(args, pick_device(args.device), lambda: forward_work(build_network(saved), None), batch=256)
-    done = calibrate_run(
+    calibrated = calibrate_run(
         args.run,
         name=args.name,
         latency=args.latency_table,
@@ -57,50 +57,52 @@ def run(args: argparse.Namespace) -> int:
         progress=progress,
     )
     update_run_page(args.run)
-    made, outputs, costs = done.calibration, done.outputs, done.calibration.costs
+    calibration, outputs, costs = calibrated.calibration, calibrated.outputs, calibrated.calibration.costs
     budget = None if target is None else parse_budget(target, costs)
-    budgets = [budget] if budget else _budgets(made, args.router)
-    rows = [_row(made, outputs, b, args.router) for b in budgets]
-    said = compare(outputs, made, budgets, images="held-out images").verdict
+    low, high = calibration.budget_range(args.router)
+    budgets = [budget] if budget else [low + share / 8 * (high - low) for share in range(9)]
+    rows = [_row(calibration, outputs, b, args.router) for b in budgets]
+    verdict = compare(outputs, calibration, budgets, images="held-out images").verdict
     if args.json:
         print_json(
             {
-                "images": made.images,
-                "digest": made.digest,
+                "images": calibration.images,
+                "digest": calibration.digest,
                 "unit": costs.unit,
-                "verdict": None if said is None else said.to_dict(),
+                "verdict": None if verdict is None else verdict.to_dict(),
                 "budgets": rows,
             }
         )
         return 0
-    print(f"{done.run.model.spec.name}, {made.images} held-out images")
-    if done.latency is not None:
-        print(f"milliseconds of {done.latency.ran}, batch {done.latency.batches[0]}")
+    print(f"{calibrated.run.model.spec.name}, {calibration.images} held-out images")
+    if calibrated.latency is not None:
+        print(f"milliseconds of {calibrated.latency.ran}, batch {calibrated.latency.batches[0]}")
     print()
     print(_table(rows, costs))
-    if made.images < FEW:
+    if calibration.images < FEW_IMAGES:
         print(
-            f"\nwarning: {made.images} images are few: what a budget comes to on others may be far from this."
+            f"\nwarning: {calibration.images} images are few: on others a budget may give another mean cost."
         )
-    if said is not None:
-        print(f"\n{said}\nBoth were chosen on these images; `dsnet evaluate --routed` judges them on others.")
+    if verdict is not None:
+        print(f"\n{verdict}")
+        print("Both were chosen on these images; `dsnet evaluate --routed` judges them on others.")
     if not gated:
         print(f"\nNo gate: the gates are not trained (`dsnet gate {args.run}`).")
     if budget is not None:
-        _advise(made, rows[0], args.router)
-    print(f"\nSaved in {args.run / done.name}. Next: dsnet evaluate {run_text(args)} --routed")
+        _advise(calibration, rows[0], args.router)
+    print(f"\nSaved in {args.run / calibrated.name}. Next: dsnet evaluate {run_text(args)} --routed")
     return 0
 
 
-def _advise(made: Calibration, row: dict[str, Any], router: str) -> None:
-    """Which router it is and by how much; and what would be cheaper and no worse."""
-    unit = made.costs.unit
+def _advise(calibration: Calibration, row: dict[str, Any], router: str) -> None:
+    """Print the chosen router and its gain, and a cheaper setting that is as accurate."""
+    unit = calibration.costs.unit
     if row["gain"] is not None:
         chosen = f"the {row['router']}"
         if row["router"] == "single":
             chosen = f"route {row['setting']['routes'][0]} for all images"
         print(f"\nTaken: {chosen}, {100 * row['gain']:.2f} points above the next best router.")
-    kinds = [r for kind, r in made.routers.items() if router in ("auto", kind)]
+    kinds = [r for kind, r in calibration.routers.items() if router in ("auto", kind)]
     as_good = [
         p for r in kinds for p in r.curve if p.accuracy >= row["accuracy"] and p.cost < 0.95 * row["cost"]
     ]
@@ -109,28 +111,23 @@ def _advise(made: Calibration, row: dict[str, Any], router: str) -> None:
         print(f"\n{format_cost(least.cost, unit)} would do: {100 * least.accuracy:.2f} % on the same images.")
 
 
-def _budgets(made: Calibration, router: str) -> list[float]:
-    low, high = made.budget_range(router)
-    return [low + share / 8 * (high - low) for share in range(9)]
-
-
-def _row(made: Calibration, outputs: RouteOutputs, budget: float, router: str) -> dict[str, Any]:
-    """What a budget comes to on the calibration images."""
-    pick = made.pick(budget)
+def _row(calibration: Calibration, outputs: RouteOutputs, budget: float, router: str) -> dict[str, Any]:
+    """Return cost and accuracy at a budget, on the calibration images."""
+    pick = calibration.pick(budget)
     kind = pick.kind if router == "auto" else router
-    policy = made.router(kind, budget).policy(budget)
-    seen = simulate(policy, outputs)
-    mix = interpolate(static_points(outputs, made.costs), seen.cost)
-    known = {k: r.point(budget).accuracy for k, r in made.routers.items() if r.keeps(budget)}
+    policy = calibration.router(kind, budget).policy(budget)
+    simulation = simulate(policy, outputs)
+    mix = interpolate(static_points(outputs, calibration.costs), simulation.cost)
+    accuracies = {k: r.point(budget).accuracy for k, r in calibration.routers.items() if r.keeps(budget)}
     return {
         "target": budget,
-        "cost": seen.cost,
-        "cost_error": seen.cost_error,
+        "cost": simulation.cost,
+        "cost_error": simulation.cost_error,
         "router": kind,
         "gain": pick.gain if router == "auto" else None,
-        "accuracy": seen.accuracy,
+        "accuracy": simulation.accuracy,
         "static_mix": mix,
-        "accuracies": known,
+        "accuracies": accuracies,
         "setting": {k: v for k, v in asdict(policy).items() if k != "costs"},
     }
 

@@ -1,4 +1,4 @@
-"""What is left to do with an error that nobody foresaw: one line, and the traceback in a file."""
+"""The report of an unexpected error: one line, and the traceback in a file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ INTERNAL = 70  # exit status of an error in dsnet itself (EX_SOFTWARE of sysexit
 
 
 def report_internal(error: Exception) -> int:
-    """Prints one line on stderr that names the file with the traceback; the exit status."""
-    what = type(error).__name__
-    message = " ".join(str(error).split())
-    if message:
-        what += f": {printable(message, 300)}"
+    """Print one line on stderr that names the file with the traceback; return the exit status."""
+    summary = f"{type(error).__name__}: {printable(' '.join(str(error).split()), 300)}".rstrip(": ")
     try:
-        where = f"the traceback is in {_save(error)}; please report it with that file"
+        saved = f"the traceback is in {_save(error)}; please report it with that file"
     except OSError as failed:
-        where = f"the traceback could not be saved ({failed.strerror})"
+        saved = f"the traceback could not be saved ({failed.strerror})"
         traceback.print_exception(error)
-    print(f"dsnet: unexpected error, {what}; {where}", file=sys.stderr)
+    print(f"dsnet: unexpected error, {summary}; {saved}", file=sys.stderr)
     return INTERNAL
 
 
 def _save(error: Exception) -> str:
-    """Writes the traceback into a new file that only this user can read."""
+    """Write the traceback to a new file that only this user can read, and return its path."""
     handle, path = tempfile.mkstemp(prefix="dsnet-traceback-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"dsnet {dsnet.__version__}, Python {platform.python_version()}, {platform.platform()}\n")

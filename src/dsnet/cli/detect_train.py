@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from pathlib import Path
 
+from dsnet.cli.output import print_json
 from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.train import set_training_threads, settings_text, stop_status
 from dsnet.core.device import pick_device
@@ -32,57 +32,51 @@ EXAMPLES = 6  # images on the page of a run
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, or shows what would be trained."""
+    """Train, or show what would be trained."""
     config = resolve_recipe(args.recipe, args.set, args.data, DetectionConfig)
     if args.dry_run:
-        print(
-            json.dumps(to_plain(config), indent=2)
-            if args.json
-            else f"{settings_text(config)}\n\n{_ahead(config)}"
-        )
+        if args.json:
+            print_json(to_plain(config))
+        else:
+            print(f"{settings_text(config)}\n\n{_dry_run_text(config)}")
         return 0
     stem = Path(args.recipe).resolve().parent.name if args.recipe.endswith(".json") else args.recipe
     folder = args.out or Path("runs") / stem
     callback = TrainingProgress(epochs=config.optim.epochs, quiet=args.json)
     set_training_threads(args, folder, config, announce=not args.json)
     outcome = train_detector(config, folder, resume=args.resume, callback=callback, said=callback.notice)
+    status = outcome.status
+    if not outcome.done and not status.finished:
+        return stop_status(status, folder)
     if not outcome.done:
-        return _stopped(outcome)
+        print(
+            f"Stopped after training, all {status.steps} steps: the trained weights are saved in {folder}; "
+            "statistics, results and gate are missing. The same command and --resume makes them, without "
+            "training again.",
+            file=sys.stderr,
+        )
+        return 128 + (status.signal or signal.SIGINT)
     report = folder / "report.html"
     if outcome.train is None:
-        print(f"{folder} is finished: all {outcome.status.steps} steps, figures and gate", file=sys.stderr)
+        print(f"{folder} is finished: all {status.steps} steps, results and gate", file=sys.stderr)
     else:
         _write_page(config, outcome, report)
     if args.json:
         print((folder / RESULTS).read_text(encoding="utf-8"), end="")
-    else:
-        print(f"\n{config.model} on {config.data.root}\n\n{detection_table(outcome.results)}\n")
-        if outcome.problems:
-            print(f"{plural(len(outcome.problems), 'problem')} with files: {folder / PROBLEMS}")
-        last = outcome.results[-1].route
-        at = "" if last is None or len(outcome.results) == 1 else f" --route {last}"
-        print(f"Detector: {folder}; find boxes with `dsnet detect predict {folder} IMAGE --draw found{at}`")
-        if report.is_file():
-            print(f"Report: {report}")
+        return 0
+    print(f"\n{config.model} on {config.data.root}\n\n{detection_table(outcome.results)}\n")
+    if outcome.problems:
+        print(f"{plural(len(outcome.problems), 'problem')} with files: {folder / PROBLEMS}")
+    last = outcome.results[-1].route
+    route = "" if last is None or len(outcome.results) == 1 else f" --route {last}"
+    print(f"Detector: {folder}; find boxes with `dsnet detect predict {folder} IMAGE --draw found{route}`")
+    if report.is_file():
+        print(f"Report: {report}")
     return 0
 
 
-def _stopped(outcome: DetectionOutcome) -> int:
-    """Print what is saved of a run that was stopped; return the exit status."""
-    status, folder = outcome.status, outcome.folder
-    if not status.finished:
-        return stop_status(status, folder)
-    print(
-        f"Stopped after training, all {status.steps} steps: the trained weights are saved in {folder}, "
-        "figures and gate are not made yet. The same command and --resume makes them, without training "
-        "again.",
-        file=sys.stderr,
-    )
-    return 128 + (status.signal or signal.SIGINT)
-
-
-def _ahead(config: DetectionConfig) -> str:
-    """What a run with these settings has before it, where the data is there."""
+def _dry_run_text(config: DetectionConfig) -> str:
+    """Describe the data and the steps of a run, if its data is there."""
     data = config.data
     try:
         train = read_splits(data.root, data.train, data.classes)
@@ -102,18 +96,13 @@ def _ahead(config: DetectionConfig) -> str:
 def _write_page(config: DetectionConfig, outcome: DetectionOutcome, path: Path) -> None:
     saved = load_detector(outcome.folder)
     saved.detector.to(pick_device(config.run.device))
-    route = outcome.results[-1].route
-    found = [
-        one
-        for one in detect_files(saved, outcome.tested[:EXAMPLES], route=route)
-        if isinstance(one, ImageDetections)
-    ]
+    examples = detect_files(saved, outcome.tested[:EXAMPLES], route=outcome.results[-1].route)
     text = detection_page(
         config.model,
         outcome.folder,
         outcome.classes,
         outcome.results,
-        found,
+        [example for example in examples if isinstance(example, ImageDetections)],
         train=outcome.train,
         test=outcome.test,
         problems=outcome.problems,

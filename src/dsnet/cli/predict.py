@@ -1,16 +1,16 @@
-"""``dsnet predict``: classes of image files, every image at its route."""
+"""``dsnet predict``: classes of image files, every image at its own route."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TextIO
 
 from dsnet.cli.output import writes_files
-from dsnet.cli.progress import progress
+from dsnet.cli.progress import CLEAR, progress
 from dsnet.cli.threads import set_threads_for
 from dsnet.data.find_images import find_images
 from dsnet.errors import DsnetError, printable
@@ -24,7 +24,7 @@ __all__ = ["run"]
 
 @writes_files("out")
 def run(args: argparse.Namespace) -> int:
-    """Predicts and prints; 1 where an image has no answer."""
+    """Predict and print; return 1 if an image has no prediction."""
     _check(args)
     paths = find_images(args.images)
     predictor = open_predictor(
@@ -40,29 +40,34 @@ def run(args: argparse.Namespace) -> int:
     set_threads_for(args, predictor.model, size, batch=min(args.batch, len(paths)))
     costs = predictor.policy.costs
     results: Iterator[Prediction | FailedImage] = predictor(paths, batch=args.batch, top=args.top)
-    if len(paths) > args.batch and not (args.json and sys.stdout.isatty()):  # lines there show how far it is
+    if len(paths) > args.batch and not (args.json and sys.stdout.isatty()):  # there, lines show the progress
         results = progress(results, len(paths), "image")
     rows: list[list[str]] = []
-    count, unread, unanswered, total = 0, 0, 0, 0.0
+    predicted, unread, unanswered, total_cost = 0, 0, 0, 0.0
     try:
-        with _lines(args) as lines:
+        with _json_lines(args) as lines:
             for result in results:
                 if isinstance(result, Prediction):
-                    count, total = count + 1, total + result.cost
+                    predicted, total_cost = predicted + 1, total_cost + result.cost
                     plain = result.to_dict(trace=args.trace)
                     if lines is None:
                         rows.append(_row(result, trace=args.trace))
                 else:
                     unread, unanswered = unread + (not result.readable), unanswered + result.readable
                     plain = result.to_dict()
-                    _complain(plain)
+                    clear = CLEAR if sys.stderr.isatty() else ""  # a progress line may be shown
+                    text = f"{clear}dsnet: {printable(plain['path'])} {plain['error']}"
+                    print(text, file=sys.stderr, flush=True)
                 if lines is not None:
                     print(json.dumps(plain, allow_nan=False), file=lines, flush=True)
-    finally:  # also of a run that was stopped
+    finally:  # also if the command is stopped
         if rows:
-            print(table(_header(costs, args), rows, left=("image", "class", "ran", "then")) + "\n")
+            unit = "MAdds" if costs.unit == "madds" else "ms"
+            header = ["image", "class", "probability", "route", *(["ran"] if args.trace else []), unit]
+            header += ["then"] if args.top > 1 else []
+            print(table(header, rows, left=("image", "class", "ran", "then")) + "\n")
     if not args.json:
-        print(_closing(count, unread, unanswered, total, costs))
+        print(_summary(predicted, unread, unanswered, total_cost, costs))
     return 1 if unread or unanswered else 0
 
 
@@ -74,26 +79,15 @@ def _check(args: argparse.Namespace) -> None:
     if args.force and args.out is None:
         raise DsnetError("--force is for --out: it replaces the file")
     if args.out is not None and args.out.exists() and not args.force:
-        raise DsnetError(f"{args.out} is there already; name another file, or replace it with --force")
+        raise DsnetError(f"{args.out} exists; name another file, or replace it with --force")
 
 
-def _lines(args: argparse.Namespace) -> AbstractContextManager[TextIO | None]:
-    """Where JSON lines go; none where a table is shown instead."""
+def _json_lines(args: argparse.Namespace) -> AbstractContextManager[TextIO | None]:
+    """Return the file that JSON lines are written to; None if a table is printed instead."""
     if args.out is not None:
         opened: TextIO = args.out.open("w" if args.force else "x", encoding="utf-8")
         return opened
     return nullcontext(sys.stdout if args.json else None)
-
-
-def _complain(error: Mapping[str, str]) -> None:
-    over = "\r\033[2K" if sys.stderr.isatty() else ""  # a progress line may stand there
-    print(f"{over}dsnet: {printable(error['path'])} {error['error']}", file=sys.stderr, flush=True)
-
-
-def _header(costs: CostTable, args: argparse.Namespace) -> list[str]:
-    unit = "MAdds" if costs.unit == "madds" else "ms"
-    header = ["image", "class", "probability", "route", *(["ran"] if args.trace else []), unit]
-    return header + (["then"] if args.top > 1 else [])
 
 
 def _row(result: Prediction, *, trace: bool) -> list[str]:
@@ -104,12 +98,12 @@ def _row(result: Prediction, *, trace: bool) -> list[str]:
     return [*row, cost, ", ".join(others)] if others else [*row, cost]
 
 
-def _closing(count: int, unread: int, unanswered: int, total: float, costs: CostTable) -> str:
-    said = f"{count} image{'s' * (count != 1)}"
-    if count:
-        mean = total / count
-        said += (
+def _summary(predicted: int, unread: int, unanswered: int, total_cost: float, costs: CostTable) -> str:
+    text = f"{predicted} image{'s' * (predicted != 1)}"
+    if predicted:
+        mean = total_cost / predicted
+        text += (
             f", {format_cost(mean, costs.unit)} on average, {mean / costs.largest:.0%} of the largest route"
         )
-    said += f"; {unread} could not be read" if unread else ""
-    return f"{said}; {unanswered} without an answer" if unanswered else said
+    text += f"; {unread} could not be read" if unread else ""
+    return text + (f"; {unanswered} without an answer" if unanswered else "")

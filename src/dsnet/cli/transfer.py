@@ -1,4 +1,4 @@
-"""``dsnet transfer``: a trained supernet for other data, routers included."""
+"""``dsnet transfer``: fine-tune a trained supernet and its gate on other data."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains the network, then its gate."""
+    """Fine-tune the network, then train its gate."""
     saved = checkpoint_of(args.run)
-    gated = saved.data.get("gate") is not None
-    if args.gate_transfer and not gated:
+    if args.gate_transfer and saved.data.get("gate") is None:
         raise DsnetError(f"{args.run} has no trained gate to begin with: `dsnet gate {args.run}` trains one")
-    config, wanted = _config(args, saved), _gate(args, saved)
+    config, gate = _config(args, saved), _gate_config(args, saved)
     folder: Path = args.out or args.run.with_name(f"{args.run.name}-{Path(args.data).name}")
     finished = args.resume and (folder / "final").is_file()
-    if finished and (wanted is None or (folder / "gated").is_file()):
-        print(_nothing_left(folder))
+    if finished and (folder / "gated").is_file():
+        print(f"{folder} is finished, its gate included: nothing is left to train.", end=" ")
+        print(f"Next: dsnet calibrate {folder}")
+        return 0
+    if finished and gate is None:
+        print(f"{folder} is finished: nothing is left to train. `dsnet gate {folder}` would train a gate.")
         return 0
     if not finished:
         inspect_dataset(config.data.name, config.data.root).check()
@@ -49,58 +52,49 @@ def run(args: argparse.Namespace) -> int:
         status = report_outcome(outcome, config, as_json=False)
         if status or not outcome.first:
             return status
-    return 0 if wanted is None else _train_gate(folder, wanted, config.run.device, resume=finished)
-
-
-def _gate(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
-    """The settings of the gate; none where none is to be trained."""
-    if args.no_gate or (saved.data.get("gate") is None and not args.gate_set):
-        return None
-    changes = {**gate_like(saved), **parse_assignments(args.gate_set)}
-    if args.gate_transfer:
-        changes["start"] = str(args.run)
-    config = override(GateConfig(), changes)
-    config.resolved(
-        build_network(saved)
-    )  # a space that the network does not have is refused before anything is trained
-    return config
-
-
-def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
-    kept = f"The network is finished and saved: {folder / 'final'}."
-    try:
-        found = train_gate(folder, config, device=device, resume=resume, callback=TrainingProgress())
-    except KeyboardInterrupt as stopped:  # what is kept in memory has no steps to stop after
-        print(
-            f"Stopped while the gate was trained. {kept} Train the gate with the same command and --resume.",
-            file=sys.stderr,
-        )
-        return stopped_status(stopped)
-    if not found.done:
-        print(kept, file=sys.stderr)
-    elif found.first:
-        update_run_page(folder)
-    return report_gates(found, as_json=False)
-
-
-def _nothing_left(folder: Path) -> str:
-    if (folder / "gated").is_file():
-        told = f"{folder} is finished, its gate included: nothing is left to train."
-        return f"{told} Next: dsnet calibrate {folder}"
-    return f"{folder} is finished: nothing is left to train. `dsnet gate {folder}` would train a gate."
+    return 0 if gate is None else _train_gate(folder, gate, config.run.device, resume=finished)
 
 
 def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:
-    """The run's own settings on other data."""
-    old, known = read_config(args.run), trained_on(saved, args.run)
-    given = parse_assignments(args.set)
+    """Return the run's settings for the other data."""
+    old = read_config(args.run)
+    changes = parse_assignments(args.set)
     options = {key: value for key, value in old.options.items() if key != "num_classes"}
-    data = replace(old.data, name=args.data, size=known["size"])
-    config = fine_tuning(replace(old, options=options, start=str(args.run), data=data), given)
-    if old.scheme.teacher is not None and config.scheme.teacher is None and "scheme.name" not in given:
+    data = replace(old.data, name=args.data, size=trained_on(saved, args.run)["size"])
+    config = fine_tuning(replace(old, options=options, start=str(args.run), data=data), changes)
+    if old.scheme.teacher is not None and config.scheme.teacher is None and "scheme.name" not in changes:
         print(
             f"The teacher {printable(old.scheme.teacher)} knows other classes: fine-tuning by scheme "
             f"{config.scheme.name}; --set scheme.name=ed --set scheme.teacher=RUN gives another teacher",
             file=sys.stderr,
         )
     return config
+
+
+def _gate_config(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | None:
+    """Return the settings of the gate; None if none is to be trained."""
+    if args.no_gate or (saved.data.get("gate") is None and not args.gate_set):
+        return None
+    changes = {**gate_like(saved), **parse_assignments(args.gate_set)}
+    if args.gate_transfer:
+        changes["start"] = str(args.run)
+    config = override(GateConfig(), changes)
+    config.resolved(build_network(saved))  # refuses a space that the network lacks before training starts
+    return config
+
+
+def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
+    saved = f"The network is finished and saved: {folder / 'final'}."
+    try:
+        outcome = train_gate(folder, config, device=device, resume=resume, callback=TrainingProgress())
+    except KeyboardInterrupt as stopped:  # gates trained from outputs in memory cannot resume
+        print(
+            f"Stopped while the gate was trained. {saved} Train the gate with the same command and --resume.",
+            file=sys.stderr,
+        )
+        return stopped_status(stopped)
+    if not outcome.done:
+        print(saved, file=sys.stderr)
+    elif outcome.first:
+        update_run_page(folder)
+    return report_gates(outcome, as_json=False)

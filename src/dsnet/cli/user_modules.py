@@ -1,4 +1,4 @@
-"""``--import MODULE``: modules of the user, which register models and recipes."""
+"""``--import MODULE``: modules of the user, which register models, backends and recipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["import_modules"]
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Imports modules by name; the current folder comes first in the search path."""
+    """Import modules by name; the current folder comes first in the search path."""
     if names and "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     for name in names:
@@ -43,7 +43,7 @@ def _import(name: str) -> None:
 
 
 def _failed(name: str, error: Exception) -> DsnetError:
-    """What the module raised, with the line of it, as far as it has one."""
+    """Return an error with the exception that the module raised, and its line if it has one."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return DsnetError(f"--import {name}: importing it failed: {type(error).__name__}: {error}{where}")
