@@ -259,7 +259,7 @@ def test_group_norms_need_no_statistics(tmp_path: Path, capsys: pytest.CaptureFi
     config = replace(SHORT, options={"norm": "group"})
     train(config, tmp_path)
     assert main(["recalibrate", str(tmp_path), "--device", "cpu"]) == 0
-    assert "nothing to make" in capsys.readouterr().out
+    assert "nothing to compute" in capsys.readouterr().out
 
 
 def test_a_joint_run_shows_what_its_gates_reach(tmp_path: Path) -> None:

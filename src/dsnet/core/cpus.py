@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: those it may run on, within the quota of its control group."""
+"""The number of CPUs that this process may use, by its affinity and its control group."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["available_cpus", "cgroup_quota"]
 
 
 def available_cpus() -> int:
-    """CPUs by affinity and, where it is less, by the cgroup's quota (rounded down, at least 1)."""
+    """Return the number of CPUs by affinity or, if lower, the cgroup's quota (rounded down, at least 1)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """CPUs that the control groups of this process grant, version 1 or 2; none without a limit."""
+    """Return the CPUs that the control groups of this process grant, version 1 or 2; None: no limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux, or no permission
@@ -34,7 +34,7 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def _folders(mount: Path, path: str) -> Iterator[Path]:
-    """The folders of a group and of those around it; a container may see the outermost alone."""
+    """Yield the folders of a group and of its parents; a container may see only the outermost one."""
     group = PurePosixPath(path.lstrip("/"))
     if ".." in group.parts:
         group = PurePosixPath()
@@ -60,7 +60,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """None for ``max`` and for -1, which are no limit."""
+    """Return quota / period; None for ``max`` and -1, which mean no limit."""
     try:
         granted, of = int(quota), int(period)
     except ValueError:

@@ -13,12 +13,20 @@ __all__ = ["pick_device"]
 
 
 def pick_device(name: str) -> torch.device:
-    """A device by name; ``auto`` is a GPU where there is one, each process of torchrun its own."""
+    """Return a device by name.
+
+    Args:
+        name: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``: a GPU if there is one; each process of torchrun gets
+            one of its own.
+
+    Raises:
+        DsnetError: If this machine has no such device.
+    """
     if name != "auto":
-        found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if found is None or (name != "cpu" and int(found[1] or 0) >= there):
-            has = f"this machine has {there} CUDA devices" if there else "this machine has no CUDA device"
+        match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if match is None or (name != "cpu" and int(match[1] or 0) >= count):
+            has = f"this machine has {count} CUDA devices" if count else "this machine has no CUDA device"
             raise DsnetError(f"device={shorten(name)} is not possible: auto, cpu, cuda or cuda:N; {has}")
         return torch.device(name)
     local = launched().local

@@ -1,4 +1,4 @@
-"""What every JSON file of this package holds, as `dsnet.core.schema` checks it.
+"""The formats of all JSON files of this package, which `dsnet.core.schema` checks.
 
 Settings (recipes, and those inside checkpoints) are declared by their dataclasses instead, and checked by
 `dsnet.core.settings.from_plain`.

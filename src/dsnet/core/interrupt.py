@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: as a request to stop after the step under way, or at once."""
+"""Ctrl-C and SIGTERM, as a request to stop after the current step or as an exception."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["StopRequest", "Terminated", "stop_on_signals", "stopped_status", "te
 
 
 class StopRequest:
-    """Which signal asked to stop, if any."""
+    """The signal that requested to stop, if any."""
 
     signal: int | None = None
 
@@ -21,12 +21,12 @@ class StopRequest:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, where it ends what runs as Ctrl-C does."""
+    """Raised on SIGTERM, as KeyboardInterrupt on Ctrl-C."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM, which ends a process without a word otherwise."""
+    """Raise `Terminated` on SIGTERM, which otherwise ends the process without cleaning up."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
@@ -47,25 +47,26 @@ def stopped_status(stopped: KeyboardInterrupt) -> int:
 
 
 @contextmanager
-def stop_on_signals(told: Callable[[str], None] = lambda message: None) -> Iterator[StopRequest]:
-    """While inside, the first SIGINT or SIGTERM is noted; the next one acts as it always does."""
+def stop_on_signals(notify: Callable[[str], None] = lambda message: None) -> Iterator[StopRequest]:
+    """Record the first SIGINT or SIGTERM as a request; the next one has its usual effect."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield request
         return
-    watched = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in watched}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def record(number: int, frame: FrameType | None) -> None:
         request.signal = number
-        for each in watched:
-            signal.signal(each, before[each])
-        told("stopping after this step, then saving; once more stops at once, without saving")
+        restore()
+        notify("stopping after this step, then saving; once more stops at once, without saving")
 
-    for number in watched:
-        signal.signal(number, note)
+    for number in before:
+        signal.signal(number, record)
     try:
         yield request
     finally:
-        for number in watched:
-            signal.signal(number, before[number])
+        restore()

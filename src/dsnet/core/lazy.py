@@ -14,7 +14,7 @@ __all__ = ["lazy_imports"]
 def lazy_imports(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package that imports its public names on first use.
 
-    The names are those that the package imports under ``if TYPE_CHECKING:``, so each stands in one place
+    The names are those that the package imports under ``if TYPE_CHECKING:``, so each is listed once
     and type checkers know it.
 
     Args:

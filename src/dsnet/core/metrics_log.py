@@ -1,4 +1,4 @@
-"""What a run writes down, as JSON lines and for TensorBoard; losses are read from the device now and then."""
+"""Metrics of a run as JSON lines and for TensorBoard, and a buffer of losses on the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsnet.errors import DsnetError
 
 __all__ = ["DivergedError", "LossBuffer", "MetricsFile", "read_metrics"]
 
-LARGEST = 1e30  # of a number that charts show
+MAX_SHOWN = 1e30  # numbers in charts
 
 
 class DivergedError(DsnetError):
@@ -27,44 +27,48 @@ class DivergedError(DsnetError):
 
 
 class LossBuffer:
-    """Losses of the steps since the last look, still on their device."""
+    """Losses of the steps since they were last read, still on their device."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, tuple[str, ...], Tensor]] = []
 
     def add(self, step: int, terms: Mapping[str, Tensor]) -> None:
-        """Keeps the terms of a step."""
+        """Add the loss terms of a step."""
         self._steps.append((step, tuple(terms), torch.stack([v.detach().float() for v in terms.values()])))
 
     def means(self) -> dict[str, float]:
-        """The mean of every term since the last look; raises where one is not finite, naming it."""
+        """Read and clear the buffer; return the mean of every term.
+
+        Raises:
+            DivergedError: If a loss is not finite; the message names step and term.
+        """
         if not self._steps:
             return {}
-        values = torch.cat([v for _, _, v in self._steps]).tolist()
-        sums: dict[str, list[float]] = {}
-        position = 0
-        taken, self._steps = self._steps, []
-        for step, names, _ in taken:
+        values = iter(torch.cat([terms for _, _, terms in self._steps]).tolist())  # one transfer
+        steps, self._steps = self._steps, []
+        by_name: dict[str, list[float]] = {}
+        for step, names, _ in steps:
             for name in names:
-                value = values[position]
-                position += 1
+                value = next(values)
                 if not math.isfinite(value):
                     raise DivergedError(f"step {step}: the loss term {name} is {value}")
-                sums.setdefault(name, []).append(value)
-        return {name: sum(each) / len(each) for name, each in sums.items()}
+                by_name.setdefault(name, []).append(value)
+        return {name: sum(each) / len(each) for name, each in by_name.items()}
 
 
 class MetricsFile:
-    """``metrics.jsonl`` of a run and, where tensorboard is installed, its event file beside it."""
+    """Writes ``metrics.jsonl`` of a run and, if tensorboard is installed, its event files.
+
+    Args:
+        folder: Folder of the run.
+        after: Lines of later steps, which will be made again, are removed.
+    """
 
     def __init__(self, folder: Path, *, after: int) -> None:
-        """Opens the file; lines of steps beyond ``after``, which will be made again, are removed."""
-        own = [folder] if (folder.parent / "recipe.json").is_file() else []  # a run itself may be a link
-        for inside in (*own, folder / "tensorboard"):
-            if inside.is_symlink():
-                raise DsnetError(
-                    f"{inside} is a symbolic link inside a run, which is not followed; remove it"
-                )
+        inside_run = (folder.parent / "recipe.json").is_file()  # a run itself may be a link
+        for path in (*([folder] if inside_run else []), folder / "tensorboard"):
+            if path.is_symlink():
+                raise DsnetError(f"{path} is a symbolic link inside a run, which is not followed; remove it")
         self.path = folder / "metrics.jsonl"
         kept = [line for line, values in _lines(self.path) if values["step"] <= after]
         try:
@@ -76,7 +80,7 @@ class MetricsFile:
         self._board = _tensorboard(folder / "tensorboard", after)
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Adds a line, and the numbers in it to TensorBoard."""
+        """Write a line, and its numbers to TensorBoard."""
         try:
             self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
             self._file.flush()
@@ -88,8 +92,8 @@ class MetricsFile:
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
-        """Closes the files."""
-        with suppress(OSError):  # what could not be written was told when it was
+        """Close the files."""
+        with suppress(OSError):  # reported when it was written
             self._file.close()
         if self._board is not None:
             with suppress(OSError):
@@ -99,7 +103,7 @@ class MetricsFile:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return kind, step and all numbers of every line of a run's ``metrics.jsonl``.
 
-    Damaged lines are left out, and so are values that are no numbers that a chart can show.
+    Damaged lines are left out, and so are values that a chart cannot show.
     """
     return [
         {key: value for key, value in values.items() if key == "kind" or _is_shown(value)}
@@ -108,11 +112,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_shown(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_SHOWN
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every whole line, and what it says."""
+    """Yield every complete line with its values."""
     if not path.is_file():
         return
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):

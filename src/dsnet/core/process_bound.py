@@ -1,4 +1,4 @@
-"""What plans and engines are tied to: the process whose threads, devices and compiled programs they use."""
+"""A base class of objects that hold compiled programs and so belong to one process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["InProcess"]
 
 
 class InProcess:
-    """Frozen objects that hold compiled programs: a copy is the object itself, and none can be pickled."""
+    """Base of frozen objects that hold compiled programs: a copy is the object itself; pickling raises."""
 
     __slots__ = ()
 
     def shared_network(self) -> str | None:
-        """The network whose own weights it runs, if it does."""
+        """Return the name of the network whose own weights it runs, if it does."""
         return None
 
     def __copy__(self) -> Self:

@@ -1,6 +1,6 @@
-"""Random generators by purpose and position: a run's draws are a function of its seed and of where it stands.
+"""Random generators by purpose and position: a run's draws depend on its seed and its position alone.
 
-Nothing has to be saved to go on with the same draws, and ranks share those that they must share.
+So a resumed run continues with the same draws without saved state, and ranks share the draws they must share.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def _number(seed: int, purpose: str, *position: int) -> int:
 
 
 def seeded(seed: int, purpose: str, *position: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for one purpose at one position (an epoch, a step, a rank)."""
+    """Return a generator for one purpose at one position (an epoch, a step, a rank)."""
     return torch.Generator(device).manual_seed(_number(seed, purpose, *position))
 
 
 def reseed(generator: torch.Generator, seed: int, purpose: str, *position: int) -> None:
-    """`seeded` for a generator that is there already, so that whoever holds it draws from there."""
+    """Seed an existing generator like `seeded`."""
     generator.manual_seed(_number(seed, purpose, *position))

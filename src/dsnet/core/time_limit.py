@@ -1,4 +1,4 @@
-"""A limit of time for something that takes many steps: it ends between two of them."""
+"""A time limit for an operation of many steps, which ends between two of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ class TimeUpError(Exception):
 
 
 class TimeLimit:
-    """So many seconds from now; None: no limit."""
+    """A time limit that starts now.
+
+    Args:
+        seconds: The limit (None: no limit).
+    """
 
     def __init__(self, seconds: float | None) -> None:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (number and seconds > 0):
             raise DsnetError(f"a time limit is a number of seconds above 0, not {shorten(seconds)}")
         self.seconds = seconds
-        self.begun = time.monotonic()
+        self.begin = time.monotonic()
 
     @property
     def over(self) -> bool:
@@ -33,11 +37,11 @@ class TimeLimit:
 
     @property
     def used(self) -> float:
-        """The share of the time that has gone by."""
-        return 0.0 if self.seconds is None else (time.monotonic() - self.begun) / self.seconds
+        """The share of the time that has passed."""
+        return 0.0 if self.seconds is None else (time.monotonic() - self.begin) / self.seconds
 
     def checked(self, progress: Progress) -> Progress:
-        """The same progress; `TimeUpError` in place of the next item where the time is up."""
+        """Return the same progress, which raises `TimeUpError` before the next item if the time is up."""
 
         def limited(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
             for item in progress(items, total, label):

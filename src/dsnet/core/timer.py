@@ -12,7 +12,7 @@ import torch
 __all__ = ["Progress", "logged", "silent", "time_interleaved", "timed", "timed_on_device"]
 
 LOG = logging.getLogger("dsnet.runtime")
-EVERY = 5.0  # seconds between two lines about the same items
+EVERY = 5.0  # seconds between two lines on the same operation
 K = TypeVar("K", bound=Hashable)
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]

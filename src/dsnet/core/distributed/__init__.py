@@ -1,1 +1,1 @@
-"""Processes that train together: rendezvous, reductions, lost ranks."""
+"""Several processes that train one network: rendezvous, reductions, lost ranks."""

@@ -1,8 +1,9 @@
-"""Which process of a run on several this one is, as torchrun says it through the environment."""
+"""The rank of this process, as torchrun passes it through the environment."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsnet.errors import DsnetError, shorten
@@ -10,20 +11,21 @@ from dsnet.errors import DsnetError, shorten
 __all__ = ["Launch", "launched"]
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LOCAL_WORLD = "LOCAL_WORLD_SIZE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One process among those that were started together."""
+    """This process among those that were started together."""
 
     rank: int = 0
     world: int = 1
     local: int = 0  # among those of this machine
-    local_world: int | None = None  # how many those are, where torchrun says it
-    host: str = ""  # where rank 0 is; empty: there is this process alone
+    local_world: int | None = None  # number of processes on this machine, if torchrun says it
+    host: str = ""  # of rank 0; empty: a single process
     port: int = 0
-    restart: str = "0"  # how often torchrun has started the processes again
-    agent: bool = False  # whether torchrun holds the store in which the processes meet
+    restart: str = "0"  # number of restarts by torchrun
+    agent: bool = False  # whether torchrun hosts the store
 
     @property
     def several(self) -> bool:
@@ -32,7 +34,11 @@ class Launch:
 
 
 def launched() -> Launch:
-    """What the environment says; raises where it contradicts itself, before any process waits for others."""
+    """Read the environment; without torchrun, a single process.
+
+    Raises:
+        DsnetError: If variables are missing or contradict each other.
+    """
     given = {name: os.environ[name] for name in NAMES if os.environ.get(name)}
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(given):
         return Launch()
@@ -43,12 +49,11 @@ def launched() -> Launch:
             f"all of {', '.join(NAMES)}, or none of them to train with one process"
         )
     world = _number(given, "WORLD_SIZE", 1)
-    beside = {name: os.environ[name] for name in ("LOCAL_WORLD_SIZE",) if os.environ.get(name)}
     return Launch(
         rank=_number(given, "RANK", 0, world - 1, f"below WORLD_SIZE={world}"),
         world=world,
         local=_number(given, "LOCAL_RANK", 0, world - 1, f"below WORLD_SIZE={world}"),
-        local_world=_number(beside, "LOCAL_WORLD_SIZE", 1) if beside else None,
+        local_world=_number(os.environ, LOCAL_WORLD, 1) if os.environ.get(LOCAL_WORLD) else None,
         host=given["MASTER_ADDR"],
         port=_number(given, "MASTER_PORT", 1, 65535, "a port, 1 to 65535"),
         restart=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
@@ -56,7 +61,7 @@ def launched() -> Launch:
     )
 
 
-def _number(given: dict[str, str], name: str, least: int, most: int = 2**31, what: str = "") -> int:
+def _number(given: Mapping[str, str], name: str, least: int, most: int = 2**31, what: str = "") -> int:
     text = given[name].strip()
     if not (text.isascii() and text.isdecimal()):
         raise DsnetError(

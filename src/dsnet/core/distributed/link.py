@@ -1,8 +1,8 @@
-"""How the processes of a run meet, notice that one is lost, and agree on why they stop.
+"""The connection between ranks: rendezvous, detection of lost ranks, and one common error.
 
-They meet in a key-value store that rank 0 (or torchrun) holds. Every rank has a thread that writes a sign of
-life there; rank 0's looks at all of them, the others' at rank 0's. Whatever ends the run is written once,
-under ``failure``, so that all ranks say the same.
+Ranks meet in a key-value store that rank 0 (or torchrun) hosts. Every rank has a thread that writes a
+heartbeat there; rank 0's thread watches all of them, the others watch rank 0's. The reason why a run ends is
+written once, under ``failure``, so that all ranks report the same.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from dsnet.errors import DsnetError, printable, shorten
 
 __all__ = ["LOST", "Link", "LostContactError", "LostRankError", "all_reduce", "barrier"]
 
-LOST = 75  # exit status where a rank was lost: try again with --resume (EX_TEMPFAIL of sysexits.h)
+LOST = 75  # exit status of a lost rank: try again with --resume (EX_TEMPFAIL of sysexits.h)
 _C10D: Any = dist  # its stores are documented, but not declared
-TOLD = 5  # settings that are listed where ranks differ
+MAX_LISTED = 5  # settings in an error
 
 
 class LostRankError(DsnetError):
-    """A rank was lost, or stopped with an error of its own; the others cannot go on without it."""
+    """A rank was lost or stopped with an error; the others cannot continue without it."""
 
     exit_status = LOST
 
 
 class LostContactError(RuntimeError):
-    """A collective operation failed; which rank is to blame is not known yet."""
+    """A collective operation failed; the responsible rank is not known yet."""
 
 
 class _Collectives:
-    """How many collective operations this process has begun: who is behind is waited for."""
+    """The number of collective operations that this process has begun: a rank with fewer is waited for."""
 
     begun = 0
 
 
 def all_reduce(values: Tensor) -> None:
-    """Adds up over ranks, in place."""
+    """Sum over ranks, in place."""
     _Collectives.begun += 1
     try:
         dist.all_reduce(values)
@@ -56,7 +56,7 @@ def all_reduce(values: Tensor) -> None:
 
 
 def barrier() -> None:
-    """Returns when all ranks have come here."""
+    """Return when all ranks have called this."""
     _Collectives.begun += 1
     try:
         dist.barrier()
@@ -65,12 +65,18 @@ def barrier() -> None:
 
 
 class Link:
-    """This process's connection to the others. ``kept`` says from where a run that breaks off can go on."""
+    """The connection of this rank to the others.
+
+    Args:
+        launch: This process.
+        timeout: Seconds to wait for others, and without a heartbeat after which a rank is lost.
+        kept: Returns a sentence on where the run can continue, for errors.
+    """
 
     def __init__(self, launch: Launch, timeout: float, kept: Callable[[], str]) -> None:
         self.launch, self.timeout, self.kept = launch, timeout, kept
-        self.interval = min(1.0, timeout / 10)  # seconds between signs of life
-        self.patience = max(10 * self.interval, 2.0)  # seconds for ranks to say why they stop
+        self.interval = min(1.0, timeout / 10)  # seconds between heartbeats
+        self.patience = max(10 * self.interval, 2.0)  # seconds for ranks to report why they stop
         self.base = self._connect(host=launch.rank == 0 and not launch.agent)
         self.store = _C10D.PrefixStore(f"dsnet/{launch.restart}", self.base)
         self.failure: str | None = None
@@ -103,12 +109,11 @@ class Link:
             ) from error
 
     def group_store(self) -> Any:  # noqa: ANN401  (torch does not declare its stores)
-        """Where the process group finds its members."""
+        """Return the store in which the process group finds its members."""
         return _C10D.PrefixStore("group", self.store)
 
-    # --- meeting -----------------------------------------------------------------------------------------
     def join(self) -> None:
-        """Waits until all ranks are there, then begins to give signs of life."""
+        """Wait for all ranks, then start the heartbeat."""
         rank, world = self.launch.rank, self.launch.world
         if self.store.add(f"count/{rank}", 1) > 1:
             self._stop(f"two processes were started with RANK={rank}")
@@ -125,7 +130,7 @@ class Link:
         self._thread.start()
 
     def agree(self, facts: Mapping[str, Any], what: str) -> None:
-        """Raises on all ranks where these facts are not the same on all; ``what`` they are, for the error."""
+        """Raise on all ranks if these facts differ between ranks; errors call the facts ``what``."""
         self.rounds += 1
         rank, world = self.launch.rank, self.launch.world
         mine = json.loads(json.dumps(facts))
@@ -138,16 +143,16 @@ class Link:
         for other, theirs in enumerate(map(json.loads, self.store.multi_get(keys))):
             different = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
             if different:
-                told = "; ".join(
+                values = "; ".join(
                     f"{key} is {shorten(theirs.get(key))} there, {shorten(mine.get(key))} on rank 0"
-                    for key in different[:TOLD]
+                    for key in different[:MAX_LISTED]
                 )
-                more = f"; and {len(different) - TOLD} more" if len(different) > TOLD else ""
-                self._stop(f"rank {other} was started with other {what} than rank 0: {told}{more}")
+                more = f"; and {len(different) - MAX_LISTED} more" if len(different) > MAX_LISTED else ""
+                self._stop(f"rank {other} was started with other {what} than rank 0: {values}{more}")
         self.store.set(f"agreed/{self.rounds}", "yes")
 
     def _wait(self, keys: list[str], lacks: str) -> None:
-        """Returns when all keys are set; raises where something failed, or after a time who is late."""
+        """Return when all keys are set; raise if the run failed, or name the late ranks after the timeout."""
         deadline = time.monotonic() + self.timeout
         try:
             while not self.store.check(keys):
@@ -161,7 +166,7 @@ class Link:
             raise self._error(self._no_store()) from error
 
     def _stop(self, why: str, *, lost: bool = False) -> None:
-        """Ends the run on all ranks."""
+        """End the run on all ranks."""
         self._publish(why, lost=lost)
         self._raise_failure()
 
@@ -181,9 +186,8 @@ class Link:
         holder = "torchrun" if launch.agent else "rank 0"
         return f"lost {holder} is lost: the store at {launch.host}:{launch.port} does not answer"
 
-    # --- while it runs -----------------------------------------------------------------------------------
     def _watch(self) -> None:
-        """What the thread does: signs of life, and what it makes of those of others."""
+        """Write heartbeats and watch those of others, in a thread."""
         rank, world = self.launch.rank, self.launch.world
         others = range(1, world) if rank == 0 else range(1)
         seen = {other: (b"", time.monotonic()) for other in others}
@@ -204,13 +208,13 @@ class Link:
                             "failure", "", f"lost rank {other} is lost: it gives no sign of life"
                         )
                 if store.check(["failure"]):
-                    self._found(store.get("failure").decode())
+                    self._exit_later(store.get("failure").decode())
         except (RuntimeError, LostRankError):
             if not self._ended.is_set():
-                self._found(self._no_store())
+                self._exit_later(self._no_store())
 
-    def _found(self, why: str) -> None:
-        """Leaves the process where the main thread waits in vain, as it does in operations of NCCL."""
+    def _exit_later(self, why: str) -> None:
+        """Exit the process if the main thread does not end, as while it waits in operations of NCCL."""
         self.failure = why
         if self._ended.wait(2 * self.patience):
             return
@@ -219,9 +223,9 @@ class Link:
         os._exit(LOST)
 
     def blame(self, error: LostContactError) -> DsnetError:
-        """Who is to blame for a collective operation that failed, as all ranks will say it."""
+        """Return the common error of all ranks after a collective operation failed."""
         try:
-            self.store.set("alarm", "1")  # ranks look more closely
+            self.store.set("alarm", "1")  # ranks watch heartbeats more closely
             deadline = time.monotonic() + self.patience
             while self.failure is None and time.monotonic() < deadline:
                 time.sleep(min(0.05, self.interval))
@@ -241,17 +245,17 @@ class Link:
         return f"rank {self.launch.rank} lost contact: {printable(str(error), 300)}"
 
     def failed(self, error: BaseException) -> None:
-        """Says on all ranks that this one stopped with an error of its own."""
+        """Report to all ranks that this one stopped with an error."""
         what = f"{type(error).__name__}: {error}".rstrip(": ")
-        with contextlib.suppress(RuntimeError):  # the store may be gone as well
+        with contextlib.suppress(RuntimeError):  # the store may be lost as well
             self._publish(f"rank {self.launch.rank} stopped: {printable(what, 1000)}")
 
     def leave(self) -> None:
-        """Says good-bye; rank 0, which holds the store, waits for the others a little."""
+        """Leave; rank 0, which hosts the store, waits for the others for a short time."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(self.patience)
-        with contextlib.suppress(RuntimeError):  # nobody is left to hear it
+        with contextlib.suppress(RuntimeError):  # the store is lost
             self.store.set(f"left/{self.launch.rank}", "1")
             deadline = time.monotonic() + self.patience
             left = [f"left/{other}" for other in {*range(self.launch.world)} - self.lost]

@@ -1,9 +1,8 @@
-"""Several processes that train one network: what each of them is, and what they add up.
+"""Ranks: several processes, started by torchrun, that train one network.
 
-torchrun starts them and says through the environment who is who; here is only what a sandwich needs of
-`torch.distributed`. Gradients of all networks of a step add up on each rank and are reduced once.
-`DistributedDataParallel` is no help there: it reduces at the last backward pass, and leaves out parameters
-which that pass, the smallest network's, does not use.
+Gradients of all networks of a step add up on each rank and are reduced once. `DistributedDataParallel` does
+not fit: it reduces at the last backward pass and leaves out parameters that this pass, of the smallest
+network, does not use.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["ALONE", "Ranks", "joined"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process among those of a run."""
+    """The rank of this process, and reductions over all ranks of a run."""
 
     rank: int = 0
     world: int = 1
@@ -35,17 +34,17 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and reports."""
+        """Whether this process writes and reports."""
         return self.rank == 0
 
     def share(self, total: int, what: str) -> int:
-        """An equal share of ``total`` for every rank."""
+        """Return the equal share of every rank in ``total``; errors name the setting ``what``."""
         if total % self.world:
             raise DsnetError(f"{what}={total} does not divide by {self.world} ranks")
         return total // self.world
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over ranks; ``values`` are left as they are."""
+        """Return the sum over ranks; ``values`` stay unchanged."""
         if self.world == 1:
             return values
         total = values.clone()
@@ -53,7 +52,7 @@ class Ranks:
         return total
 
     def reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Every gradient becomes the mean over ranks, in one reduction per precision."""
+        """Replace every gradient by its mean over ranks, in one reduction per data type."""
         if self.world == 1:
             return
         groups: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -70,26 +69,24 @@ class Ranks:
                 parameter.grad = gradient
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank."""
+        """Return whether the flag is set on any rank."""
         if self.world == 1:
             return flag
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         return bool(self.sum(torch.tensor(int(flag), device=device)))
 
     def wait(self) -> None:
-        """Returns when all ranks have come here."""
+        """Return when all ranks have called this."""
         if self.world > 1:
             barrier()
 
     def agree(self, facts: Callable[[], Mapping[str, Any]], what: str) -> None:
-        """Raises on every rank, naming one that differs, where these facts are not the same on all."""
+        """Raise on all ranks if these facts differ between ranks; errors call the facts ``what``."""
         if self.link is not None:
             self.link.agree(facts(), what)
 
 
 ALONE = Ranks()
-
-
 TIMEOUT = 300.0  # seconds
 
 
@@ -100,10 +97,15 @@ def joined(
     timeout: float = TIMEOUT,
     kept: Callable[[], str] = lambda: "start all processes again",
 ) -> Iterator[Ranks]:
-    """Joins the processes that torchrun started; alone where it started none.
+    """Join the processes that torchrun started, if it did.
 
-    Where one of them is lost for ``timeout`` seconds, or stops with an error, all others raise a
-    `LostRankError` that names it and says what is ``kept``.
+    Args:
+        device: Device of this process.
+        timeout: Seconds without a sign of life after which a rank is lost.
+        kept: Returns a sentence on where the run can continue, for errors.
+
+    Raises:
+        LostRankError: If another rank is lost or stops with an error; the message names it.
     """
     launch = launched()
     if not launch.several:
@@ -111,10 +113,10 @@ def joined(
         return
     cuda = device.type == "cuda"
     link = Link(launch, timeout, kept)
-    sound = False
+    succeeded = False
     try:
         link.join()
-        # NCCL ends the process where it waits too long: the link is to say why before that.
+        # NCCL ends the process if it waits too long: the link reports the reason before that.
         limit = timedelta(seconds=timeout + 60 if cuda else timeout)
         dist.init_process_group(
             "nccl" if cuda else "gloo",
@@ -125,13 +127,13 @@ def joined(
             device_id=device if cuda else None,
         )
         yield Ranks(rank=launch.rank, world=launch.world, link=link)
-        sound = True
+        succeeded = True
     except LostContactError as error:
         raise link.blame(error) from error
     except BaseException as error:
         link.failed(error)
         raise
     finally:
-        if dist.is_initialized() and (sound or not cuda):  # NCCL would wait for what never ends
+        if dist.is_initialized() and (succeeded or not cuda):  # NCCL would wait forever
             dist.destroy_process_group()
         link.leave()
