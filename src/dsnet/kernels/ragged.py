@@ -10,7 +10,7 @@ batch-invariant, bit by bit.
 from __future__ import annotations
 
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201, ANN202, N803, D103
+# ruff: noqa: ANN001, ANN201, ANN202, N803
 import triton
 import triton.language as tl
 
@@ -23,13 +23,13 @@ def pointwise(
     scale,  # [images, x_row], by channel
     w,  # [routes, w_rows, w_row]: output by input channels
     b,  # [routes, w_rows]
-    post,  # [routes, 2, w_rows]: scales and shifts after the activation
+    affine,  # [routes, 2, w_rows]: scales and shifts after the activation
     y,  # [images, max_positions, y_row], with a stride of ``y_image`` between images
     sums,  # [images, tiles, y_row]: over the positions of a tile
-    route_of,
-    ins,  # [routes]
-    outs,  # [routes]
-    counts,  # [routes]: positions
+    route_of,  # [images]
+    in_channels,  # [routes]
+    out_channels,  # [routes]
+    route_positions,  # [routes]
     max_positions,  # of all routes
     tiles,
     columns,
@@ -39,7 +39,7 @@ def pointwise(
     w_row,
     w_rows,
     SCALED: tl.constexpr,
-    POST: tl.constexpr,
+    AFFINE: tl.constexpr,
     STRIDED: tl.constexpr,  # write some of the ``y_row`` channels of each position
     STORE: tl.constexpr,
     SUM: tl.constexpr,
@@ -50,17 +50,18 @@ def pointwise(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
+    """Convolve a tile of positions of one image with some of its route's 1 × 1 filters, per program."""
     column = tl.program_id(0) % columns * BN
     image = tl.program_id(0) // columns // tiles
     tile = tl.program_id(0) // columns % tiles
     route = tl.load(route_of + image)
     if route < 0:
         return
-    k_end = tl.multiple_of(tl.load(ins + route), ALIGN)
-    n_end = tl.multiple_of(tl.load(outs + route), ALIGN)
+    k_end = tl.multiple_of(tl.load(in_channels + route), ALIGN)
+    n_end = tl.multiple_of(tl.load(out_channels + route), ALIGN)
     if column >= n_end:
         return
-    positions = tl.load(counts + route)
+    positions = tl.load(route_positions + route)
     m = tile * BM + tl.arange(0, BM)
     n = column + tl.arange(0, BN)
     sums += (image * tiles + tile) * y_row
@@ -85,10 +86,10 @@ def pointwise(
         total = tl.dot(a, tl.trans(c), total, input_precision=PRECISION)
     bias = tl.load(b + route * w_rows + n, mask=n < n_end, other=0.0)
     value = activate(total + bias[None, :].to(tl.float32), ACT)
-    if POST:
-        post += route * 2 * w_rows
-        factor = tl.load(post + n, mask=n < n_end, other=0.0).to(tl.float32)
-        shift = tl.load(post + w_rows + n, mask=n < n_end, other=0.0).to(tl.float32)
+    if AFFINE:
+        affine += route * 2 * w_rows
+        factor = tl.load(affine + n, mask=n < n_end, other=0.0).to(tl.float32)
+        shift = tl.load(affine + w_rows + n, mask=n < n_end, other=0.0).to(tl.float32)
         value = value * factor[None, :] + shift[None, :]
     valid = (m < positions)[:, None] & (n < n_end)[None, :]
     if STORE:
@@ -102,14 +103,15 @@ def pointwise(
 
 
 @triton.jit
-def _taps(total, x, w, top, left, valid, c, end, height, width, row, KERNEL: tl.constexpr):
+def _taps(total, x, w, top, left, valid, c, channels, height, width, row, KERNEL: tl.constexpr):
+    """Add the products with all taps of a square kernel to ``total``."""
     for dy in tl.static_range(KERNEL):
         for dx in tl.static_range(KERNEL):
             i, j = top + dy, left + dx
             in_map = valid & (i >= 0) & (i < height) & (j >= 0) & (j < width)
-            offset = (i * width + j)[:, None] * end + c[None, :]
-            a = tl.load(x + offset, mask=in_map[:, None] & (c < end)[None, :], other=0.0)
-            weight = tl.load(w + (dy * KERNEL + dx) * row + c, mask=c < end, other=0.0)
+            offset = (i * width + j)[:, None] * channels + c[None, :]
+            a = tl.load(x + offset, mask=in_map[:, None] & (c < channels)[None, :], other=0.0)
+            weight = tl.load(w + (dy * KERNEL + dx) * row + c, mask=c < channels, other=0.0)
             total += a.to(tl.float32) * weight[None, :].to(tl.float32)
     return total
 
@@ -121,9 +123,9 @@ def depthwise(
     b,  # [routes, w_row]
     y,  # [images, y_positions, row]
     sums,  # [images, tiles, row]: over the positions of a tile
-    route_of,
-    widths,  # [routes]
-    geometry,  # [routes, 6]: height, width, output height and width, kernel, padding
+    route_of,  # [images]
+    route_channels,  # [routes]
+    geometry,  # [routes, 6]: height, width, output height and width, kernel size, padding
     x_positions,
     y_positions,
     taps,
@@ -141,17 +143,18 @@ def depthwise(
     BP: tl.constexpr,
     BC: tl.constexpr,
 ):
+    """Convolve some channels of a tile of positions of one image depthwise, per program."""
     column = tl.program_id(0) % columns * BC
     image = tl.program_id(0) // columns // tiles
     tile = tl.program_id(0) // columns % tiles
     route = tl.load(route_of + image)
     if route < 0:
         return
-    end = tl.multiple_of(tl.load(widths + route), ALIGN)
-    if column >= end:
+    channels = tl.multiple_of(tl.load(route_channels + route), ALIGN)
+    if column >= channels:
         return
     c = column + tl.arange(0, BC)
-    mask = c < end
+    mask = c < channels
     p = tile * BP + tl.arange(0, BP)
     geometry += route * 6
     height, width = tl.load(geometry), tl.load(geometry + 1)
@@ -171,19 +174,19 @@ def depthwise(
     valid = p < positions
     total = tl.zeros((BP, BC), dtype=tl.float32)
     if K1 == 0:
-        total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K0)
+        total = _taps(total, x, w, top, left, valid, c, channels, height, width, w_row, K0)
     else:
         if kernel == K0:
-            total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K0)
+            total = _taps(total, x, w, top, left, valid, c, channels, height, width, w_row, K0)
         elif kernel == K1:
-            total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K1)
+            total = _taps(total, x, w, top, left, valid, c, channels, height, width, w_row, K1)
         else:
             if K2 > 0:
-                total = _taps(total, x, w, top, left, valid, c, end, height, width, w_row, K2)
+                total = _taps(total, x, w, top, left, valid, c, channels, height, width, w_row, K2)
     bias = tl.load(b + route * w_row + c, mask=mask, other=0.0)
     value = activate(total + bias[None, :].to(tl.float32), ACT)
     valid = valid[:, None] & mask[None, :]
-    tl.store(y + p[:, None] * end + c[None, :], value.to(y.dtype.element_ty), mask=valid)
+    tl.store(y + p[:, None] * channels + c[None, :], value.to(y.dtype.element_ty), mask=valid)
     if SUM:
         summed = tl.sum(tl.where(valid, value, 0.0), 0)
         tl.store(sums + c, summed, mask=mask)
@@ -197,9 +200,9 @@ def linear(
     y,  # [images, y_row]
     order,  # [tiles, BI]: images of one route per tile, negative: none; with SINGLE ``route_of``
     routes,  # [tiles], negative: an empty tile
-    ins,
-    outs,
-    counts,  # [routes]: divisors of the sums
+    in_channels,  # [routes]
+    out_channels,  # [routes]
+    divisors,  # [routes], of the sums
     images,
     parts,
     x_row,
@@ -214,6 +217,7 @@ def linear(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
+    """Apply some outputs of a linear layer to a tile of images of one route, per program."""
     tile = tl.program_id(1)
     if SINGLE:
         route = 0
@@ -225,9 +229,9 @@ def linear(
             return
         image = tl.load(order + tile * BI + tl.arange(0, BI))
         valid = image >= 0
-    k_end = tl.multiple_of(tl.load(ins + route), ALIGN)
-    n_end = tl.load(outs + route)
-    divisor = tl.load(counts + route).to(tl.float32)
+    k_end = tl.multiple_of(tl.load(in_channels + route), ALIGN)
+    n_end = tl.load(out_channels + route)
+    divisor = tl.load(divisors + route).to(tl.float32)
     if tl.program_id(0) * BN >= n_end:
         return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -270,7 +274,7 @@ def stem(
     w,  # [BK, w_row]: (channel, row, column) by output channels
     b,  # [w_row]
     y,  # [images, out_height · out_width, y_row]
-    route_of,
+    route_of,  # [images]
     height,
     width,
     out_height,
@@ -288,6 +292,7 @@ def stem(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
+    """Convolve the images with a dense kernel: a tile of positions of one image per program."""
     image = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
     if tl.load(route_of + image) < 0:
@@ -327,7 +332,7 @@ def _neighbours(position, size, out_size):
 def resize(
     x,  # [images, max_positions, channels]
     y,  # [images, out_height · out_width, y_row], with a stride of ``y_image`` between images
-    route_of,
+    route_of,  # [images]
     sizes,  # [routes, 2]: height and width
     max_positions,
     y_image,
