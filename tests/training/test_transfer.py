@@ -18,7 +18,7 @@ from dsnet.cli import main
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
-from dsnet.models.loading import load_model
+from dsnet.models.loading import load_model, save_checkpoint
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.slicing import KeyState
 from dsnet.training import GateConfig, train
@@ -141,6 +141,18 @@ def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
     assert "another form" in error_of(lambda: routing_from(model, first))
     wide = dsnet.create_model("ds_mbnet_tiny", in_channels=1)
     assert "with these options: stem.conv.weight" in error_of(lambda: start_from(wide, first))
+
+
+@pytest.mark.parametrize("name", ["stem.conv.weight", "gates.0.routing.last.weight"])
+def test_weights_that_are_not_finite_are_not_taken_over(first: Path, name: str, tmp_path: Path) -> None:
+    saved, model = load_checkpoint(first), load_model(first)
+    model.state_dict()[name].view(-1)[0] = float("nan")
+    save_checkpoint(tmp_path / "nan", "final", model, step=1, data=saved.own_data)
+    begin = routing_from if "routing" in name else start_from
+    fresh = load_model(first)
+    message = error_of(lambda: begin(fresh, tmp_path / "nan"))
+    assert f"{tmp_path / 'nan'}'s weights are not finite: 1 of" in message
+    assert name in message
 
 
 def test_what_cannot_be_begun_with_is_said_first(

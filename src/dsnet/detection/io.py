@@ -16,7 +16,7 @@ from dsnet.data.image_source import ImageSource
 from dsnet.detection.data.prepare import Preprocessing, prepare_images
 from dsnet.detection.model.fssd import Detector, FssdTable
 from dsnet.errors import DsnetError, printable
-from dsnet.models.loading import build_network, save_checkpoint
+from dsnet.models.loading import build_network, check_finite, save_checkpoint
 
 __all__ = ["SavedDetector", "detector_from_checkpoint", "load_detector", "save_detector"]
 
@@ -95,6 +95,7 @@ def detector_from_checkpoint(saved: Checkpoint, run: Path | str) -> SavedDetecto
         table, spec = from_plain(FssdTable, about["table"], f"{GROUP}.table."), about["input"]
         classes = tuple(about["classes"])
         _check_sizes(table, saved.tensors[GROUP])
+        check_finite(saved.tensors[GROUP])
         network = build_network(saved)
         detector = Detector(network, len(classes), table)
         weights = {f"network.{key}": value for key, value in network.state_dict().items()}

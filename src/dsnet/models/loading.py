@@ -16,7 +16,7 @@ from dsnet.gate import HeadForm
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.routes import RouteSpace
 
-__all__ = ["build_network", "load_classifier", "load_model", "save_checkpoint"]
+__all__ = ["build_network", "check_finite", "load_classifier", "load_model", "save_checkpoint"]
 
 LARGE = 2**16  # an option above this could take all memory
 BUILD_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
@@ -68,7 +68,7 @@ def build_network(checkpoint: Checkpoint) -> Supernet:
             _check_shapes(_skeleton(checkpoint, "meta"), checkpoint.tensors["model"])
         model = _skeleton(checkpoint, None)
         model.load_state_dict(dict(checkpoint.tensors["model"]))
-        _check_finite(checkpoint.tensors["model"])
+        check_finite(checkpoint.tensors["model"])
         return model
     except (*BUILD_ERRORS, MemoryError) as error:
         if isinstance(error, DsnetError):
@@ -114,12 +114,13 @@ def _check_shapes(model: Supernet, tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+def check_finite(tensors: Mapping[str, Tensor], owner: str = "the checkpoint") -> None:
+    """Raise if a weight is NaN or infinite."""
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             bad = int((~torch.isfinite(value)).sum())
             raise DsnetError(
-                f"the checkpoint's weights are not finite: {bad} of {value.numel()} values of "
+                f"{owner}'s weights are not finite: {bad} of {value.numel()} values of "
                 f"{printable(name, 120)} are NaN or infinite. Its training diverged, or the file is damaged: "
                 "use another checkpoint of the run, or train again with a lower learning rate"
             )

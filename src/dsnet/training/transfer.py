@@ -12,7 +12,7 @@ from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.settings import override
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.loading import build_network, load_classifier
+from dsnet.models.loading import build_network, check_finite, load_classifier
 from dsnet.training.config import OptimConfig, SchemeConfig, TrainConfig
 from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage2.config import LossWeights
@@ -125,7 +125,9 @@ def routing_from(model: Supernet, run: str | Path) -> None:
     names = [name for name in mine if ROUTING in name]
     if any(name not in heads or heads[name].shape != mine[name].shape for name in names):
         raise DsnetError(f"{run} has heads of another form: give the same head, first_layer and width")
-    model.load_state_dict({**mine, **{name: heads[name] for name in names}})
+    shared = {name: heads[name] for name in names}
+    check_finite(shared, str(run))
+    model.load_state_dict({**mine, **shared})
 
 
 def channels_of(saved: Checkpoint, run: str | Path, size: int) -> Channels:
@@ -153,9 +155,11 @@ def _fitting(model: Supernet, run: str | Path) -> Checkpoint:
     saved = checkpoint_of(run)
     _check_network(model, saved, run)
     mine, theirs = model.state_dict(), saved.tensors["model"]
-    for name in _shared(model):
+    shared = _shared(model)
+    for name in shared:
         if name not in theirs or theirs[name].shape != mine[name].shape:
             raise DsnetError(f"{run} does not fit {model.name} with these options: {name} has another shape")
+    check_finite({name: theirs[name] for name in shared}, str(run))
     return saved
 
 

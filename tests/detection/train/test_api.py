@@ -23,7 +23,7 @@ from dsnet.core.settings import to_plain
 from dsnet.data.decode import DecodeError
 from dsnet.detection.data.dataset import load_detection_dataset, read_splits
 from dsnet.detection.deploy.plan import DetectorPlan
-from dsnet.detection.io import load_detector
+from dsnet.detection.io import load_detector, save_detector
 from dsnet.detection.train.api import train_detector
 from dsnet.detection.train.config import (
     DetectionConfig,
@@ -317,6 +317,21 @@ def test_answers_that_are_not_finite_are_an_error_of_their_image(
     assert f"dsnet: {names[1]}: the detector's predictions at route" in told
     assert "are not finite" in told
     assert [json.loads(line)["path"] for line in lines.read_text().splitlines()] == [names[0], names[2]]
+
+
+def test_a_detector_whose_weights_are_not_finite_is_not_loaded(run: Path, tmp_path: Path) -> None:
+    saved = load_detector(run)
+    with torch.no_grad():
+        saved.detector.norm.weight[0] = float("nan")
+    save_detector(
+        tmp_path,
+        "final",
+        saved.detector,
+        step=1,
+        classes=saved.classes,
+        preprocessing=saved.preprocessing,
+    )
+    assert "not finite: 1 of" in error_of(lambda: load_detector(tmp_path))
 
 
 def test_an_image_that_cannot_be_drawn_keeps_its_boxes(
