@@ -1,10 +1,10 @@
-"""What the batch-norm statistics of the finished network are made from, and what that is worth.
+"""Compare sources of batch-norm statistics by the accuracy of the finished network.
 
     python -m benchmarks.calibration [--seeds 0 1 2] [--json FILE]
 
-On digits, test accuracy in percent at the smallest and the largest route, by the same trained weights:
-statistics from augmented or from plain images (after training with padded crops), and for two gates
-statistics for every history of choices or for the last choice alone.
+Test accuracy on digits in percent at the smallest and the largest route, for the same trained weights:
+statistics of augmented or of plain images, after training with padded crops; and, with two gates, statistics
+for every routing history or for the last choice alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detectors: what every route finds, whether training waits for its data, and how fast mixed batches run.
+"""Measure detectors: accuracy of every route, time of a training step, time of mixed batches.
 
     python -m benchmarks.detection train --data DIR [--recipes bccd_mbnet bccd_ds_mbnet …] [--seeds 0 1 2]
                                          [--set KEY=VALUE …] [--keep DIR] [--json FILE]
@@ -6,14 +6,17 @@
     python -m benchmarks.detection speed [--model ds_mbnet] [--size 320] [--batch 64] [--routes S]
                                          [--backend cudagraphs] [--precision bfloat16] [--json FILE]
 
-*train*: every row is a run of `dsnet detect train`; mean average precision on the test split beside the
-multiply-adds of the whole detector. *steps*: milliseconds of a step of training, *ready* of forward, backward
-and optimiser on a batch that is ready, *busy* the share of a step in which the GPU computes; a step also
-draws, cuts and matches its batch.
-*speed*: a plan for a mixed batch beside the ideal, which is each route's stand-alone detector, made ready by
-the same backend, on whole batches, weighted by the mix; and what boxes of the answers cost (decoding, NMS):
-*found* until they are in memory of the host, *boxes* until they are arrays of every image. Scores from which
-on there are boxes are such that an image has --found of them on average.
+*train*: each row is a run of `dsnet detect train`, with mean average precision on the test split and the
+multiply-adds of the whole detector.
+
+*steps*: milliseconds of a training step. *ready* is the forward and backward pass and the optimizer on a
+batch that is ready; a whole step also draws, crops and matches its batch. *busy* is the share of a step in
+which the GPU computes.
+
+*speed*: a plan for a mixed batch. *ideal* is each route's stand-alone detector, compiled by the same backend,
+on whole batches, weighted by the mix. Decoding and NMS are timed until the boxes are in memory of the host
+(*found*) and until they are arrays for every image (*boxes*). The score threshold gives --found boxes an
+image on average.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,7 +59,7 @@ from dsnet.training.callbacks import Callback
 if TYPE_CHECKING:
     from dsnet.runtime.executors.ragged.executor import RaggedExecutor  # needs Triton
 
-WARM_UP = 80  # steps, in which every route is drawn and its graph is made
+WARM_UP = 80  # steps, enough to draw every route and capture its graph
 BCCD = ("bccd_mbnet", "bccd_ds_mbnet", "bccd_ds_mbnet_plus")
 
 
@@ -119,12 +122,12 @@ def _training(config: DetectionConfig, device: torch.device) -> DetectorTask:
 
 
 def _batches(task: DetectorTask) -> Iterator[Any]:
-    """The batches of one epoch after the other."""
+    """Yield the batches of one epoch after the other."""
     return (batch for epoch in itertools.count() for batch in task.batches(epoch, 0))
 
 
 def _optimizer_step(task: DetectorTask, batch: Any, step: int) -> None:  # noqa: ANN401
-    """A step as the training loop makes it."""
+    """Make a step as the training loop does."""
     task.optimizer.zero_grad(set_to_none=False)
     task.step(batch, step)
     if task.config.optim.clip:
@@ -133,7 +136,7 @@ def _optimizer_step(task: DetectorTask, batch: Any, step: int) -> None:  # noqa:
 
 
 def step_times(task: DetectorTask, steps: int = 20) -> tuple[float, float]:
-    """Milliseconds of a whole step of training, and of one on a batch that is ready; nothing is kept."""
+    """Time a whole training step, and one on a batch that is ready."""
     batches = _batches(task)
     measured = []
     for source in (batches, itertools.repeat(next(batches))):
@@ -148,7 +151,7 @@ def step_times(task: DetectorTask, steps: int = 20) -> tuple[float, float]:
 
 
 def kernel_times(task: DetectorTask, steps: int = 5) -> dict[str, float]:
-    """Milliseconds a step by kernel, the longest first."""
+    """Return milliseconds a step by kernel, the longest first."""
     from torch.profiler import ProfilerActivity
 
     batches = _batches(task)
@@ -166,7 +169,7 @@ def _wait(device: torch.device) -> None:
 
 
 class _Alone(nn.Module):
-    """The detector of one route."""
+    """The stand-alone detector of one route."""
 
     def __init__(self, front: nn.Module, behind: nn.Module) -> None:
         super().__init__()
@@ -177,7 +180,7 @@ class _Alone(nn.Module):
 
 
 def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Callable[[], object]:
-    """A route's stand-alone detector, made ready as the plan was, on a whole batch."""
+    """Return a call of a route's stand-alone detector on a whole batch, compiled as the plan was."""
     compiled = plan.network
     if compiled.backend == "triton":  # as a plan that holds nothing else, its program without the host's part
         own = runtime.compile(
@@ -207,7 +210,7 @@ def _alone(detector: Detector, number: int, plan: DetectorPlan, x: Tensor) -> Ca
 
 
 def _score_for(count: int, plan: DetectorPlan, row: Tensor) -> float:
-    """The score that so many boxes of a batch are above of."""
+    """Return the score threshold that leaves this many boxes of a batch."""
     every = plan.boxes(row, score=0.0)
     scores = sorted((float(score) for found in every for score in found.scores), reverse=True)
     return scores[min(count, len(scores) - 1)]
@@ -258,7 +261,7 @@ def run_speed(args: argparse.Namespace) -> None:
         "size": args.size,
         "backend": args.backend,
         "precision": args.precision,
-        "times": {name: spread._asdict() for name, spread in times.items()},
+        "times": {name: asdict(spread) for name, spread in times.items()},
         "ideal": ideal,
         "ratio": ideal / gated_ms,
         "boxes_an_image": found_now,

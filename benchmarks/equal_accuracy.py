@@ -1,13 +1,14 @@
-"""Routing at equal accuracy: a cascade beside the single route that is as accurate, in milliseconds.
+"""Time a cascade beside the single route of its accuracy.
 
     python -m benchmarks.equal_accuracy [--budget 0.3] [--batch 64 256] [--device cuda] [--backend triton]
                                         [--precision bfloat16] [--json FILE]
 
-Accuracies and the cascade's mean cost are those measured on CIFAR-10's test images (DS-MBNet, three seeds,
-`routing-cifar10-h200.json`). Times are measured here on the same architecture with untrained weights: a
-cascade from the smallest route to the largest whose share of images that go on gives that mean cost; the
-cheapest route whose mean accuracy is at least the cascade's, as a stand-alone network; and everyone at the
-largest route.
+Accuracies and the cascade's mean cost were measured on CIFAR-10's test images (DS-MBNet, three seeds,
+`routing-cifar10-h200.json`). Times are measured here, on the same architecture with untrained weights:
+
+- a cascade of the smallest and the largest route; the share of images that go on gives that mean cost
+- a single route as a stand-alone network: the cheapest whose mean accuracy is at least the cascade's
+- all images at the largest route
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NETWORK = "ds_mbnet_cifar"
 
 
 def measured(budget: float, chosen: int | None) -> dict[str, Any]:
-    """The cascade at a budget and the single route of its accuracy, or a chosen one: means over the seeds."""
+    """Return a cascade at a budget and the single route of its accuracy, or a chosen one: means of seeds."""
     rows = json.loads(MEASURED.read_text(encoding="utf-8"))["results"]
     cascades = [row for row in rows if row["router"] == "cascade"]
     points = [min(row["budgets"], key=lambda point: abs(point["share"] - budget)) for row in cascades]
@@ -57,7 +58,7 @@ def measured(budget: float, chosen: int | None) -> dict[str, Any]:
 
 
 def cascade_share(cost: float) -> float:
-    """The share of images that go on from the smallest route to the largest at this mean cost."""
+    """Return the share of images that go on from the smallest route to the largest at this mean cost."""
     model = create_model(NETWORK, device="meta")
     costs = CostTable.of_model(model)
     smallest, largest = (costs.of(route.choices) for route in (model.space.smallest, model.space.largest))
@@ -67,7 +68,7 @@ def cascade_share(cost: float) -> float:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--budget", type=float, default=0.3, help="share of the largest route's cost")
-    parser.add_argument("--route", type=int, help="default: the cheapest that is as accurate")
+    parser.add_argument("--route", type=int, help="single route (default: the cheapest that is as accurate)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--backend", default="auto")

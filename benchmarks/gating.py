@@ -1,13 +1,13 @@
-"""What a step of Stage II costs beside the forward passes that it needs.
+"""Time a step of Stage II beside the passes that it needs.
 
     python -m benchmarks.gating [--models ds_mbnet_cifar …] [--batch 128] [--repeats 15] [--json FILE]
 
-A gate with |t| choices needs every image at each of them: with one gate the prefix and |t| suffixes, with
-several the prefix and, stage by stage, |t| candidates (`passes`). With one gate both, passes and step, are
-CUDA graphs on a GPU. Several gates need more than these passes: the smallest and the largest route behind the
-first stage, which say how hard an image is, and the way back from the logits to the first gate, through one
-candidate of every stage (`needed` has both; the way back is timed at a route in the middle, forward and
-backward less forward). Milliseconds, medians of interleaved repeats.
+A gate with n choices needs every image at each of them. `passes` is the forward time of this: the prefix
+and n last segments with one gate; the prefix and, stage by stage, n candidates with several. With one gate,
+passes and step are CUDA graphs on a GPU. Several gates need more (`needed`): the smallest and the largest
+route behind the first stage, which say how hard an image is, and the backward pass from the logits to the
+first gate through one candidate of every stage. The backward pass is timed at a route in the middle, as
+forward and backward less forward. Times are milliseconds, medians of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dsnet.training.stage2.task import GateObjective
 
 @torch.no_grad()
 def passes(model: dsnet.Supernet, x: Tensor) -> None:
-    """Everything that a step must run forward, and nothing else: every stage's choices behind one history."""
+    """Run what a step needs forward, and nothing else: every stage's choices behind one routing history."""
     state = model.run_prefix(x)
     history: tuple[int, ...] = ()
     for gate in range(len(model.gates)):
@@ -50,7 +50,7 @@ def passes(model: dsnet.Supernet, x: Tensor) -> None:
 
 
 def further(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[], object]]:
-    """What several gates need beside these passes; one gate needs nothing."""
+    """Return the calls that several gates need besides these passes; none for one gate."""
     if len(model.gates) == 1:
         return {}
     ends = model.space.smallest, model.space.largest

@@ -1,13 +1,12 @@
-"""A thousand photos on one CPU thread: `dsnet train --data` with its own settings beside a small ResNet.
+"""Compare `dsnet train --data` on photos with a small residual network, at equal CPU time.
 
     DSNET_DATA=FOLDER python -m benchmarks.photos [--seeds 0 1 2] [--rates 0.05 0.1 0.2] [--json FILE]
 
-The photos are 100 training images of each of Imagenette's ten classes at 64 x 64 pixels; accuracy is that
-on its 3,925 validation images. *dsnet* trains with the settings that `dsnet train --data` makes (10 % of
-the photos held out). Its seconds are those of the CPU until the last step; `cpu_seconds_of_all` also counts
-decoding, re-calibration and the test of every route. *resnet* is a plain residual network of 0.8M
-parameters that trains on all photos for the same CPU seconds with the same augmentation, at every learning
-rate of `--rates`.
+The photos are 100 training images of each of Imagenette's ten classes at 64 x 64 pixels. Accuracy is measured
+on its 3,925 validation images. *dsnet* trains with the default settings for photos, with 10 % held out. Its
+seconds are CPU seconds until the last step; `cpu_seconds_of_all` also counts decoding, re-calibration and the
+test of every route. *resnet* is a plain residual network of 0.8M parameters. It trains on all photos for the
+same CPU seconds with the same augmentation, once for each learning rate of `--rates`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ BATCH = 64
 
 
 def write_photos(folder: Path) -> None:
-    """Writes train/CLASS/*.png and test/CLASS/*.png."""
+    """Write train/CLASS/*.png and test/CLASS/*.png."""
     from PIL import Image
 
     for split in ("train", "test"):
@@ -57,7 +56,7 @@ def write_photos(folder: Path) -> None:
 
 
 class _Clock(Callback):
-    """Notes the CPU time at which the last step was made."""
+    """Records the CPU time of the last step."""
 
     trained: float | None = None
 
@@ -68,7 +67,7 @@ class _Clock(Callback):
 
 
 def run_dsnet(photos: Path, seed: int, folder: Path) -> dict[str, Any]:
-    """Trains with the settings made for the photos."""
+    """Train with the default settings for these photos."""
     found = inspect_dataset(str(photos))
     config = recipe_for(
         DataConfig(name=str(photos)), images=found.images, classes=CLASSES, side=found.side, device="cpu"
@@ -107,14 +106,14 @@ class _Block(nn.Module):
 
 
 def small_resnet() -> nn.Sequential:
-    """Four residual blocks at 32, 16, 8 and 4 positions a side."""
+    """Four residual blocks on maps of 32, 16, 8 and 4 positions a side."""
     stem = (nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
     blocks = (_Block(32, 32, 1), _Block(32, 64, 2), _Block(64, 128, 2), _Block(128, 176, 2))
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(176, CLASSES))
 
 
 def run_resnet(photos: Path, seed: int, seconds: float, rate: float) -> dict[str, Any]:
-    """Trains the plain network for so many seconds of CPU time, by the schedule that ends with them."""
+    """Train the plain network for a number of CPU seconds; the schedule ends with them."""
     torch.manual_seed(seed)
     images, test = (load_dataset(str(photos), split, size=SIDE) for split in ("train", "test"))
     pixels, labels = _all(images)

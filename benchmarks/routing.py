@@ -1,10 +1,10 @@
-"""Routers side by side at equal mean cost: gates trained in several ways, and cascades.
+"""Compare routers at equal mean cost: gates trained in several ways, and cascades.
 
     python -m benchmarks.routing RUN… [--gates paper value …] [--budgets 0.3 0.45 …] [--json FILE]
 
-Every RUN is the folder of a trained supernet, one a seed (`dsnet train`, or `benchmarks.schemes --keep`).
-Gates are trained on it, calibrated on its held-out images and judged on its test split: what they decide by
-themselves, and what they reach at budgets given as shares of the largest route's cost.
+Each RUN is the folder of a trained supernet of another seed (`dsnet train`, or `benchmarks.schemes --keep`).
+Gates are trained on it, calibrated on its held-out images and evaluated on its test split, by their own
+decision and at budgets. Budgets are shares of the largest route's cost.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GATES: dict[str, dict[str, Any]] = {
 def outputs_of(
     run: TrainedRun, images: ImageDataset, known: dict[str, RouteOutputs], what: str
 ) -> RouteOutputs:
-    """What routes and gate say of images; of what is known already, the gate's part alone is made anew."""
+    """Record the outputs of routes and gate; with known route outputs, run the gate alone."""
     if what not in known:
         known[what] = collect(run.model, run.seen(images))
         return known[what]
@@ -61,7 +61,7 @@ def outputs_of(
 
 
 def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: str) -> list[dict[str, Any]]:
-    """Every gate, and the cascade, on one run."""
+    """Train and evaluate every gate, and evaluate the cascade, on one run."""
     rows: list[dict[str, Any]] = []
     known: dict[str, RouteOutputs] = {}
     for name in gates:

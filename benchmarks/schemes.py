@@ -1,13 +1,12 @@
-"""Training schemes side by side, against stand-alone networks trained by the same recipe.
+"""Compare training schemes with each other and with stand-alone networks of the same recipe.
 
     python -m benchmarks.schemes RECIPE [--schemes label ib …] [--alone 0 13 …] [--epochs 30 90]
                                  [--seeds 0 1 2] [--set KEY=VALUE …] [--alone-set KEY=VALUE …] [--jobs 3]
                                  [--minutes 9] [--keep DIR] [--json FILE]
 
-Every row is a run of `dsnet train`, whose test accuracy at every route it reports; a stand-alone network is
-one route trained alone, for as many epochs, with all other settings the same but for --alone-set. What is in
-the JSON file already is not run again, so a table can be filled over several calls; --minutes starts no run
-after so long.
+Each row is a run of `dsnet train` with its test accuracy at every route. A stand-alone network is one route
+trained by itself for as many epochs; other settings differ only by --alone-set. Runs that are in the JSON
+file already are skipped, so several calls can fill a table. --minutes stops starting runs after this time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Run = dict[str, Any]
 
 
 def planned(base: TrainConfig, args: argparse.Namespace) -> Iterator[Run]:
-    """Settings of every run: what they are called, and what they change."""
+    """Return the names of the runs and the settings that they change."""
     for epochs in args.epochs or [base.optim.epochs]:
         for seed in args.seeds:
             common = {"optim.epochs": epochs, "run.seed": seed}
@@ -51,7 +50,7 @@ def planned(base: TrainConfig, args: argparse.Namespace) -> Iterator[Run]:
 
 
 def run_one(plain: dict[str, Any], keep: Path | None) -> Run:
-    """Trains, in a folder to keep or not, and gives what every route reached on the test split."""
+    """Train a run, in a temporary folder or one to keep, and return the test accuracy of every route."""
     config = from_plain(TrainConfig, plain)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +78,7 @@ def main() -> None:
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' folders here")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
     args = parser.parse_args()
     base = resolve_recipe(args.recipe, args.set)
     device = torch.device("cuda" if torch.cuda.is_available() and base.run.device != "cpu" else "cpu")

@@ -1,17 +1,17 @@
-"""How near slicing comes to a stand-alone small network, beside masking and indexing (the paper's Table 2).
+"""Time slicing beside stand-alone small networks, masking and indexing (the paper's Table 2).
 
     python -m benchmarks.slicing [--device cpu] [--batch 1 16] [--graphs] [--json FILE]
 
-In eager mode a GPU waits for the host at small batches, whatever the method; `--graphs` captures every
-method in a CUDA graph first, so that the times are those of the kernels.
+In eager mode a GPU waits for the host at small batches, whatever the method. `--graphs` captures every method
+in a CUDA graph first, so that the times are those of the kernels.
 
-Columns, all in milliseconds and all in one interleaved run:
+Columns, in milliseconds, interleaved in one run:
 full      the supernet at its largest route
-masking   everything at full width, channels outside the route zeroed
-indexing  the route's filters gathered by number at every call
-slicing   the supernet at its smallest route, shared weights sliced at every call
-ideal     the stand-alone network of that route, layer for layer the same
-packed    the same with batch norms folded, as `dsnet.extract` gives it
+masking   the supernet at full width, with the channels outside the route set to zero
+indexing  the route's filters, gathered by channel index at every call
+slicing   the supernet at its smallest route, with shared weights sliced at every call
+ideal     a stand-alone network of that route, layer for layer the same
+packed    the same with batch norms folded, as `dsnet.extract` returns it
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = {
 
 
 def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Every way of running the smallest route, and the largest; checked against each other."""
+    """Return the methods by name, after checking that they compute the same."""
     route = model.space.smallest
     size = x.shape[-1]
     masked, indexed = masking(model, [route]), indexing(model)
@@ -60,10 +60,9 @@ def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Te
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph."""
-    side = (
-        torch.cuda.Stream()
-    )  # for rehearsal and capture alike: gradients belong to the stream they are made on
+    """Capture a call as a CUDA graph."""
+    # One stream for warm-up and capture: gradients belong to the stream that computed them.
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
@@ -72,11 +71,11 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-        given = call()
+        output = call()
 
     def replay() -> object:
         graph.replay()
-        return given, call  # the graph works on memory that what was called holds
+        return output, call  # keeps the memory that the graph reads and writes
 
     return replay
 

@@ -71,7 +71,7 @@ def slicing_table(name: str, data: Data, batch: str | None = None) -> str:
             ms = [row["times"][method]["ms"] for method in METHODS]
             ratio = row["times"]["slicing"]["ms"] / row["times"]["ideal"]["ms"]
             rows.append([row["network"], str(row["batch"]), *(f"{t:.2f}" for t in ms), f"{ratio:.3f}"])
-    threads = f"{data['threads']} threads, " if "cpu" in name else ""
+    threads = f"{_threads(data)}, " if "cpu" in data["torch"] else ""
     caption = f"{source(data)}, {threads}{data['dtype']}; milliseconds a batch, {spread(timings)}"
     return markdown(["network", "batch", *METHODS, "slicing / ideal"], rows, caption)
 
@@ -207,7 +207,7 @@ def gating_table(name: str, data: Data) -> str:
         for row in data["results"]
     ]
     header = ["network", "choices", "batch", "passes, ms", "needed, ms", "step, ms", "step / needed"]
-    return markdown(header, rows, f"{source(data)}, {data['threads']} threads")
+    return markdown(header, rows, f"{source(data)}, {_threads(data)}")
 
 
 def bench_table(name: str, data: Data) -> str:
@@ -237,8 +237,12 @@ def bench_table(name: str, data: Data) -> str:
     return markdown(header, rows, caption)
 
 
+def _threads(data: Data) -> str:
+    return f"{data['threads']} thread{'s' * (data['threads'] > 1)}"
+
+
 def _setup(data: Data) -> str:
-    return f"{data['threads']} threads, {data['backend']}, {data['precision']}"
+    return f"{_threads(data)}, {data['backend']}, {data['precision']}"
 
 
 def _mix(shares: Mapping[str, float]) -> str:

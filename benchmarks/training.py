@@ -1,13 +1,13 @@
-"""What a sandwich step of in-place bootstrapping costs, beside its parts measured alone.
+"""Time a sandwich step of in-place bootstrapping beside its parts.
 
     python -m benchmarks.training [--device cpu] [--model NAME --batch N --precision bfloat16] [--json FILE]
 
-The parts, all in one interleaved run with the step: the four networks of the step as stand-alone networks,
-forward and backward, the largest one forward as the teacher, and the optimizer with the moving average. On a
-CUDA device step and networks run eagerly and as CUDA graphs, and are compared like with like.
+The parts are timed in the same interleaved run as the step: its four networks as stand-alone networks,
+forward and backward; the largest one forward, as the teacher; the optimizer with the moving average. On a
+CUDA device steps and parts run eagerly and as CUDA graphs.
 
-`images` is what it takes to make the batch: picked from a set on the device, cropped, flipped, normalised.
-`busy` is the share of the step in which the device computes; the kernels that take most of it come along.
+`images` is the time of preparing the batch: indexing a dataset on the device, crop, flip, normalisation.
+`busy` is the share of the step in which the device computes; the results list the longest kernels.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CPU = (Case("ds_mbnet_tiny", 64, "float32"),)
 
 
 class Bench:
-    """A network with a batch for it, and everything that a step of it consists of."""
+    """A network with a batch, and the parts of a training step of it."""
 
     def __init__(self, case: Case, device: torch.device, *, graphs: bool) -> None:
         self.graphs, self.device = graphs, device
@@ -69,25 +69,25 @@ class Bench:
         self.routes = (space.largest, *middle, space.smallest)
 
     def images(self) -> Tensor:
-        """A batch from bytes on the device."""
+        """Prepare a batch from bytes on the device."""
         at = torch.randint(len(self.bytes), (len(self.labels),), device=self.device, generator=self.generator)
         views = Augment(padding=4, flip=True)(self.bytes[at], self.generator)
         seen = normalise(views, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
         return seen.contiguous(memory_format=torch.channels_last)
 
     def update(self) -> None:
-        """The optimizer, the moving average and the gradients' reset."""
+        """Update weights and moving average, and reset the gradients."""
         self.optimizer.step()
         self.average.update(self.model)
         self.optimizer.zero_grad(set_to_none=False)
 
     def step(self) -> None:
-        """All that a training step does with a batch."""
+        """Make a training step on the batch."""
         self.stepper.step(self.model, self.routes, [self.x], self.labels)
         self.update()
 
     def parts(self) -> Calls:
-        """What the step consists of, each for itself."""
+        """Return the calls of the parts of a step."""
         calls: Calls = {f"network {i}": self._network(route) for i, route in enumerate(self.routes)}
         teacher = self._plain(self.routes[0]).eval()
 
@@ -115,7 +115,7 @@ class Bench:
 
 
 def measure(case: Case, device: torch.device, *, graphs: bool, repeats: int) -> dict[str, Any]:
-    """Times a step and its parts."""
+    """Time a step and its parts."""
     bench = Bench(case, device, graphs=graphs)
     calls: Calls = {"step": bench.step, **bench.parts(), "update": bench.update, "images": bench.images}
     times = interleaved(calls, repeats=repeats, device=device)
@@ -137,7 +137,7 @@ def measure(case: Case, device: torch.device, *, graphs: bool, repeats: int) -> 
 
 
 def profile(case: Case, device: torch.device) -> tuple[float, list[list[Any]]]:
-    """Milliseconds a step that the device computes, and on which kernels: (name, milliseconds, calls)."""
+    """Return milliseconds of computing a step, and the kernels: (name, milliseconds, calls)."""
     from torch.profiler import ProfilerActivity
 
     step = Bench(case, device, graphs=False).step

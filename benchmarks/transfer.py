@@ -1,12 +1,12 @@
-"""Transfer: a supernet on other data, from scratch, from another run, and with that run's routing heads.
+"""Compare networks on other data: from random weights, from another run, and with that run's routing heads.
 
     python -m benchmarks.transfer RECIPE --start RUN [--seeds 0 1 2] [--set KEY=VALUE …]
                                   [--gate-set KEY=VALUE …] [--keep DIR] [--json FILE]
 
-RECIPE is one that begins with another run (`imagenette_to_cifar10`, `digits_transfer`), RUN the folder of
-that run, with a trained gate. *scratch* is the same recipe without it. Every network is trained once a seed;
-a gate like RUN's is trained on each, anew and, where the network was transferred, from RUN's heads. All
-figures are on the test split. What is in the JSON file already is not run again.
+RECIPE starts from another run (`imagenette_to_cifar10`, `digits_transfer`); RUN is the folder of that run,
+with a trained gate. *scratch* is the same recipe from random weights. Every network is trained once for each
+seed. On each a gate like RUN's is trained, from new routing heads and, on transferred networks, also from
+RUN's. Figures are on the test split. Runs that are in the JSON file already are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GATES = {"scratch": ("anew",), "transfer": ("anew", "transferred")}
 
 
 def run_arm(args: argparse.Namespace, arm: str, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """Trains a network and its gates; a row for each gate."""
+    """Train a network and its gates; return a row for each gate."""
     base = resolve_recipe(args.recipe, args.set)
     config = replace(override(base, {"run.seed": seed}), start=str(args.start) if arm == "transfer" else None)
     begun = time.perf_counter()

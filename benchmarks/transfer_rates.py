@@ -1,11 +1,11 @@
-"""Learning rates for fine-tuning a trained supernet: accuracy by optimiser, batch and rate.
+"""Compare learning rates for fine-tuning a trained supernet, by optimizer and batch.
 
     python -m benchmarks.transfer_rates [--recipe digits_vit] [--cases adamw:64:5e-4,1e-3,2e-3 sgd:64:0.04 …]
                                         [--epochs 70] [--seeds 0 1 2] [--jobs 1] [--json FILE]
 
-Every seed trains RECIPE on the digits 0 to 6, then fine-tunes it on the digits 7 to 9, classes that it never
-saw, at each rate of each case (OPTIMISER:BATCH:RATE,RATE…), in one thread each. The warm-up takes 15 of 70
-epochs, as `dsnet transfer` has it. Figures are on the test split, 107 images.
+For each seed, RECIPE is trained on the digits 0 to 6 and then fine-tuned on the unseen classes 7 to 9, at
+each rate of each case (OPTIMIZER:BATCH:RATE,RATE…), in one thread each. The warm-up takes 15 of 70 epochs, as
+in `dsnet transfer`. Figures are on the test split, 107 images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dsnet.training.config import DataConfig, TrainConfig
 
 
 class Case(NamedTuple):
-    """A network on the digits 7 to 9, and where its first one lies."""
+    """A network to fine-tune on the digits 7 to 9, with the folder of the run that it starts from."""
 
     recipe: str
     start: Path
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 def first(recipe: str, seed: int) -> TrainConfig:
-    """The run to begin with."""
+    """Train the run to start from."""
     config = replace(get_recipe(recipe).config, data=DataConfig(name="digits_0_to_6"))
     return override(config, {"run.seed": seed, "run.device": "cpu", "run.validate_every": 1000})
 
@@ -51,7 +51,7 @@ def train_first(work: tuple[str, int, Path]) -> None:
 
 
 def fine_tune(case: Case) -> dict[str, Any]:
-    """A row of results."""
+    """Fine-tune and return a row of results."""
     torch.set_num_threads(1)
     own = {name: getattr(case, name) for name in ("kind", "batch", "lr", "epochs")}
     changes = {"start": str(case.start), "data.name": "digits_7_to_9", "optim.warmup": 15 / 70 * case.epochs}
