@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import dsnet
 from dsnet.cli import main
@@ -185,6 +186,28 @@ def test_an_unexpected_error_is_one_line_and_a_private_file(
     assert "in broken" in text
     if os.name == "posix":
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 120000000000 bytes."),
+    ],
+)
+def test_too_little_memory_is_not_an_unexpected_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def full(kind: object) -> list[str]:
+        raise error
+
+    monkeypatch.setattr("dsnet.cli.models.list_models", full)
+    assert main(["models"]) == 2
+    assert "use smaller batches or images" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "no traceback to report"
 
 
 def test_messages_with_control_characters_are_escaped_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,16 @@ from dsnet.errors import printable
 
 __all__ = ["INTERNAL", "report_internal"]
 
+OUT_OF_MEMORY = 2
 INTERNAL = 70  # exit status of an error in dsnet itself (EX_SOFTWARE of sysexits.h)
 
 
 def report_internal(error: Exception) -> int:
     """Print one line on stderr that names the file with the traceback; return the exit status."""
     summary = f"{type(error).__name__}: {printable(' '.join(str(error).split()), 300)}".rstrip(": ")
+    if _is_out_of_memory(error):
+        print(f"dsnet: {summary}; use smaller batches or images", file=sys.stderr)
+        return OUT_OF_MEMORY
     try:
         saved = f"the traceback is in {_save(error)}; please report it with that file"
     except OSError as failed:
@@ -26,6 +30,12 @@ def report_internal(error: Exception) -> int:
         traceback.print_exception(error)
     print(f"dsnet: unexpected error, {summary}; {saved}", file=sys.stderr)
     return INTERNAL
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Tell whether memory ran out: torch raises a RuntimeError for the CPU, its own exception for a GPU."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool({"MemoryError", "OutOfMemoryError"} & names) or "can't allocate memory" in str(error)
 
 
 def _save(error: Exception) -> str:
