@@ -229,7 +229,7 @@ def test_bad_settings(root: Path) -> None:
 
 
 def test_large_datasets_are_lazy_by_default(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsnet.data.labeled_images.MAX_IN_MEMORY_BYTES", 12 * 3 * SIZE * SIZE)
+    monkeypatch.setattr("dsnet.data.registry.MAX_IN_MEMORY_BYTES", 12 * 3 * SIZE * SIZE)
     assert isinstance(load_dataset("imagenet", "train", root=root, size=SIZE), InMemoryDataset)
     assert isinstance(load_dataset("imagenet", "train", root=root, size=SIZE + 1), LazyDataset)
     assert isinstance(

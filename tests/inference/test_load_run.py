@@ -14,7 +14,7 @@ from torch import Tensor
 import dsnet
 from dsnet.data.transforms.augment import normalise
 from dsnet.detection import SavedDetector
-from dsnet.detection.data.prepare import Preprocessing
+from dsnet.detection.data.transforms import Preprocessing
 from dsnet.detection.io import save_detector
 from dsnet.training import load_model, save_checkpoint
 from tests.support import error_of

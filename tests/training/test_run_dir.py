@@ -21,8 +21,8 @@ from PIL import Image
 import dsnet
 from dsnet.cli import main
 from dsnet.data import load_dataset
-from dsnet.data.class_mapping import map_classes
 from dsnet.data.in_memory import InMemoryDataset
+from dsnet.data.loading import map_classes
 from dsnet.models.loading import build_network
 from dsnet.report.plot import Point, accuracy_plot
 from dsnet.training import load_checkpoint, save_checkpoint, train

@@ -10,7 +10,7 @@ from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.settings import parse_assignments
 from dsnet.data import InMemoryDataset, LazyDataset, load_dataset
-from dsnet.data.class_mapping import map_classes
+from dsnet.data.loading import map_classes
 from dsnet.data.registry import Split
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model, list_models

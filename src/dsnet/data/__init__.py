@@ -2,10 +2,9 @@
 
 from dsnet.data.dataset import Crops, ImageDataset
 from dsnet.data.in_memory import InMemoryDataset
-from dsnet.data.labeled_images import LabeledImages
 from dsnet.data.lazy import LazyDataset
 from dsnet.data.loading import load_dataset
-from dsnet.data.registry import DatasetRequest, list_datasets, register_dataset
+from dsnet.data.registry import DatasetRequest, LabeledImages, list_datasets, register_dataset
 
 __all__ = [
     "Crops",

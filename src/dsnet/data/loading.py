@@ -1,22 +1,26 @@
-"""Load a dataset by its registered name, or by the path of its files."""
+"""Load a dataset by its registered name, or by the path of its files, and map its classes."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+
+import torch
 
 from dsnet.data.in_memory import InMemoryDataset
-from dsnet.data.labeled_images import LabeledImages
 from dsnet.data.lazy import LazyDataset
-from dsnet.data.readers import imagenet, small_sets  # noqa: F401  (they register datasets)
+from dsnet.data.readers import public_datasets  # noqa: F401  (registers datasets)
 from dsnet.data.readers.folder import read_class_folders
 from dsnet.data.readers.hub import read_hub
 from dsnet.data.readers.parquet import read_parquet
-from dsnet.data.registry import DatasetRequest, Split, dataset_reader, list_datasets
-from dsnet.errors import DsnetError, shorten
+from dsnet.data.registry import DatasetRequest, LabeledImages, Split, dataset_reader, list_datasets
+from dsnet.errors import DsnetError, printable, shorten
 
-__all__ = ["has_no_splits", "load_dataset"]
+__all__ = ["has_no_splits", "load_dataset", "map_classes"]
 
 SPLIT_NAMES = {"train": ("train",), "test": ("test", "val", "validation")}
 
@@ -112,3 +116,38 @@ def _read_table(path: Path, split: Split) -> LabeledImages:
     if any(word in SPLIT_NAMES["test" if split == "train" else "train"] for word in words):
         raise DsnetError(f"{path} is not the {split} split by its name; give a folder that has both splits")
     return read_parquet([path])
+
+
+D = TypeVar("D", bound=InMemoryDataset | LazyDataset)
+
+
+def map_classes(dataset: D, classes: tuple[str, ...], owner: str) -> D:
+    """Return the dataset with labels that are indices of ``classes``, matched by name.
+
+    Labels stay as they are if only one of the two has class names and the other plain numbers.
+
+    Args:
+        dataset: The dataset to map.
+        classes: Names of the classes to map to.
+        owner: What these classes belong to, for the error message.
+
+    Raises:
+        DsnetError: The dataset has a class that is not in ``classes``.
+    """
+    if dataset.classes == classes:
+        return dataset
+    numbered, target_numbered = (all(name.isdigit() for name in c) for c in (dataset.classes, classes))
+    if numbered != target_numbered and len(dataset.classes) <= len(classes):
+        return replace(dataset, classes=classes)
+    unknown = sorted(set(dataset.classes) - set(classes))
+    if unknown:
+        raise DsnetError(
+            f"{dataset.name} has classes that {owner} does not have: {_first(unknown)} "
+            f"(it has {_first(classes)})"
+        )
+    indices = torch.tensor([classes.index(name) for name in dataset.classes], device=dataset.labels.device)
+    return replace(dataset, labels=indices[dataset.labels], classes=classes)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(printable(name, 60) for name in names[:5]) + ", …" * (len(names) > 5)

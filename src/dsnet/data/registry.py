@@ -11,12 +11,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from torch import Tensor
+
 from dsnet.data.dataset import check_ratio
+from dsnet.data.decode import ImageList, decode_all
 from dsnet.data.in_memory import InMemoryDataset
 from dsnet.data.lazy import LazyDataset
 from dsnet.errors import DsnetError, printable, shorten
@@ -24,12 +28,17 @@ from dsnet.errors import DsnetError, printable, shorten
 __all__ = [
     "DatasetReader",
     "DatasetRequest",
+    "LabeledImages",
+    "MAX_IN_MEMORY_BYTES",
     "Split",
     "dataset_reader",
     "existing_path",
     "list_datasets",
+    "read_errors",
     "register_dataset",
 ]
+
+MAX_IN_MEMORY_BYTES = 4 * 2**30  # of decoded images; larger datasets are lazy by default
 
 Split = Literal["train", "test"]
 
@@ -99,3 +108,54 @@ def existing_path(candidates: list[Path], what: str) -> Path:
             return path
     paths = printable(" and ".join(map(str, candidates)), 1000)
     raise DsnetError(f"{what} is not there; looked for {paths}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LabeledImages:
+    """Images to decode, with labels [N] and the names of the classes."""
+
+    items: ImageList
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def to_dataset(
+        self, name: str, request: DatasetRequest, *, default_size: int = 128
+    ) -> InMemoryDataset | LazyDataset:
+        """Decode all images, or return a dataset that decodes them on demand, as the request says."""
+        size = request.size or request.default_size or default_size
+        lazy = request.lazy
+        if lazy is None:
+            lazy = len(self.items) * 3 * size * size > MAX_IN_MEMORY_BYTES
+        if lazy:
+            return LazyDataset(
+                name=name,
+                items=self.items,
+                labels=self.labels,
+                classes=self.classes,
+                size=size,
+                ratio=request.ratio,
+            )
+        images, indices = decode_all(self.items, size, ratio=request.ratio)
+        return InMemoryDataset(
+            name=name,
+            images=images,
+            labels=self.labels[indices],
+            classes=self.classes,
+            ratio=request.ratio,
+            num_decode_errors=len(self.items) - len(indices),
+        )
+
+
+@contextmanager
+def read_errors(problem: str) -> Iterator[None]:
+    """Turn any exception about a damaged file into a `DsnetError` that begins with ``problem``.
+
+    For damaged files gzip, zlib, struct, pickle, NumPy and pyarrow each raise their own exceptions.
+    """
+    try:
+        yield
+    except DsnetError:
+        raise
+    except Exception as error:
+        reason = "it takes more memory than there is" if isinstance(error, MemoryError) else str(error)
+        raise DsnetError(f"{problem}: {printable(reason, 300) or type(error).__name__}") from error

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from dsnet.core.checkpoint import Checkpoint, load_checkpoint
 from dsnet.core.formats import DETECTOR
 from dsnet.core.schema import check
 from dsnet.core.settings import from_plain, to_plain
-from dsnet.data.image_source import ImageSource
-from dsnet.detection.data.prepare import Preprocessing, prepare_images
+from dsnet.data.image_source import ImageSource, list_images, open_rgb
+from dsnet.detection.data.dataset import stretch_to_square
+from dsnet.detection.data.transforms import Preprocessing
 from dsnet.detection.model.fssd import Detector, FssdTable
 from dsnet.errors import DsnetError, printable
 from dsnet.models.loading import build_network, check_finite, save_checkpoint
@@ -41,7 +43,11 @@ class SavedDetector(NamedTuple):
         Returns:
             A batch [B, 3, size, size] on the detector's device.
         """
-        return prepare_images(images, self.preprocessing, self.detector.norm.weight.device)
+        pixels = []
+        for source in list_images(images):
+            with open_rgb(source) as image:
+                pixels.append(stretch_to_square(image, self.preprocessing.size))
+        return self.preprocessing(torch.stack(pixels).to(self.detector.norm.weight.device))
 
 
 def save_detector(

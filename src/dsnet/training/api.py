@@ -20,8 +20,8 @@ from dsnet.core.interrupt import stop_on_signals
 from dsnet.core.seeding import seeded
 from dsnet.core.settings import to_plain
 from dsnet.data import LazyDataset, load_dataset
-from dsnet.data.class_mapping import map_classes
 from dsnet.data.dataset import ImageDataset
+from dsnet.data.loading import map_classes
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model

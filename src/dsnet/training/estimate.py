@@ -15,8 +15,8 @@ from dsnet.core.timer import timed
 from dsnet.cost import madds
 from dsnet.data.decode import THREADS
 from dsnet.data.inspect import DatasetSummary
-from dsnet.data.labeled_images import MAX_IN_MEMORY_BYTES
 from dsnet.data.lazy import default_workers
+from dsnet.data.registry import MAX_IN_MEMORY_BYTES
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly_spaced

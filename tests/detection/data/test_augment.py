@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.detection.data.augment import augment, crop_windows, draw_augmentation, draw_windows, resize
 from dsnet.detection.data.dataset import Boxes
+from dsnet.detection.data.transforms import augment, crop_windows, draw_augmentation, draw_windows, resize
 
 MEAN = (0.5, 0.25, 0.75)
 

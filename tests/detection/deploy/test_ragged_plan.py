@@ -110,17 +110,17 @@ def test_features_of_other_strides(name: str, strides: tuple[int, ...]) -> None:
     table = FssdTable(strides=strides, project=8, pyramid=(12,), ratios=((2.0,),))
     made = Detector(detector(name).network, 2, table).eval().requires_grad_(False)
     randomise(made.projections), randomise(made.norm), randomise(made.pyramid)
-    split, x = split_detector(made, (0, 3), fused=True, image_size=SIZE), pictures(1)
-    front, rest = Ragged([split.parts[()].module]), Ragged([split.parts[c,].module for c in (0, 3)])
+    (parts, _), x = split_detector(made, (0, 3), fused=True, image_size=SIZE), pictures(1)
+    front, rest = Ragged([parts[()].module]), Ragged([parts[c,].module for c in (0, 3)])
     row, _ = front(x)
-    assert_close(row, split.parts[()].module(x)[0], EXACT)
+    assert_close(row, parts[()].module(x)[0], EXACT)
     for place, route in enumerate((0, 3)):
-        assert_close(rest.at(place)(row)[0], split.parts[route,].module(row), EXACT)
+        assert_close(rest.at(place)(row)[0], parts[route,].module(row), EXACT)
 
 
 def test_a_network_of_one_route() -> None:
     made = Detector(dsnet.create_model("mbnet"), 2).eval()
-    parts = split_detector(made, (0,), fused=True, image_size=32).parts
+    parts, _ = split_detector(made, (0,), fused=True, image_size=32)
     assert unsupported([parts[()].module]) is unsupported([parts[0,].module]) is None
     gate = parts[()].module.gate
     front = Front([nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())], [], gate).eval()  # type: ignore[arg-type]
@@ -144,6 +144,6 @@ def test_what_is_refused() -> None:
 
 def test_bytes_are_those_of_the_joined_weights() -> None:
     made = detector(NAMES[0])
-    split = split_detector(made, (0, 1, 2, 3), fused=True, image_size=SIZE)
-    end = sum(p.numel() for p in (*split.end.module.parameters(), *split.end.module.buffers()))
+    _, shared = split_detector(made, (0, 1, 2, 3), fused=True, image_size=SIZE)
+    end = sum(p.numel() for p in (*shared.module.parameters(), *shared.module.buffers()))
     assert plan(NAMES[0]).network.resident / 4 > end + sum(p.numel() for p in made.projections.parameters())

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.detection.boxes import encode, to_corners
-from dsnet.detection.model.priors import prior_boxes, priors_per_position
+from dsnet.detection.boxes import encode, prior_boxes, priors_per_position, to_corners
 from dsnet.detection.train.loss import multibox_loss
 from tests.support import error_of
 from tests.support.boxes import reference_targets

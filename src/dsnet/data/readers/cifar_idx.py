@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dsnet.core.files import open_regular
-from dsnet.data.readers.read_errors import read_errors
+from dsnet.data.registry import read_errors
 from dsnet.errors import printable, shorten
 
 __all__ = ["read_cifar_batch", "read_idx"]

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from dsnet.data.labeled_images import LabeledImages
+from dsnet.data.registry import LabeledImages
 from dsnet.errors import DsnetError
 
 __all__ = ["SUFFIXES", "ImagePaths", "is_image_file", "read_class_folders"]

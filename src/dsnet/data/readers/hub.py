@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from dsnet.data.labeled_images import LabeledImages
 from dsnet.data.readers.tables import class_numbers, label_tensor, pick_columns
+from dsnet.data.registry import LabeledImages
 from dsnet.errors import DsnetError, install_hint, printable
 
 __all__ = ["HubImages", "read_hub"]

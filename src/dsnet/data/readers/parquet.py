@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from dsnet.core.files import open_regular
-from dsnet.data.labeled_images import LabeledImages
-from dsnet.data.readers.read_errors import read_errors
 from dsnet.data.readers.tables import class_numbers, label_tensor, pick_columns
+from dsnet.data.registry import LabeledImages, read_errors
 from dsnet.errors import DsnetError, install_hint, printable, shorten
 
 __all__ = ["PackedImages", "read_parquet"]

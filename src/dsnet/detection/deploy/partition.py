@@ -1,12 +1,13 @@
-"""A detector taken apart for a device, as `dsnet.runtime.partition.segments` does it with a network.
+"""Split a detector into segments for a device, as `dsnet.runtime.partition.segments` splits a network.
 
-What a part hands on is one row of numbers an image: the maps that were made so far and are wanted later, each
-channels last, then the features at the gate. What the last part gives is one row, too: offsets, then logits.
-So grouping, padding and graphs work as they do for classes.
+A segment passes one row of numbers per image on: the maps that are needed later, each channels last, then the
+features at the gate. The last segment also returns one row: offsets, then logits. So grouping, padding and
+CUDA graphs work as they do for classes.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
@@ -15,36 +16,47 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Shape
-from dsnet.detection.model.fssd import Detector
+from dsnet.detection.model.fssd import Detector, conv_slice
 from dsnet.errors import DsnetError
 from dsnet.models.conv_blocks import ConvNormAct
 from dsnet.models.features import PrefixFeatures
 from dsnet.routes import Route, Slice
-from dsnet.runtime.partition.feature_maps import Behind, Front, Projections, ToFused, flat_maps, resized_maps
+from dsnet.runtime.partition.feature_maps import (
+    Behind,
+    Front,
+    Projections,
+    ToFused,
+    flat_maps,
+    maps_from_row,
+    resized_maps,
+)
 from dsnet.runtime.partition.per_image_norm import by_history
 from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead, in_precision
 
-__all__ = ["Split", "pack_detector", "share_detector", "split_detector"]
+__all__ = ["pack_detector", "share_detector", "split_detector"]
+
+ImageSize = int | tuple[int, int] | None
 
 
 def pack_detector(
     detector: Detector,
     choices: Sequence[int],
     *,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: ImageSize = None,
     precision: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> dict[SegmentKey, Segment]:
-    """The front and a part for every choice, as `dsnet.runtime.partition.segments.pack`."""
+    """Return the prefix and a segment for every choice, as `dsnet.runtime.partition.segments.pack`."""
 
     def head(route: Route) -> nn.Module:
-        return _Head(_projections(detector, route, image_size), _Pyramid(detector, route, image_size))
+        projections = _projections(detector, route, image_size)
+        return _Head(projections, _Pyramid(detector, route, image_size, projections.sizes))
 
     return _pack(detector, choices, head, image_size, precision, device)
 
 
 def share_detector(
-    detector: Detector, choices: Sequence[int], *, image_size: int | tuple[int, int] | None = None
+    detector: Detector, choices: Sequence[int], *, image_size: ImageSize = None
 ) -> dict[SegmentKey, Segment]:
     """Return the same segments as `pack_detector`, as slices of the detector's own weights."""
     network = detector.network
@@ -75,7 +87,7 @@ class _SlicedFront(nn.Module):
             raise DsnetError(f"the detector that this plan shares {what} now; call .eval(), or compile again")
         prefix = self.detector.enter(x)
         assert prefix.encoding is not None
-        row = torch.cat([maps.flatten(1) for maps in prefix.tensors()], 1)
+        row = torch.cat([flat_maps(maps) for maps in prefix.tensors()], 1)
         return row[:, :, None, None], self.detector.network.gate(0).score(prefix.encoding)
 
 
@@ -85,20 +97,12 @@ class _SlicedBehind(nn.Module):
     def __init__(self, detector: Detector, route: Route, prefix: PrefixFeatures) -> None:
         super().__init__()
         self.detector, self.route, self.prefix = detector, route, prefix
-        self.shapes = [x.shape[1:] for x in prefix.tensors()]
+        self.shapes = [Shape(*x.shape[1:]) for x in prefix.tensors()]
 
     def forward(self, row: Tensor) -> Tensor:
-        pieces = torch.split(row.flatten(1), [shape.numel() for shape in self.shapes], 1)
-        maps = [piece.view(-1, *shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
-        output = self.detector.output_from(self.prefix.with_tensors(maps), self.route)
+        prefix = self.prefix.with_tensors(maps_from_row(row, self.shapes))
+        output = self.detector.output_from(prefix, self.route)
         return torch.cat([values.flatten(1) for values in output], 1)
-
-
-class Split(NamedTuple):
-    """A detector in parts, and what is behind them for images of all choices at once."""
-
-    parts: dict[SegmentKey, Segment]
-    end: SharedHead
 
 
 def split_detector(
@@ -106,58 +110,54 @@ def split_detector(
     choices: Sequence[int],
     *,
     fused: bool = False,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: ImageSize = None,
     precision: torch.dtype | None = None,
     device: torch.device | None = None,
-) -> Split:
-    """As `pack_detector`, but parts end with the projections: what is behind them has the same weights for
-    all choices, except for its norms.
+) -> tuple[dict[SegmentKey, Segment], SharedHead]:
+    """Return segments that end with the projections, and what runs behind all of them.
 
-    ``fused``: they end where all features are one map, for a backend that writes them there at once.
+    What is behind the projections has the same weights for all choices, except for its norms. With ``fused``
+    segments end where all features are one map, for a backend that writes them there at once.
     """
-    sizes, shape = _handed_sizes(detector, choices, image_size), detector.fused_shape(image_size)
-    numbers = math.prod(shape) if fused else detector.table.project * sum(map(math.prod, sizes))
+    sizes, fused_shape = _handed_sizes(detector, choices, image_size), detector.fused_shape(image_size)
+    shapes = [fused_shape] if fused else [Shape(detector.table.project, *size) for size in sizes]
 
     def head(route: Route) -> nn.Module:
-        sources = _projections(detector, route, image_size)
+        projections = _projections(detector, route, image_size)
         if fused:
-            norm = detector.norm.extract(shape.channels, route.number)
-            return ToFused(sources, norm, (shape.height, shape.width))
-        return _ToRow(sources, sizes)
+            norm = detector.norm.extract(fused_shape.channels, route.number)
+            return ToFused(projections, norm, (fused_shape.height, fused_shape.width))
+        return _ToRow(projections, sizes)
 
     def end(route: Route) -> nn.Module:
         fold = len(choices) == 1
         if fused:
-            return _FromFused(_Levels(detector, route, image_size, fold=fold), shape)
-        return _FromRow(_Pyramid(detector, route, image_size, fold=fold), detector.table.project, sizes)
+            return _FromRow(_Levels(detector, route, image_size, fold=fold), shapes)
+        return _FromRow(_Pyramid(detector, route, image_size, sizes, fold=fold), shapes)
 
     parts = _pack(detector, choices, head, image_size, precision, device)
     ends = [end(detector.network.space.of_choices((choice,))).eval() for choice in choices]
-    return Split(parts, SharedHead(in_precision(by_history(ends).to(device), precision), numbers))
+    shared = in_precision(by_history(ends).to(device), precision)
+    return parts, SharedHead(shared, sum(map(math.prod, shapes)))
 
 
-def _handed_sizes(
-    detector: Detector, choices: Sequence[int], image_size: int | tuple[int, int] | None
-) -> list[tuple[int, int]]:
-    """Of each source, behind its projection: its own where all choices have the same, else as it is fused."""
+def _handed_sizes(detector: Detector, choices: Sequence[int], image_size: ImageSize) -> list[tuple[int, int]]:
+    """Return the size of each projected map: its own where all choices have the same, else the fused one."""
     network, fused = detector.network, detector.fused_shape(image_size)
     shapes = [network.feature_shapes(network.space.of_choices((c,)), image_size) for c in choices]
-    found = []
-    for stride in detector.table.strides:
-        own = {(shape[stride].height, shape[stride].width) for shape in shapes}
-        found.append(own.pop() if len(own) == 1 else (fused.height, fused.width))
-    return found
+    by_stride = [{shape[stride][1:] for shape in shapes} for stride in detector.table.strides]
+    return [sizes.pop() if len(sizes) == 1 else fused[1:] for sizes in by_stride]
 
 
 def _pack(
     detector: Detector,
     choices: Sequence[int],
     head: Callable[[Route], nn.Module],
-    image_size: int | tuple[int, int] | None,
+    image_size: ImageSize,
     precision: torch.dtype | None,
     device: torch.device | None,
 ) -> dict[SegmentKey, Segment]:
-    """The front, and for every choice a part that ends with the head of its route."""
+    """Return the prefix, and for every choice a segment that ends with the head of its route."""
     network, wanted = detector.network, detector.table.strides
     for choice in choices:
         network.require_statistics(network.space.of_choices((choice,)))
@@ -187,7 +187,7 @@ class _End(NamedTuple):
 def _blocks(
     detector: Detector, history: SegmentKey, shape: Shape, stride: int, *, begun: bool
 ) -> tuple[list[nn.Module], dict[int, int], _End]:
-    """Plain blocks, in front of which of them a stride's map is whole, and what stands behind all."""
+    """Return plain blocks, the position of the block that reads each stride's map, and what follows them."""
     made: list[nn.Module] = []
     taps: dict[int, int] = {}
     for block, size, key in detector.network.chain(history):
@@ -201,8 +201,8 @@ def _blocks(
     return made, taps, _End(shape, stride)
 
 
-def _projections(detector: Detector, route: Route, image_size: int | tuple[int, int] | None) -> Projections:
-    """The sources of a route with as many channels each, norms folded."""
+def _projections(detector: Detector, route: Route, image_size: ImageSize) -> Projections:
+    """Return the projections of a route, norms folded."""
     table, maps = detector.table, detector.network.feature_shapes(route, image_size)
     blocks = (
         cast(ConvNormAct, block).extract(maps[stride], Slice(width=table.project), route.number, fold_bn=True)
@@ -212,70 +212,58 @@ def _projections(detector: Detector, route: Route, image_size: int | tuple[int, 
 
 
 class _Levels(nn.Module):
-    """Pyramid and heads of a route, norms folded where asked for."""
+    """Pyramid and heads of a route; its norms are folded if ``fold`` is set."""
 
-    def __init__(
-        self,
-        detector: Detector,
-        route: Route,
-        image_size: int | tuple[int, int] | None,
-        *,
-        fold: bool,
-    ) -> None:
+    def __init__(self, detector: Detector, route: Route, image_size: ImageSize, *, fold: bool) -> None:
         super().__init__()
-        shape, key = detector.fused_shape(image_size), route.number
-        levels = []
-        for level in detector.pyramid:
-            block = cast(ConvNormAct, level)
-            own = Slice(width=block.conv.out_channels, kernel=3, padding=1)
-            levels.append(block.extract(shape, own, key, fold_bn=fold))
-            _, shape = block.cost(shape, own)
+        shape, levels = detector.fused_shape(image_size), []
+        for block, *_ in detector.levels():
+            levels.append(block.extract(shape, conv_slice(block), route.number, fold_bn=fold))
+            _, shape = block.cost(shape, conv_slice(block))
         self.levels = nn.ModuleList(levels)
-        self.places, self.kinds = _copies(detector.places), _copies(detector.kinds)
+        self.places, self.kinds = copy.deepcopy(detector.places), copy.deepcopy(detector.kinds)
 
     def forward(self, y: Tensor) -> Tensor:
         offsets, logits = [], []
-        for block, place, kind in zip(self.levels, self.places, self.kinds, strict=True):
+        for block, offset_head, class_head in zip(self.levels, self.places, self.kinds, strict=True):
             y = block(y)
-            offsets.append(flat_maps(place(y)))
-            logits.append(flat_maps(kind(y)))
+            offsets.append(flat_maps(offset_head(y)))
+            logits.append(flat_maps(class_head(y)))
         return torch.cat([*offsets, *logits], 1)
 
 
 class _Pyramid(nn.Module):
-    """Fusion, pyramid and heads of a route."""
+    """Fusion, pyramid and heads of a route: projected maps of ``sizes`` → rows."""
 
     def __init__(
         self,
         detector: Detector,
         route: Route,
-        image_size: int | tuple[int, int] | None,
+        image_size: ImageSize,
+        sizes: Sequence[tuple[int, int]],
         *,
         fold: bool = True,
     ) -> None:
         super().__init__()
         shape = detector.fused_shape(image_size)
-        self.size = (shape.height, shape.width)
+        self.sizes, self.targets = tuple(sizes), [(shape.height, shape.width)] * len(sizes)
         self.norm = detector.norm.extract(shape.channels, route.number)
         self.levels = _Levels(detector, route, image_size, fold=fold)
 
-    def forward(self, sources: list[Tensor], sizes: Sequence[tuple[int, int]]) -> Tensor:
-        same = [
-            x if size == self.size else resized_maps(x, self.size)
-            for x, size in zip(sources, sizes, strict=True)
-        ]
-        return cast(Tensor, self.levels(self.norm(torch.cat(same, 1))))
+    def forward(self, *sources: Tensor) -> Tensor:
+        y = torch.cat(resized_maps(sources, self.sizes, self.targets), 1)
+        return cast(Tensor, self.levels(self.norm(y)))
 
 
 class _Head(nn.Module):
-    """All that is behind a route's features."""
+    """Everything behind the features of a route."""
 
     def __init__(self, projections: Projections, pyramid: _Pyramid) -> None:
         super().__init__()
         self.projections, self.pyramid = projections, pyramid
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        return cast(Tensor, self.pyramid(self.projections(maps), self.projections.sizes))
+        return cast(Tensor, self.pyramid(*self.projections(maps)))
 
 
 class _ToRow(nn.Module):
@@ -286,49 +274,16 @@ class _ToRow(nn.Module):
         self.projections, self.sizes = projections, tuple(sizes)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        sizes, sources = zip(self.projections.sizes, self.sizes, strict=True), self.projections(maps)
-        rows = [
-            flat_maps(x if own == size else resized_maps(x, size))
-            for x, (own, size) in zip(sources, sizes, strict=True)
-        ]
-        return torch.cat(rows, 1)
+        resized = resized_maps(self.projections(maps), self.projections.sizes, self.sizes)
+        return torch.cat([flat_maps(x) for x in resized], 1)
 
 
 class _FromRow(nn.Module):
-    """The pyramid of such a row."""
+    """What runs on the maps of such a row."""
 
-    def __init__(self, pyramid: _Pyramid, channels: int, sizes: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, head: nn.Module, shapes: Sequence[Shape]) -> None:
         super().__init__()
-        self.pyramid, self.channels, self.sizes = pyramid, channels, tuple(sizes)
+        self.head, self.shapes = head, tuple(shapes)
 
     def forward(self, row: Tensor) -> Tensor:
-        sources, start = [], 0
-        for height, width in self.sizes:
-            end = start + self.channels * height * width
-            piece = row[:, start:end].reshape(-1, height, width, self.channels)
-            sources.append(piece.permute(0, 3, 1, 2))
-            start = end
-        return cast(Tensor, self.pyramid(sources, self.sizes))
-
-
-class _FromFused(nn.Module):
-    """Pyramid and heads of such a row."""
-
-    def __init__(self, levels: _Levels, shape: Shape) -> None:
-        super().__init__()
-        self.levels, self.shape = levels, shape
-
-    def forward(self, row: Tensor) -> Tensor:
-        channels, height, width = self.shape
-        return cast(Tensor, self.levels(row.view(-1, height, width, channels).permute(0, 3, 1, 2)))
-
-
-def _copies(heads: nn.ModuleList) -> nn.ModuleList:
-    made = []
-    for head in heads:
-        conv = cast(nn.Conv2d, head)
-        weight, bias = conv.weight.detach(), cast(Tensor, conv.bias).detach()
-        own = nn.Conv2d(conv.in_channels, conv.out_channels, 3, padding=1, device="meta")
-        own.weight, own.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
-        made.append(own)
-    return nn.ModuleList(made)
+        return cast(Tensor, self.head(*maps_from_row(row, self.shapes)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dsnet.data.dataset import chunks
 from dsnet.detection.data.dataset import DetectionDataset, Progress
-from dsnet.detection.data.prepare import Preprocessing
+from dsnet.detection.data.transforms import Preprocessing
 from dsnet.detection.eval.metrics import Detections, Rule, mean_average_precision
 from dsnet.detection.model.fssd import Detector
 from dsnet.detection.postprocess import decode_detections

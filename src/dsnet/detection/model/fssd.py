@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
-from dsnet.detection.model.priors import prior_boxes, priors_per_position
+from dsnet.detection.boxes import prior_boxes, priors_per_position
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.blocks import count_steps

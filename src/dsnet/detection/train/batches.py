@@ -13,9 +13,14 @@ from torch import Tensor
 from dsnet.core.cuda_graphs import GraphedFunction
 from dsnet.core.seeding import seeded
 from dsnet.data.transforms.auto_augment import to_device
-from dsnet.detection.data.augment import AugmentationDraws, augment, draw_augmentation, resize
 from dsnet.detection.data.dataset import Boxes, DetectionDataset
-from dsnet.detection.data.prepare import Preprocessing
+from dsnet.detection.data.transforms import (
+    AugmentationDraws,
+    Preprocessing,
+    augment,
+    draw_augmentation,
+    resize,
+)
 from dsnet.detection.train.config import DetectionConfig
 from dsnet.detection.train.loss import PriorTargets, prior_targets
 from dsnet.errors import DsnetError

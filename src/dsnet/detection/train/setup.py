@@ -9,8 +9,8 @@ import torch
 from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.seeding import seeded
 from dsnet.detection.data.dataset import DetectionDataset, load_detection_dataset, read_splits
-from dsnet.detection.data.prepare import Preprocessing
 from dsnet.detection.data.summary import batch_too_large, report_problems
+from dsnet.detection.data.transforms import Preprocessing
 from dsnet.detection.data.voc import FileProblem
 from dsnet.detection.io import SavedDetector, detector_from_checkpoint
 from dsnet.detection.model.fssd import Detector, incompatibility

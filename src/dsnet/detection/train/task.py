@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from dsnet.core.checkpoint import Checkpoint
 from dsnet.core.seeding import seeded
 from dsnet.detection.data.dataset import DetectionDataset
 from dsnet.detection.io import SavedDetector, save_detector
+from dsnet.detection.model.fssd import Detector
 from dsnet.detection.train.batches import DetectionBatches
 from dsnet.detection.train.config import DetectionConfig, DetectionOptimConfig
 from dsnet.detection.train.loss import PriorTargets
 from dsnet.detection.train.route_passes import GraphedRoutePasses, RoutePasses
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
+from dsnet.slicing import Mode
+from dsnet.training.bn_calibration import set_statistics
 from dsnet.training.loop import TrainingTask
 from dsnet.training.optim import (
     make_optimizer,
@@ -28,7 +32,7 @@ from dsnet.training.optim import (
     scheduled_rate,
 )
 
-__all__ = ["DetectorTask", "detector_lr"]
+__all__ = ["DetectorTask", "calibrate_detector_bn", "detector_lr"]
 
 
 def detector_lr(optim: DetectionOptimConfig, step: int, epoch_steps: int) -> float:
@@ -143,3 +147,12 @@ class DetectorTask(TrainingTask[tuple[Tensor, PriorTargets]]):
         network = self.detector.network
         whole = max(network.feature_shapes(0)) in self.detector.table.strides
         return (network.head.classifier if whole else network).parameters()
+
+
+def calibrate_detector_bn(detector: Detector, batches: Iterable[Tensor]) -> int:
+    """Set the statistics of all routes, of the network and the detector alike, and count the images."""
+
+    def run(images: Tensor, mode: Mode) -> None:
+        deque(detector.outputs(images, detector.network.space, mode), maxlen=0)
+
+    return set_statistics(detector, batches, run)

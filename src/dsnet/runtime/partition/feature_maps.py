@@ -16,12 +16,23 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 
-__all__ = ["Behind", "Front", "Projections", "ToFused", "flat_maps", "resized_maps"]
+__all__ = ["Behind", "Front", "Projections", "ToFused", "flat_maps", "maps_from_row", "resized_maps"]
 
 
 def flat_maps(x: Tensor) -> Tensor:
     """[B, C, H, W] → [B, H · W · C], without a copy where channels are last in memory."""
     return x.permute(0, 2, 3, 1).flatten(1)
+
+
+def maps_from_row(row: Tensor, shapes: Iterable[Shape]) -> list[Tensor]:
+    """Invert `flat_maps` for several maps one behind the other: [B, numbers, …] → maps [B, C, H, W]."""
+    maps, start = [], 0
+    for shape in shapes:
+        end = start + math.prod(shape)
+        piece = row[:, start:end].reshape(-1, shape.height, shape.width, shape.channels)
+        maps.append(piece.permute(0, 3, 1, 2))
+        start = end
+    return maps
 
 
 class Front(nn.Module):
@@ -59,13 +70,7 @@ class Behind(nn.Module):
 
     def forward(self, row: Tensor) -> Tensor:
         """Rows [B, numbers, 1, 1] → [B, numbers]."""
-        maps: dict[int, Tensor] = {}
-        start = 0
-        for stride, shape in self.handed.items():
-            size = math.prod(shape)
-            piece = row[:, start : start + size].reshape(-1, shape.height, shape.width, shape.channels)
-            maps[stride] = piece.permute(0, 3, 1, 2)
-            start += size
+        maps = dict(zip(self.handed, maps_from_row(row, self.handed.values()), strict=True))
         x = maps.pop(0)
         for number, block in enumerate(self.blocks):
             for stride, tap in self.taps.items():
@@ -90,9 +95,14 @@ class Projections(nn.Module):
         return [block(x) for x, block in zip(maps, self.blocks, strict=True)]
 
 
-def resized_maps(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize maps [B, C, H, W] to ``size`` by bilinear interpolation."""
-    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+def resized_maps(
+    maps: Sequence[Tensor], sizes: Iterable[tuple[int, int]], targets: Iterable[tuple[int, int]]
+) -> list[Tensor]:
+    """Resize maps [B, C, H, W] of ``sizes`` to ``targets`` by bilinear interpolation."""
+    return [
+        x if size == target else F.interpolate(x, size=target, mode="bilinear", align_corners=False)
+        for x, size, target in zip(maps, sizes, targets, strict=True)
+    ]
 
 
 class ToFused(nn.Module):
@@ -112,6 +122,6 @@ class ToFused(nn.Module):
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         """Maps [B, C, H, W] → [B, numbers]."""
-        sources = zip(self.projections(maps), self.projections.sizes, strict=True)
-        y = torch.cat([x if own == self.size else resized_maps(x, self.size) for x, own in sources], 1)
+        sizes = self.projections.sizes
+        y = torch.cat(resized_maps(self.projections(maps), sizes, [self.size] * len(sizes)), 1)
         return flat_maps(y * self.scale[:, None, None] + self.shift[:, None, None])

@@ -1,4 +1,4 @@
-"""SSD's augmentation on the device, drawn for each image: colours, zooming out, crops and flips.
+"""Preprocessing, and SSD's augmentation on the device: colours, zooming out, crops and flips.
 
 Zooming out and cropping are one operation: a window, as shares of the image, is cut out and resized. The area
 around an image has the channels' mean.
@@ -17,7 +17,15 @@ from dsnet.data.transforms.auto_augment import brightness, color, contrast, to_d
 from dsnet.detection.boxes import iou
 from dsnet.detection.data.dataset import Boxes
 
-__all__ = ["AugmentationDraws", "augment", "crop_windows", "draw_augmentation", "draw_windows", "resize"]
+__all__ = [
+    "AugmentationDraws",
+    "Preprocessing",
+    "augment",
+    "crop_windows",
+    "draw_augmentation",
+    "draw_windows",
+    "resize",
+]
 
 MAX_ZOOM = 4.0  # the largest side of a zoomed-out canvas, in sides of the image
 MIN_OVERLAPS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.0)  # of a crop with some box; the last one allows any crop
@@ -138,3 +146,21 @@ def crop_windows(
     corners = torch.where(flip[:, None, None], mirrored, corners)
     kept = Boxes(torch.where(inside[..., None], corners, 0.0), torch.where(inside, boxes.classes, -1))
     return cropped, kept
+
+
+class Preprocessing(NamedTuple):
+    """The size of a detector's images, and the mean and standard deviation of each channel."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Normalise values from 0 to 255 [B, 3, H, W]."""
+        return normalise(images, self.mean, self.std)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Resize and normalise squares of bytes [B, 3, S, S]."""
+        count = len(pixels)
+        boxes = Boxes(torch.zeros(count, 1, 4), torch.full((count, 1), -1)).to(pixels.device)
+        return self.normalise(resize(pixels, boxes, self.size, self.mean)[0])
