@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dsnet.runtime.partition.per_image_norm import Scaled, by_history
+from dsnet.runtime.partition.per_image_norm import Affine, by_history
 from tests.support import assert_close, randomise
 
 ACTS = {"none": nn.Identity(), "relu": nn.ReLU(), "silu": nn.SiLU(), "hard_swish": nn.Hardswish()}
@@ -50,7 +50,7 @@ def networks(act: str) -> list[_Net]:
 @pytest.mark.parametrize("act", ["relu", "silu", "hard_swish"])
 def test_every_image_has_the_norms_of_its_history(act: str) -> None:
     made, whole = networks(act), by_history(networks(act))
-    norms = [module for module in whole.modules() if isinstance(module, Scaled)]
+    norms = [module for module in whole.modules() if isinstance(module, Affine)]
     assert len(norms) == 5
     assert sum(norm.act is not None for norm in norms) == 2  # behind the first, and behind the sum
     x, which = torch.randn(5, 3, 6, 6, dtype=torch.float64), torch.tensor([2, 0, 1, 1, 2])

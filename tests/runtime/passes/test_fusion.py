@@ -23,9 +23,9 @@ from dsnet.kernels.activations import ACTIVATIONS
 from dsnet.kernels.elementwise import affine, affine_means, scale_by_attention, spatial_means
 from dsnet.kernels.gather import FeatureRows, extract_patches, pointwise_conv
 from dsnet.kernels.rows import add_layer_norm, linear, scatter_rows
-from dsnet.runtime.partition.per_image_norm import Scaled
+from dsnet.runtime.partition.per_image_norm import Affine
 from dsnet.runtime.partition.segments import in_precision, pack
-from dsnet.runtime.passes.fusion import ends_at_gate, fused
+from dsnet.runtime.passes.fusion import fuse, leaves_scaling
 from tests.support import assert_close, randomise
 from tests.support.detectors import NAMES
 from tests.support.detectors import detector as detector_of
@@ -51,10 +51,10 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def same(module: nn.Module, inputs: tuple[Tensor, ...], tolerance: float = 1e-10) -> nn.Module:
-    made = fused(module)
+    made = fuse(module)
     with torch.no_grad():
         expected, found = module(*inputs), made(*inputs)
-        if ends_at_gate(made):
+        if leaves_scaling(made):
             features, scores, by = found
             found = scale_by_attention(features, by), scores
     for a, b in zip(_all(found), _all(expected), strict=True):
@@ -91,7 +91,7 @@ def test_static_networks(name: str) -> None:
         with pytest.raises(DsnetError, match="224 × 224, not 64 × 64"):
             made(torch.randn(1, 3, 64, 64).double())
         return
-    through = [layer for layer in made.modules() if isinstance(layer, Scaled)]
+    through = [layer for layer in made.modules() if isinstance(layer, Affine)]
     bare = sum(layer.act is None for layer in through)
     assert bare == (4 if name == "resnet50" else 0)  # the shortcuts with a convolution
     assert len(through) == (53 if name == "resnet50" else 27)
@@ -111,7 +111,7 @@ def test_detectors(name: str) -> None:
 
 def test_weights_are_shared_and_left_alone() -> None:
     conv = nn.Conv2d(3, 4, 3)
-    made = fused(nn.Sequential(conv, nn.ReLU()))
+    made = fuse(nn.Sequential(conv, nn.ReLU()))
     (own,) = (layer for layer in made.modules() if isinstance(layer, nn.Conv2d))
     assert own.weight is conv.weight
     assert conv.bias is not None
@@ -299,7 +299,7 @@ def test_on_a_gpu(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     module = extract(model, 0)
     with torch.no_grad():
         expected = module(x)
-        made = fused(module).cuda().to(dtype).to(memory_format=torch.channels_last)
+        made = fuse(module).cuda().to(dtype).to(memory_format=torch.channels_last)
         found = made(x.cuda().to(dtype).to(memory_format=torch.channels_last)).double().cpu()
     assert_close(found, expected, 1e-4 if dtype == torch.float32 else 8e-2)
 
@@ -365,7 +365,7 @@ def test_scales_keep_their_precision() -> None:
     nn.init.normal_(norm.running_mean, std=4.0)  # type: ignore[arg-type]
     x = torch.randn(2, 8, 5, 5).bfloat16()
     expected = norm(x.float())
-    module = in_precision(fused(nn.Sequential(norm)), torch.bfloat16)
+    module = in_precision(fuse(nn.Sequential(norm)), torch.bfloat16)
     found = module(x)
     assert found.dtype == torch.bfloat16
     same_numbers = (found == expected.bfloat16()).double().mean()  # rounded once, at the end

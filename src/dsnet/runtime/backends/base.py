@@ -25,9 +25,9 @@ class Executable(ABC):
         """Run the segment: one tensor, or features and scores."""
 
     def unscaled(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run the segment; where it leaves scaling to the caller, return features, scores and ``by``.
+        """Run the segment; it may return a third output if it leaves the scaling of features to the caller.
 
-        Features are then yet to be multiplied with 1 + tanh of ``by`` [B, C].
+        Features are then to be multiplied by 1 + tanh of the third output [B, C].
         """
         return self(*inputs)
 

@@ -7,7 +7,7 @@ from torch import Tensor, fx, nn
 
 from dsnet.kernels.elementwise import scale_by_attention
 from dsnet.runtime.backends.base import Backend, Executable, register_backend
-from dsnet.runtime.passes.fusion import ends_at_gate, fused, reads_rows
+from dsnet.runtime.passes.fusion import fuse, leaves_scaling, reads_rows
 
 
 @register_backend("cudagraphs")
@@ -26,19 +26,19 @@ class CudaGraphsBackend(Backend):
 
     def compile(self, module: nn.Module, *examples: Tensor) -> Executable:
         """Return the module with fewer passes over memory."""
-        return _Fused(fused(module).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+        return _Fused(fuse(module).to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
 class _Fused(Executable):
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
-        self.reads_rows, self.leaves_scaling = reads_rows(module), ends_at_gate(module)
+        self.reads_rows, self.leaves_scaling = reads_rows(module), leaves_scaling(module)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if not self.leaves_scaling:
             return self.unscaled(*inputs)
-        features, scores, by = self.unscaled(*inputs)
-        return scale_by_attention(features, by), scores
+        features, scores, attention = self.unscaled(*inputs)
+        return scale_by_attention(features, attention), scores
 
     def unscaled(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         outputs = self.module(*inputs)

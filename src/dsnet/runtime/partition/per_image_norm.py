@@ -1,4 +1,4 @@
-"""A part for images of several histories: norms take each image's own, everything else is the same."""
+"""Norms that scale every image by the statistics of its own routing history; all other layers are shared."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from dsnet.gate import InferenceGate
 from dsnet.kernels.elementwise import affine, affine_means
 from dsnet.slicing.functional import at_least_float32
 
-__all__ = ["ACTIVATIONS", "Scaled", "Tracer", "by_history", "own_modules", "take_in"]
+__all__ = ["ACTIVATIONS", "Affine", "Tracer", "absorb_followers", "by_history", "unshare_modules"]
 
-# That kernels of our own know, by the name they have there.
+# Activations inside kernels, by name.
 ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Hardswish: "hard_swish"}
 
 
-class Scaled(nn.Module):
-    """Channels times scales plus shifts, of one row for all images or of each image's own, in float32.
+class Affine(nn.Module):
+    """Multiplies channels by scales and adds shifts, in float32, with an optional residual and activation.
 
-    With what follows: a branch that is added, an activation, means over positions.
+    Attributes:
+        table: Rows [n, 2 · C] of C scales, then C shifts.
+        act: An activation behind it.
+        means: The dtype in which means over positions are returned too ("own": that of the features), or
+            None.
     """
 
-    table: Tensor  # [rows, 2 · C]
+    table: Tensor
 
     def __init__(self, table: Tensor) -> None:
         super().__init__()
         self.register_buffer("table", table)
         self.act: nn.Module | None = None
-        self.means: torch.dtype | Literal["own"] | None = None  # of this type or its own, if they are wanted
+        self.means: torch.dtype | Literal["own"] | None = None
 
     @classmethod
-    def of_norms(cls, norms: Sequence[nn.BatchNorm2d]) -> Scaled:
-        """Batch norms of one place in a network, one for each history."""
+    def of_norms(cls, norms: Sequence[nn.BatchNorm2d]) -> Affine:
+        """Fold batch norms, one for each row."""
         rows = []
         for norm in norms:
             assert norm.running_mean is not None
@@ -48,51 +52,51 @@ class Scaled(nn.Module):
         return cls(torch.stack(rows).detach())
 
     @classmethod
-    def of_bias(cls, bias: Tensor) -> Scaled:
-        """The same shifts for all images."""
+    def of_bias(cls, bias: Tensor) -> Affine:
+        """Add a bias to all images."""
         shift = bias.detach().to(at_least_float32(bias.dtype))
         return cls(torch.cat([torch.ones_like(shift), shift])[None])
 
     def forward(
-        self, x: Tensor, which: Tensor | None = None, added: Tensor | None = None
+        self, x: Tensor, rows: Tensor | None = None, added: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Images [B, C, H, W], each by the number of its row [B]; none: all by the first."""
+        """Scale and shift images [B, C, H, W], each by its row [B] (default: all by the first)."""
         act = "none" if self.act is None else ACTIVATIONS[type(self.act)]
         if self.means is not None:
-            return affine_means(x, self.table, which, added, act, None if self.means == "own" else self.means)
-        return affine(x, self.table, which, added, act)
+            return affine_means(x, self.table, rows, added, act, None if self.means == "own" else self.means)
+        return affine(x, self.table, rows, added, act)
 
 
 class Tracer(fx.Tracer):
-    """Leaves gates whole, which keep a precision of their own, and what is scaled already."""
+    """Traces modules, but not into gates, which keep their own precision, and not into `Affine`."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether it is looked into."""
-        return isinstance(m, InferenceGate | Scaled) or super().is_leaf_module(m, module_qualified_name)
+        """Return whether a module is a single node of the graph."""
+        return isinstance(m, InferenceGate | Affine) or super().is_leaf_module(m, module_qualified_name)
 
 
 def by_history(modules: Sequence[nn.Module]) -> fx.GraphModule:
-    """One module of (x, which history [B]) out of several that differ in their batch norms alone."""
+    """Merge modules that differ in their batch norms only into one of (x, index [B] of the module)."""
     traced = fx.GraphModule(modules[0], Tracer().trace(modules[0]))
-    own_modules(traced)
+    unshare_modules(traced)
     (x,) = (node for node in traced.graph.nodes if node.op == "placeholder")
     with traced.graph.inserting_after(x):
-        which = traced.graph.placeholder("which")
+        index = traced.graph.placeholder("index")
     for node in list(traced.graph.nodes):
         if node.op != "call_module" or not isinstance(traced.get_submodule(node.target), nn.BatchNorm2d):
             continue
         name = re.sub(r"_again\d+$", "", node.target)
         norms = [module.get_submodule(name) for module in modules]
-        traced.set_submodule(node.target, Scaled.of_norms(norms))  # type: ignore[arg-type]
-        node.args = (*node.args, which)
-        take_in(traced, node)
+        traced.set_submodule(node.target, Affine.of_norms(norms))  # type: ignore[arg-type]
+        node.args = (*node.args, index)
+        absorb_followers(traced, node)
     traced.graph.lint()
     traced.recompile()
     return traced.eval()
 
 
-def own_modules(traced: fx.GraphModule) -> None:
-    """Gives every call of a module one of its own, with the same weights: each may be changed alone."""
+def unshare_modules(traced: fx.GraphModule) -> None:
+    """Give every call of a module its own submodule with the same weights, so that each can be replaced."""
     seen = set[str]()
     for number, node in enumerate(traced.graph.nodes):
         if node.op == "call_module":
@@ -103,40 +107,32 @@ def own_modules(traced: fx.GraphModule) -> None:
             seen.add(node.target)
 
 
-def take_in(traced: fx.GraphModule, norm: fx.Node) -> None:
-    """What follows a `Scaled` and nothing else reads: an activation, or a sum and its activation."""
-    module = traced.get_submodule(str(norm.target))
-    assert isinstance(module, Scaled)
-    last: fx.Node = norm
-    added: tuple[fx.Node, ...] = ()
-    follower = _only_user(norm)
+def absorb_followers(traced: fx.GraphModule, affine: fx.Node) -> None:
+    """Move the sum and the activation that follow an `Affine` into it, if nothing else reads its output."""
+    module = traced.get_submodule(str(affine.target))
+    assert isinstance(module, Affine)
+    absorbed: list[fx.Node] = [affine]
+    residual: tuple[fx.Node, ...] = ()
+    follower = _only_user(affine)
     if follower is not None and follower.op == "call_function" and follower.target is operator.add:
-        others = [arg for arg in follower.args if arg is not norm]
+        others = [arg for arg in follower.args if arg is not affine]
         if len(others) == 1 and isinstance(others[0], fx.Node):
-            last, added = follower, (others[0],)
+            absorbed.append(follower)
+            residual = (others[0],)
             follower = _only_user(follower)
     if follower is not None and follower.op == "call_module":
         act = traced.get_submodule(str(follower.target))
         if type(act) in ACTIVATIONS:
-            module.act, last = act, follower
-    if last is norm:
+            module.act = act
+            absorbed.append(follower)
+    if len(absorbed) == 1:
         return
-    with traced.graph.inserting_before(last):
-        whole = traced.graph.call_module(str(norm.target), (*norm.args, *added))
-    last.replace_all_uses_with(whole)
-    for node in _between(norm, last):
+    with traced.graph.inserting_before(absorbed[-1]):
+        merged = traced.graph.call_module(str(affine.target), (*affine.args, *residual))
+    absorbed[-1].replace_all_uses_with(merged)
+    for node in reversed(absorbed):
         traced.graph.erase_node(node)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def _between(first: fx.Node, last: fx.Node) -> list[fx.Node]:
-    """From the last to the first, by what alone reads each."""
-    found = [first]
-    while found[-1] is not last:
-        follower = _only_user(found[-1])
-        assert follower is not None
-        found.append(follower)
-    return found[::-1]
