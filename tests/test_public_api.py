@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import os
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +76,13 @@ def test_examples_stand_under_the_heading_that_the_reference_renders() -> None:
         if "cli" not in path.parts:  # its docstrings are help texts
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
             assert "Example:" not in lines, f"{path}: write `Examples:`"
+
+
+def test_names_that_the_documents_mention_exist() -> None:
+    root = Path(__file__).parents[1]
+    names = set()
+    for page in [*root.glob("*.md"), *root.glob("docs/*.md")]:
+        names |= set(re.findall(r"`(dsnet(?:\.\w+)+)[`(]", page.read_text(encoding="utf-8")))
+    assert "dsnet.runtime.Plan" in names
+    for name in sorted(names):
+        assert pkgutil.resolve_name(name) is not None

@@ -50,7 +50,7 @@ def register_recipe(function: RecipeFunction[Config]) -> RecipeFunction[Config]:
     Raises:
         DsnetError: The name is registered already, or there is no docstring.
 
-    Example:
+    Examples:
         >>> @register_recipe
         ... def my_digits() -> TrainConfig:
         ...     '''Digits with another seed.

@@ -75,7 +75,7 @@ def train(
     Raises:
         DsnetError: The settings do not fit the data or the folder.
 
-    Example:
+    Examples:
         ``train(get_recipe("digits_mbnet").config, "runs/digits")``
     """
     folder, callback = Path(folder), callback or Callback()

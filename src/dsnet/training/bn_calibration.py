@@ -76,7 +76,7 @@ def recalibrate(
     Raises:
         DsnetError: There is no batch.
 
-    Example:
+    Examples:
         ``recalibrate(model, (images for images, _ in data.epoch(256)))``
     """
     chosen = model.space if routes is None else (model.space.resolve(route) for route in routes)

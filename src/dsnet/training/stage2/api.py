@@ -172,7 +172,7 @@ def train_gate(
     Raises:
         DsnetError: The run held no images out, or the settings do not fit its network.
 
-    Example:
+    Examples:
         ``train_gate("runs/digits", GateConfig(goal="value"))``
     """
     folder, callback = Path(folder), callback or Callback()
