@@ -101,7 +101,7 @@ def test_static_networks(name: str) -> None:
 def test_detectors(name: str) -> None:
     detector = copy.deepcopy(detector_of(name)).double()
     choices = detector.network.gate(0).choices[:2]
-    split, _ = split_detector(detector, choices, image_size=32)
+    split, end = split_detector(detector, choices, image_size=32)
     for parts in (pack_detector(detector, choices, image_size=32), split):
         for part in parts.values():
             same(part.module, tuple(x.double() for x in part.example(2)))
