@@ -58,12 +58,13 @@ def _rows(result: BenchResult, r: BatchResult) -> list[list[str]]:
             "" if ratio is None else f"{ratio:.2f}",
         ]
 
-    rows = [measured("full", r.times["full"])]
-    if "gate largest" in r.times:
-        rows.append(measured(f"largest of the gate (route {result.gate_largest})", r.times["gate largest"]))
-    if "largest" in r.times:
-        rows.append(measured("largest, no plan", r.times["largest"]))
-    rows += [measured(name, r.times[name]) for name in ("masking", "indexing", "slicing") if name in r.times]
+    names = {
+        "full": "full",
+        "gate largest": f"largest of the gate (route {result.gate_largest})",
+        "largest": "largest, no plan",
+        **{name: name for name in ("masking", "indexing", "slicing")},
+    }
+    rows = [measured(name, r.times[key]) for key, name in names.items() if key in r.times]
     rows.append(measured("gated plan", r.times["gated"], r.ratio))
     rows.append(measured("gated stream", r.times["stream"], r.ratio_stream))
     rows.append(["gated: multiply-adds", "", "", f"{1 / result.theory:.0%}", ""])

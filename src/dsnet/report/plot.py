@@ -123,14 +123,11 @@ def _line_chart(
     min_span: float,
     radius: float,
 ) -> str:
-    legend, top = _legend(list(curves), size)
-    bottom = size.height - size.bottom
     points = [point for curve in curves.values() for point in curve]
-    x_ticks = _ticks(min(p.x for p in points), max(p.x for p in points), size.ticks)
     y_ticks = _ticks(min(p.y for p in points), max(p.y for p in points), min_span=min_span)
+    parts, top, bottom, y = _frame(title, axis, size, list(curves), y_ticks, "%" if percent else "")
+    x_ticks = _ticks(min(p.x for p in points), max(p.x for p in points), size.ticks)
     x = partial(_scaled, x_ticks, size.left, size.width - size.right)
-    y = partial(_scaled, y_ticks, bottom, top)
-    parts = [*_frame(title, axis, size), *_y_axis(y_ticks, y, "%" if percent else "", size)]
     for tick in x_ticks:
         parts.append(f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top}" y2="{bottom}"/>')
         parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{x_text(tick)}</text>')
@@ -144,36 +141,31 @@ def _line_chart(
             f"<title>{escape(p.label)}</title></circle>"
             for p in ordered
         ]
-    return "\n".join([*parts, *legend]) + "\n</svg>\n"
+    return "\n".join([*parts, "</svg>", ""])
 
 
 def _bar_chart(
     groups: Mapping[str, Sequence[Bar]], names: Sequence[str], axis: str, title: str, size: Size
 ) -> str:
-    legend, top = _legend(list(names), size)
-    bottom = size.height - size.bottom
     ticks = _ticks(0, 100 * max(1.0, *(bar.share for bars in groups.values() for bar in bars)))
-    y = partial(_scaled, ticks, bottom, top)
-    parts = [*_frame(title, axis, size), *_y_axis(ticks, y, "%", size)]
+    parts, _, bottom, y = _frame(title, axis, size, names, ticks, "%")
     room = (size.width - size.left - size.right) / len(groups)
     width = min(0.8 * room / len(names), 48)
     for number, (group, bars) in enumerate(groups.items()):
         middle = size.left + (number + 0.5) * room
         parts.append(f'<text x="{middle:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(group)}</text>')
         for index, bar in enumerate(bars):
-            left, colour = middle + (index - len(bars) / 2) * width, COLOURS[index % len(COLOURS)]
-            percent = 100 * bar.share
+            left, top = middle + (index - len(bars) / 2) * width, y(100 * bar.share)
             parts.append(
-                f'<rect class="bar" x="{left + 1:.1f}" y="{y(percent):.1f}" width="{width - 2:.1f}" '
-                f'height="{bottom - y(percent):.1f}" fill="{colour}">'
+                f'<rect class="bar" x="{left + 1:.1f}" y="{top:.1f}" width="{width - 2:.1f}" '
+                f'height="{bottom - top:.1f}" fill="{COLOURS[index % len(COLOURS)]}">'
                 f"<title>{escape(bar.label)}</title></rect>"
             )
             if width >= 26:  # else there is no room for a number
-                parts.append(
-                    f'<text x="{left + width / 2:.1f}" y="{y(percent) - 5:.1f}" text-anchor="middle">'
-                    f"{percent:.0f}</text>"
-                )
-    return "\n".join([*parts, *legend]) + "\n</svg>\n"
+                x = left + width / 2
+                share = f"{100 * bar.share:.0f}"
+                parts.append(f'<text x="{x:.1f}" y="{top - 5:.1f}" text-anchor="middle">{share}</text>')
+    return "\n".join([*parts, "</svg>", ""])
 
 
 def _scaled(ticks: Sequence[float], start: float, stop: float, value: float) -> float:
@@ -181,42 +173,40 @@ def _scaled(ticks: Sequence[float], start: float, stop: float, value: float) -> 
     return start + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (stop - start)
 
 
-def _frame(title: str, axis: str, size: Size) -> list[str]:
-    """Style, background, title and the label of the x axis."""
-    middle, box = (size.left + size.width - size.right) / 2, f"0 0 {size.width} {size.height}"
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" role="img">{_STYLE}',
+def _frame(
+    title: str, axis: str, size: Size, names: Sequence[str], y_ticks: Sequence[float], unit: str
+) -> tuple[list[str], int, int, Callable[[float], float]]:
+    """Draw style, background, title, legend, the label of the x axis, and the y axis with its grid.
+
+    Returns:
+        The parts of the picture, top and bottom of the grid, and the function from values to heights.
+    """
+    right, view = size.width - size.right, f"0 0 {size.width} {size.height}"
+    middle = (size.left + right) / 2
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view}" role="img">{_STYLE}',
         f"<title>{escape(title)}</title>",
         f'<rect class="back" width="{size.width}" height="{size.height}"/>',
         f'<text class="title" x="{size.title}" y="22">{escape(title)}</text>',
         f'<text x="{middle}" y="{size.height - 14}" text-anchor="middle">{escape(axis)}</text>',
     ]
-
-
-def _y_axis(ticks: Sequence[float], y: Callable[[float], float], unit: str, size: Size) -> list[str]:
-    """Grid lines with their values."""
-    parts = []
-    for tick in ticks:
-        text = f"{_number(tick)} {unit}".rstrip()
-        height = f'y1="{y(tick):.1f}" y2="{y(tick):.1f}"'
-        parts.append(f'<line class="grid" x1="{size.left}" x2="{size.width - size.right}" {height}/>')
-        parts.append(f'<text x="{size.left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
-    return parts
-
-
-def _legend(names: list[str], size: Size) -> tuple[list[str], int]:
-    """The names with their colours in one or more lines (none for a single name), and the top of the grid."""
-    parts: list[str] = []
-    x, y = size.title, 40
-    for number, name in enumerate(names if len(names) > 1 else ()):
+    x, top = size.title, 40
+    for number, name in enumerate(names if len(names) > 1 else ()):  # in one or more lines
         width = 30 + 7 * len(name)
         if x + width > size.width and x > size.title:
-            x, y = size.title, y + 18
+            x, top = size.title, top + 18
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<circle cx="{x + 5}" cy="{y - 4}" r="4" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 14}" y="{y}">{escape(name)}</text>')
+        parts.append(f'<circle cx="{x + 5}" cy="{top - 4}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 14}" y="{top}">{escape(name)}</text>')
         x += width
-    return parts, y + 12
+    top, bottom = top + 12, size.height - size.bottom
+    y = partial(_scaled, y_ticks, bottom, top)
+    for tick in y_ticks:
+        text = f"{_number(tick)} {unit}".rstrip()
+        height = f'y1="{y(tick):.1f}" y2="{y(tick):.1f}"'
+        parts.append(f'<line class="grid" x1="{size.left}" x2="{right}" {height}/>')
+        parts.append(f'<text x="{size.left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{text}</text>')
+    return parts, top, bottom, y
 
 
 def _ticks(low: float, high: float, max_ticks: int = 6, min_span: float = 0) -> list[float]:
