@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -33,7 +33,6 @@ from dsnet.errors import DsnetError, DsnetWarning, printable, shorten
 
 __all__ = [
     "Checkpoint",
-    "CheckpointKind",
     "DamagedCheckpointError",
     "check_tensors",
     "current_folder",
@@ -47,8 +46,6 @@ __all__ = [
 FORMAT = 1
 SUMS = "SHA256SUMS"
 RETRIES = 20  # reads of a file that another process replaces at the same time
-
-CheckpointKind = Literal["classifier", "routed", "detector"]
 
 
 class DamagedCheckpointError(DsnetError):
@@ -66,11 +63,9 @@ class Checkpoint:
     data: Mapping[str, Any]
 
     @property
-    def kind(self) -> CheckpointKind:
-        """``detector``, ``routed`` (a classifier with calibrated routers) or ``classifier``."""
-        if "detector" in self.data:
-            return "detector"
-        return "routed" if "routing" in self.data else "classifier"
+    def is_detector(self) -> bool:
+        """Whether the network is a detector; else it is a classifier."""
+        return "detector" in self.data
 
     @property
     def own_data(self) -> dict[str, Any]:
@@ -79,28 +74,20 @@ class Checkpoint:
 
 
 # --- names and folders ---------------------------------------------------------------------------------
-def _is_name(name: str) -> bool:
-    return re.fullmatch(GROUP, name, re.ASCII) is not None
-
-
-def _folder_pattern(name: str) -> re.Pattern[str]:
-    return re.compile(rf"{re.escape(name)}-([0-9]{{1,18}})(?:-again)*")  # not those of a longer name
-
-
-def _step_of(folder: Path, name: str) -> int:
-    match = _folder_pattern(name).fullmatch(folder.name)
-    assert match is not None
-    return int(match[1])
+def _step_of(folder: str, name: str) -> int | None:
+    """Return the step in the name of a checkpoint's folder; None if it is not a folder of this name."""
+    match = re.fullmatch(rf"{re.escape(name)}-([0-9]{{1,18}})(?:-again)*", folder)
+    return None if match is None else int(match[1])
 
 
 def _folders(run: Path, name: str) -> list[Path]:
-    """The folders of all checkpoints of a name, newest first; they get that name only when complete."""
-    pattern, folders = _folder_pattern(name), []
+    """Return the folders of all checkpoints of a name, newest first; only complete ones have that name."""
+    folders = []
     for path in run.iterdir() if run.is_dir() else ():
-        if pattern.fullmatch(path.name):
-            with suppress(FileNotFoundError):  # another process may remove one meanwhile
-                if (path / "checkpoint.json").is_file():
-                    folders.append((_step_of(path, name), path.stat().st_mtime_ns, path))
+        step = _step_of(path.name, name)
+        with suppress(FileNotFoundError):  # another process may remove one meanwhile
+            if step is not None and (path / "checkpoint.json").is_file():
+                folders.append((step, path.stat().st_mtime_ns, path))
     return [path for *_, path in sorted(folders, reverse=True)]
 
 
@@ -115,9 +102,7 @@ def _pointer(run: Path, name: str) -> str | None:
 def current_folder(run: Path, name: str) -> Path | None:
     """Return the folder that the file ``name`` of a run names; None if there is no such file or folder."""
     text = _pointer(run, name)
-    if text is None or _folder_pattern(name).fullmatch(text) is None or not (run / text).is_dir():
-        return None
-    return run / text
+    return run / text if text and _step_of(text, name) is not None and (run / text).is_dir() else None
 
 
 def has_last(run: Path) -> bool:
@@ -145,7 +130,7 @@ def _locate(run: Path, name: str) -> Path:
     If the file itself is missing, only ``last`` falls back.
     """
     text, folder = None, None
-    if _is_name(name):
+    if re.fullmatch(GROUP, name, re.ASCII):
         for _ in range(RETRIES):
             text, folder = _pointer(run, name), current_folder(run, name)
             if folder is not None:
@@ -192,7 +177,7 @@ def write_checkpoint(
         DsnetError: If the name or the data are not valid, if ``last`` is a complete checkpoint of a later
             step, or if the files cannot be written.
     """
-    if not _is_name(name):
+    if not re.fullmatch(GROUP, name, re.ASCII):
         raise DsnetError(
             f"a checkpoint's name starts with a letter and has letters, digits, _ and -, not {shorten(name)}"
         )
@@ -228,12 +213,12 @@ def write_checkpoint(
     except DsnetError:
         shutil.rmtree(final, ignore_errors=True)
         raise
-    prune(run, name, final, before)
+    _prune(run, name, final, before)
     return final
 
 
 def _new_folder(run: Path, name: str, step: int) -> Path:
-    """A path that does not exist: the current folder must stay until the new one is complete."""
+    """Return a path that does not exist: the current folder stays until the new one is complete."""
     path = run / f"{name}-{step:08d}"
     while os.path.lexists(path):
         path = path.with_name(f"{path.name}-again")
@@ -243,7 +228,7 @@ def _new_folder(run: Path, name: str, step: int) -> Path:
 def _check_not_older(run: Path, step: int) -> None:
     """Raise if ``last`` is a complete checkpoint of a later step."""
     current = current_folder(run, "last")
-    if current is None or _step_of(current, "last") <= step:
+    if current is None or (_step_of(current.name, "last") or 0) <= step:
         return
     try:
         _read(current)
@@ -255,22 +240,24 @@ def _check_not_older(run: Path, step: int) -> None:
     )
 
 
-def prune(run: Path, name: str, keep: Path, before: Path | None) -> None:
+def _prune(run: Path, name: str, keep: Path, before: Path | None) -> None:
     """Remove the checkpoints that ``keep`` replaces, and the unfinished ones of writers that were killed.
 
     Of ``last``, those of later steps stay and one earlier: the previous one, ``before``, or else the newest.
     """
     earlier = [path for path in _folders(run, name) if path != keep]
     if name == "last":
-        step = _step_of(keep, name)
-        earlier = [path for path in earlier if _step_of(path, name) <= step]
+        step = _step_of(keep.name, name) or 0
+        earlier = [path for path in earlier if (_step_of(path.name, name) or 0) <= step]
         spared = before if before in earlier else next(iter(earlier), None)
         earlier = [path for path in earlier if path != spared]
-    unfinished = re.compile(rf"\.(?:{_folder_pattern(name).pattern}|{re.escape(name)})\.\d+")
     for path in run.iterdir():
-        if path in earlier or (unfinished.fullmatch(path.name) and path.is_dir()):
+        stem, _, process = path.name.removeprefix(".").rpartition(".")
+        written = stem == name or _step_of(stem, name) is not None
+        unfinished = path.name.startswith(".") and process.isdecimal() and written
+        if path in earlier or (unfinished and path.is_dir()):
             shutil.rmtree(path, ignore_errors=True)
-        elif unfinished.fullmatch(path.name):
+        elif unfinished:
             path.unlink(missing_ok=True)
 
 

@@ -135,7 +135,7 @@ def load(
         >>> logits = run.routed("45%")(run.prepare(["a.png", "b.png"]))  # doctest: +SKIP
     """
     saved = load_checkpoint(run, name)
-    if saved.kind == "detector":
+    if saved.is_detector:
         detector = detector_from_checkpoint(saved, run)
         detector.detector.to(pick_device(str(device)))
         return detector

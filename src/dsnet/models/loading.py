@@ -129,7 +129,7 @@ def check_finite(tensors: Mapping[str, Tensor], owner: str = "the checkpoint") -
 def load_classifier(run: str | Path, name: str | None = None) -> Checkpoint:
     """Load a checkpoint as `load_checkpoint` does; raise if it is a detector's."""
     saved = load_checkpoint(run, name)
-    if saved.kind == "detector":
+    if saved.is_detector:
         raise DsnetError(f"{run} holds a detector: use `dsnet detect evaluate` or `dsnet detect predict`")
     return saved
 
