@@ -80,7 +80,7 @@ def test_a_front_gives_features_and_scores(name: str) -> None:
 def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -> None:
     """In DS-MBNet++ kernels, padding and with it the sizes of maps are those of the route, too."""
     x, out = features(len(routes), name), torch.full((len(routes), 10), 7.0)
-    with mock.patch.object(ragged, "FEW", few):  # programs for few images, or for many
+    with mock.patch.object(ragged, "SMALL_BATCH", few):  # blocks for small batches, or for large ones
         assignment = RouteAssignment.of_routes(torch.tensor(routes, dtype=torch.int32), 4)
         rest(name)(x, assignment=assignment, out=out)
     for i, route in enumerate(routes):
