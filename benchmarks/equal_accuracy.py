@@ -76,12 +76,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
     device = pick_device(args.device)
-    found = measured(args.budget, args.route)
-    share = cascade_share(found["cost"])
+    point = measured(args.budget, args.route)
+    share = cascade_share(point["cost"])
     model = create_model(NETWORK, generator=torch.Generator().manual_seed(0)).to(device).eval()
     last = model.space.largest.number
     mix = Mix(
-        shares={0: 0.5, found["route"]: 0.5},
+        shares={0: 0.5, point["route"]: 0.5},
         cascade=Cascade((0, last), (1.0, share)),
         source=f"{share:.1%} of a cascade's images go on",
     )
@@ -96,7 +96,7 @@ def main() -> None:
     )
     rows = []
     for one in result.results:
-        routed, single = one.times["cascade"], one.times[f"alone {found['route']}"]
+        routed, single = one.times["cascade"], one.times[f"alone {point['route']}"]
         rows.append(
             {
                 "batch": one.batch,
@@ -106,22 +106,25 @@ def main() -> None:
                 "gain": single.median / routed.median,
             }
         )
-    header = ["batch", "cascade, ms", f"route {found['route']}, ms", "largest, ms", "cascade is faster by"]
-    ways = ("cascade", "single", "largest")
+    header = ["batch", "cascade, ms", f"route {point['route']}, ms", "largest, ms", "cascade is faster by"]
     body = [
-        [str(row["batch"]), *(f"{row[way]['median']:.2f}" for way in ways), f"{row['gain']:.2f} ×"]
+        [
+            str(row["batch"]),
+            *(f"{row[key]['median']:.2f}" for key in ("cascade", "single", "largest")),
+            f"{row['gain']:.2f} ×",
+        ]
         for row in rows
     ]
     print(
-        f"CIFAR-10, {found['seeds']} seeds: cascade {found['cascade']} % at {found['cost']:.2f} of the "
-        f"largest route's MAdds, route {found['route']} {found['route_accuracy']} % at "
-        f"{found['route_cost']:.2f}, largest {found['largest_accuracy']} %; {share:.1%} of the images go on\n"
+        f"CIFAR-10, {point['seeds']} seeds: cascade {point['cascade']} % at {point['cost']:.2f} of the "
+        f"largest route's MAdds, route {point['route']} {point['route_accuracy']} % at "
+        f"{point['route_cost']:.2f}, largest {point['largest_accuracy']} %; {share:.1%} of the images go on\n"
     )
     print(table(header, body))
     if args.json:
         about = {"benchmark": "equal-accuracy", **environment(device), "network": NETWORK}
         settings = {"backend": result.backend, "precision": result.precision, "share": share}
-        write_json(args.json, {**about, **settings, "measured": found, "results": rows})
+        write_json(args.json, {**about, **settings, "measured": point, "results": rows})
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from benchmarks.script import make_parser, report
 from benchmarks.tables import METHODS
 from benchmarks.timing import environment, interleaved
 from dsnet.benchmark.baselines import indexing, masking
+from dsnet.core.cuda_graphs.capture import capture
 
 CASES = {
     "ResNet-50 at 0.25": "ds_resnet",
@@ -42,7 +43,7 @@ def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Te
     size = x.shape[-1]
     masked, indexed = masking(model, [route]), indexing(model)
     everyone = torch.zeros(len(x), dtype=torch.long, device=x.device)
-    ways: dict[str, Callable[[Tensor], Tensor]] = {
+    calls: dict[str, Callable[[Tensor], Tensor]] = {
         "full": lambda images: model(images, model.space.largest),
         "masking": lambda images: masked(images, everyone),
         "indexing": lambda images: indexed(images, route),
@@ -51,33 +52,18 @@ def methods(model: dsnet.Supernet, x: Tensor) -> dict[str, Callable[[Tensor], Te
         "packed": dsnet.extract(model, route, image_size=size),
     }
     for name in ("ideal", "packed"):
-        ways[name].to(memory_format=torch.channels_last)
-    reference = ways["ideal"](x).float()
+        calls[name].to(memory_format=torch.channels_last)
+    reference = calls["ideal"](x).float()
     for name in ("indexing", "slicing", "packed"):
-        error = (ways[name](x).float() - reference).norm() / reference.norm()
+        error = (calls[name](x).float() - reference).norm() / reference.norm()
         assert error < 0.03, f"{name} does not compute the same: relative error {error:.1e}"
-    return ways
+    return calls
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """Capture a call as a CUDA graph."""
-    # One stream for warm-up and capture: gradients belong to the stream that computed them.
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-        output = call()
-
-    def replay() -> object:
-        graph.replay()
-        return output, call  # keeps the memory that the graph reads and writes
-
-    return replay
+    """Capture a call as a CUDA graph, and return what replays it."""
+    graph = capture(call, torch.cuda.Stream(), warm_up=2)
+    return lambda: (graph.replay(), call)  # `call` keeps the tensors that the graph reads
 
 
 def measure(
@@ -85,7 +71,7 @@ def measure(
 ) -> dict[str, Any]:
     size = model.input_spec.image_size
     x = torch.randn(batch, 3, size, size, device=device, dtype=dtype).to(memory_format=torch.channels_last)
-    calls = {name: functools.partial(way, x) for name, way in methods(model, x).items()}
+    calls = {name: functools.partial(method, x) for name, method in methods(model, x).items()}
     if graphs:
         calls = {name: captured(call) for name, call in calls.items()}
     times = interleaved({name: calls[name] for name in METHODS}, repeats=repeats, device=device)
