@@ -15,22 +15,21 @@ from torch import nn
 from dsnet.errors import DsnetError, shorten
 from dsnet.models.blocks import Step
 from dsnet.models.conv_blocks import (
-    ConvNormAct,
+    ConvSpec,
     Residual,
     SeparableBlock,
     StageRow,
     separable_blocks,
     separable_steps,
 )
-from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
+from dsnet.models.mobilenet import MBNET, MBNet, make_routes
 from dsnet.models.options import ConvOptions
 from dsnet.models.registry import register_supernet
-from dsnet.models.supernet import Supernet
-from dsnet.routes import RouteSpace, Slice
+from dsnet.routes import Slice
 from dsnet.slicing import Factory
 
-__all__ = ["DepthNet", "DepthOptions", "DepthTable"]
+__all__ = ["DepthNet", "DepthOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +42,6 @@ class DepthOptions(ConvOptions):
         ConvOptions.__post_init__(self)
         if self.join not in ("residual", "naive"):
             raise DsnetError(f"join={shorten(self.join)} is not possible; choose from residual, naive")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthTable:
-    """The architecture of a network of the case study."""
-
-    input_spec: InputSpec
-    num_classes: int
-    stem: StageRow
-    early: tuple[StageRow, ...]
-    deep: StageRow  # the stage that runs its first layer only, or all
-    late: StageRow
 
 
 class ResidualBlocks(Residual):
@@ -70,8 +57,8 @@ class ResidualBlocks(Residual):
         return [step for block in self.blocks for step in cast(SeparableBlock, block).steps(size, key)]
 
 
-class DepthNet(Supernet):
-    """A MobileNetV1 with one stage of two depths.
+class DepthNet(MBNet):
+    """A MobileNetV1 whose first dynamic stage has two depths.
 
     Args:
         name: Name of the network and its route space.
@@ -80,43 +67,19 @@ class DepthNet(Supernet):
         factory: Device and precision of the parameters.
     """
 
-    def __init__(self, name: str, table: DepthTable, options: DepthOptions, factory: Factory) -> None:
-        routes = tuple(
-            (
-                Slice(width=table.deep.width, depth=depth, kernel=3, padding=1),
-                Slice(width=table.late.width, depth=table.late.layers, kernel=3, padding=1),
-            )
-            for depth in (1, table.deep.layers)
-        )
-        super().__init__(
-            RouteSpace.of_table(name, routes),
-            slices=(routes,),
-            gate_widths=[table.early[-1].width],
-            input_spec=table.input_spec,
-            options=options,
-            factory=factory,
-            bn_key=options.bn_key,
-        )
-        self.table = table
-        self.head = PoolHead(table.late.width, options.num_classes or table.num_classes, factory)
-        spec = options.conv_spec(factory)
-
-        self.stem = ConvNormAct(
-            options.in_channels, table.stem.width, spec, kernel=3, stride=table.stem.stride
-        )
+    def build_blocks(self, spec: ConvSpec, options: ConvOptions) -> None:
+        """Build all blocks after the stem."""
+        table, keys = self.table, len(self.table.routes)
+        deep, late = table.dynamic
         self.early = nn.ModuleList(separable_blocks(table.stem.width, table.early, spec))
-        self.first, *others = separable_blocks(table.early[-1].width, [table.deep], spec, keys=2)
-        self.others: nn.ModuleList | ResidualBlocks = (
-            ResidualBlocks(others) if options.join == "residual" else nn.ModuleList(others)
-        )
-        self.late = nn.ModuleList(separable_blocks(table.deep.width, [table.late], spec, keys=2))
-        self.seal()
+        self.first, *others = separable_blocks(table.early[-1].width, [deep], spec, keys=keys)
+        residual = cast(DepthOptions, options).join == "residual"
+        self.others = ResidualBlocks(others) if residual else nn.ModuleList(others)
+        self.late = nn.ModuleList(separable_blocks(deep.width, [late], spec, keys=keys))
 
-    def prefix_steps(self) -> list[Step]:
-        """Return stem and early stages."""
-        size = Slice(width=self.table.stem.width, kernel=3, padding=1)
-        sizes = [replace(size, width=row.width, depth=row.layers) for row in self.table.early]
-        return [Step(self.stem, size), *separable_steps(self.early, sizes)]
+    def early_blocks(self) -> Iterable[nn.Module]:
+        """Return the blocks before the dynamic stages."""
+        return self.early
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         """Return the stage of two depths and the last stage."""
@@ -128,13 +91,11 @@ class DepthNet(Supernet):
         return separable_steps([self.first, *others, *self.late], [deep, late], key)
 
 
-MBNET_DEPTH = DepthTable(
-    input_spec=InputSpec(image_size=224, stride=32),
-    num_classes=1000,
-    stem=StageRow(32, 1, 2),
-    early=(StageRow(64, 1, 1), StageRow(128, 2, 2), StageRow(256, 2, 2)),
-    deep=StageRow(512, 6, 2),
-    late=StageRow(1024, 2, 2),
+MBNET_DEPTH = replace(
+    MBNET,
+    routes=tuple(
+        sizes for depth in (1, 6) for sizes in make_routes(((512,), (1024,)), (depth, 2), kernels=((3, 1),))
+    ),
 )
 
 MBNET_DEPTH_CIFAR = replace(

@@ -6,13 +6,21 @@ to the strided depthwise convolution of each dynamic stage, since otherwise the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from torch import nn
 
 from dsnet.models.blocks import Step
-from dsnet.models.conv_blocks import ConvNormAct, SeparableBlock, StageRow, separable_blocks, separable_steps
+from dsnet.models.conv_blocks import (
+    ConvNormAct,
+    ConvSpec,
+    SeparableBlock,
+    StageRow,
+    separable_blocks,
+    separable_steps,
+)
 from dsnet.models.heads import PoolHead
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import ConvOptions
@@ -21,7 +29,7 @@ from dsnet.models.supernet import Supernet
 from dsnet.routes import RouteSpace, Slice, small_medium_large
 from dsnet.slicing import Factory
 
-__all__ = ["MBNet", "MBNetTable"]
+__all__ = ["MBNET", "MBNet", "MBNetTable", "make_routes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,12 @@ class MBNet(Supernet):
         self.stem = ConvNormAct(
             options.in_channels, table.stem.width, spec, kernel=3, stride=table.stem.stride
         )
+        self.build_blocks(spec, options)
+        self.seal()
+
+    def build_blocks(self, spec: ConvSpec, options: ConvOptions) -> None:
+        """Build all blocks after the stem."""
+        table = self.table
         early = separable_blocks(
             table.stem.width, table.early, spec, kernel=table.early_kernel, attention=table.attention
         )
@@ -83,7 +97,10 @@ class MBNet(Supernet):
         )
         self.blocks = nn.ModuleList([*early, *dynamic])
         self.first_dynamic = len(early)
-        self.seal()
+
+    def early_blocks(self) -> Iterable[nn.Module]:
+        """Return the blocks before the dynamic stages."""
+        return self.blocks[: self.first_dynamic]
 
     def prefix_steps(self) -> list[Step]:
         """Return stem and early blocks, and with a gate inside a block also its depthwise convolution."""
@@ -93,7 +110,7 @@ class MBNet(Supernet):
             for row in table.early
         ]
         steps = [Step(self.stem, Slice(width=table.stem.width, kernel=3, padding=1))]
-        steps += separable_steps(self.blocks[: self.first_dynamic], sizes)
+        steps += separable_steps(self.early_blocks(), sizes)
         if table.gate == "inside":
             gated = cast(SeparableBlock, self.blocks[self.first_dynamic])
             steps.append(Step(gated.depthwise, Slice(width=table.early[-1].width, kernel=3, padding=1)))
@@ -107,7 +124,7 @@ class MBNet(Supernet):
 
 
 # --- the families -------------------------------------------------------------------------------------
-def _routes(
+def make_routes(
     stages: tuple[tuple[int, ...], ...], layers: tuple[int, ...], kernels: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[Slice, ...], ...]:
     """Build the routes from the widths and layers of each stage, and (kernel, padding) of each route."""
@@ -127,7 +144,9 @@ DS_MBNET = MBNetTable(
     early=(StageRow(32, 1, 1), StageRow(48, 2, 2), StageRow(96, 2, 2)),
     early_kernel=3,
     dynamic=(StageRow(640, 6, 2), StageRow(1152, 2, 2)),
-    routes=_routes((tuple(range(224, 641, 32)), tuple(range(736, 1153, 32))), (6, 2), kernels=((3, 1),) * 14),
+    routes=make_routes(
+        (tuple(range(224, 641, 32)), tuple(range(736, 1153, 32))), (6, 2), kernels=((3, 1),) * 14
+    ),
     gate="inside",
 )
 
@@ -138,7 +157,7 @@ DS_MBNET_PLUS = MBNetTable(
     early=(StageRow(32, 1, 1), StageRow(48, 2, 2), StageRow(96, 2, 2)),
     early_kernel=5,
     dynamic=(StageRow(640, 6, 2), StageRow(1152, 2, 2)),
-    routes=_routes(
+    routes=make_routes(
         (tuple(range(288, 641, 32)), tuple(range(800, 1153, 32))),
         (6, 2),
         kernels=((3, 0),) * 2 + ((3, 1),) * 2 + ((5, 2),) * 4 + ((7, 3),) * 4,
@@ -169,7 +188,7 @@ MBNET = MBNetTable(
     early=(StageRow(64, 1, 1), StageRow(128, 2, 2), StageRow(256, 2, 2)),
     early_kernel=3,
     dynamic=(StageRow(512, 6, 2), StageRow(1024, 2, 2)),
-    routes=_routes(((512,), (1024,)), (6, 2), kernels=((3, 1),)),
+    routes=make_routes(((512,), (1024,)), (6, 2), kernels=((3, 1),)),
     gate="entrance",
     attention=False,
     activation="relu",
@@ -182,7 +201,7 @@ DS_MBNET_TINY = MBNetTable(
     early=(StageRow(8, 1, 2), StageRow(12, 1, 1)),
     early_kernel=3,
     dynamic=(StageRow(96, 2, 2), StageRow(192, 1, 2)),
-    routes=_routes(((8, 24, 48, 96), (16, 48, 96, 192)), (2, 1), kernels=((3, 1),) * 4),
+    routes=make_routes(((8, 24, 48, 96), (16, 48, 96, 192)), (2, 1), kernels=((3, 1),) * 4),
     gate="inside",
     channels_per_group=4,
 )
@@ -191,7 +210,9 @@ DS_MBNET_PLUS_TINY = replace(
     DS_MBNET_TINY,
     input_spec=InputSpec(image_size=16, stride=8, smallest=16),
     early_kernel=5,
-    routes=_routes(((8, 24, 48, 96), (16, 48, 96, 192)), (2, 1), kernels=((3, 0), (3, 1), (5, 2), (7, 3))),
+    routes=make_routes(
+        ((8, 24, 48, 96), (16, 48, 96, 192)), (2, 1), kernels=((3, 0), (3, 1), (5, 2), (7, 3))
+    ),
     gate="entrance",
 )
 
@@ -203,7 +224,7 @@ DS_MBNET_SMALL = MBNetTable(
     early=(StageRow(32, 1, 1), StageRow(64, 1, 2)),
     early_kernel=3,
     dynamic=(StageRow(128, 2, 2), StageRow(256, 2, 2)),
-    routes=_routes(((32, 64, 96, 128), (64, 128, 192, 256)), (2, 2), kernels=((3, 1),) * 4),
+    routes=make_routes(((32, 64, 96, 128), (64, 128, 192, 256)), (2, 2), kernels=((3, 1),) * 4),
     gate="inside",
     channels_per_group=8,
 )
