@@ -313,7 +313,7 @@ def test_other_structures_are_not_joined() -> None:
     strided = [made(nn.Conv2d(8, 8, 3, stride, 1, groups=8)) for stride in (1, 2)]
     assert "different strides or activations" in str(unsupported(strided))
     wider = made(nn.Conv2d(16, 8, 1))
-    assert "other numbers of channels" in str(unsupported([pointwise, wider]))
+    assert "different numbers of input channels" in str(unsupported([pointwise, wider]))
     large = Ragged([made(nn.Conv2d(8, 8, 7, groups=8))])
     assert "does not fit a map of (4, 4)" in error_of(lambda: large(torch.zeros(1, 8, 4, 4)))
     assert unsupported([pointwise, pointwise]) is None
