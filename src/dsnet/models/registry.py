@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ __all__ = [
 
 O = TypeVar("O")  # noqa: E741  (an options class)
 Kind = Literal["supernet", "twin"]
+ReferenceName = Literal["mobilenet_v1", "resnet50", "deit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +128,32 @@ def model_entry(name: str) -> ModelEntry:
     raise DsnetError(f"there is no model {shorten(name)}; {hint}possible: {', '.join(list_models())}")
 
 
+@overload
+def create_model(  # type: ignore[overload-overlap]
+    name: ReferenceName,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+    **options: object,
+) -> ReferenceNetwork: ...
+@overload
 def create_model(
     name: str,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     generator: torch.Generator | None = None,
-    **options: Any,  # noqa: ANN401  (checked against the model's own options)
-) -> Any:  # noqa: ANN401  (a Supernet or a ReferenceNetwork)
+    **options: object,
+) -> Supernet: ...
+def create_model(
+    name: str,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+    **options: object,
+) -> nn.Module:
     """Build a model by name, in eval mode and untrained.
 
     Args:

@@ -136,9 +136,9 @@ def fuse(module: nn.Module) -> fx.GraphModule:
         elif isinstance(layer, nn.LayerNorm) and _normalises_rows(layer) and len(node.args) == 1:
             _fuse_sum_and_norm(traced, node, layer)
     for node in _input(traced).users:
-        layer = _module_of(traced, node)
-        if isinstance(layer, nn.Conv2d) and _is_plain_pointwise(layer):
-            traced.set_submodule(str(node.target), _RowsConv(layer))
+        first = _module_of(traced, node)
+        if isinstance(first, nn.Conv2d) and _is_plain_pointwise(first):
+            traced.set_submodule(str(node.target), _RowsConv(first))
     traced.graph.lint()
     traced.recompile()
     return traced.eval()
