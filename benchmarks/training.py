@@ -27,6 +27,7 @@ from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.training import Average, Scheme, Stage1
 from dsnet.training.optim import make_optimizer, parameter_groups
 from dsnet.training.stage1.graphed_step import GraphedStep
+from dsnet.training.stage1.step import Passes
 
 Calls = dict[str, Callable[[], object]]
 
@@ -62,7 +63,7 @@ class Bench:
         self.x = self.images()
         self.average = Average(self.model)
         self.stage = Stage1(scheme=Scheme.parse("ib"), average=self.average, autocast=self.autocast)
-        self.stepper = GraphedStep(self.stage, self.model) if graphs else self.stage
+        self.passes = (GraphedStep if graphs else Passes)(self.stage, self.model)
         self.optimizer = make_optimizer("sgd", parameter_groups([self.model], 1e-4), lr=1e-3)
         space = self.model.space
         middle = [space[round(share * (len(space) - 1))] for share in (1 / 3, 2 / 3)]
@@ -83,7 +84,7 @@ class Bench:
 
     def step(self) -> None:
         """Make a training step on the batch."""
-        self.stepper.step(self.model, self.routes, [self.x], self.labels)
+        self.passes.step(self.routes, [self.x], self.labels)
         self.update()
 
     def parts(self) -> Calls:

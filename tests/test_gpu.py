@@ -18,6 +18,7 @@ from dsnet.slicing import Mode
 from dsnet.training import Average, GateConfig, Scheme, Stage1
 from dsnet.training.config import MixConfig
 from dsnet.training.stage1.graphed_step import GraphedStep
+from dsnet.training.stage1.step import Passes
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.task import GateObjective
 from tests.support import FAMILIES, TINY, assert_close, images, randomise, relative_error, spread_gates
@@ -112,7 +113,7 @@ def test_graphs_train_as_steps_do(name: str, text: str) -> None:
         seen, wanted = [view + 0.1 * number for view in views], labels.roll(number)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=number % 2 == 0)
-        ours = steps.step(model, chosen, seen, wanted, labels_only=labels_only)
+        ours = steps.step(chosen, seen, wanted, labels_only=labels_only)
         theirs = other_stage.step(other, chosen, seen, wanted, labels_only=labels_only)
         assert_close(ours.total, theirs.total, 1e-9)
         for a, b in zip(ours.networks, theirs.networks, strict=True):
@@ -137,12 +138,12 @@ def test_a_graphed_step_never_waits_for_the_device() -> None:
     steps = GraphedStep(stage, model)
     routes = (model.space[3], model.space[1], model.space[2], model.space[0])
     x, labels = images(model, 64).to("cuda"), torch.arange(64, device="cuda") % 10
-    steps.step(model, routes, [x], labels)
+    steps.step(routes, [x], labels)
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        for step in (steps, stage):
-            step.step(model, routes, [x], labels)
+        steps.step(routes, [x], labels)
+        stage.step(model, routes, [x], labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -157,10 +158,10 @@ def test_graphs_in_bfloat16_are_near_float32(name: str) -> None:
     stage = Stage1(scheme=Scheme.parse("ib"), average=Average(model))
     half = replace(stage, autocast=torch.bfloat16)
     gradients = []
-    for step in (stage, half, GraphedStep(half, model)):
+    for step in (Passes(stage, model), Passes(half, model), GraphedStep(half, model)):
         for _ in range(2):
             model.zero_grad()
-            step.step(model, routes, [x], labels)
+            step.step(routes, [x], labels)
         gradients.append(model.head.classifier.weight.grad.clone())
     assert_close(gradients[1], gradients[0], 0.1)
     assert_close(gradients[2], gradients[1], 0.02)
@@ -175,10 +176,10 @@ def test_replays_draw_anew() -> None:
     routes = (model.space[2], model.space[1], model.space[0])
     steps = GraphedStep(stage, model)
     totals: dict[str, list[Tensor]] = {}
-    for name, step in (("graphs", steps), ("eager", stage), ("graphs again", steps)):
+    for name, step in (("graphs", steps), ("eager", Passes(stage, model)), ("graphs again", steps)):
         for seed in (1, 1, 2):
             noise.manual_seed(seed)
-            totals.setdefault(name, []).append(step.step(model, routes, [x], labels).total)
+            totals.setdefault(name, []).append(step.step(routes, [x], labels).total)
     for same, repeated, other in totals.values():
         assert same == repeated
         assert relative_error(other, same) > 1e-4
@@ -192,7 +193,7 @@ def test_graphs_add_no_memory_for_every_route() -> None:
     steps = GraphedStep(Stage1(scheme=Scheme.parse("label")), model)
     space, used = model.space, []
     for route in (12, 6, 3, 9, 1, 11):
-        steps.step(model, (space.largest, space[route], space.smallest), [x], labels)
+        steps.step((space.largest, space[route], space.smallest), [x], labels)
         used.append(torch.cuda.memory_reserved())
     assert used[-1] < 1.15 * used[0]
 

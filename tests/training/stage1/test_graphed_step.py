@@ -10,7 +10,7 @@ import torch
 import dsnet
 from dsnet.slicing import KeyState, Mode
 from dsnet.training import Scheme, Stage1
-from dsnet.training.stage1.graphed_step import GraphedStep, _GraphedPasses
+from dsnet.training.stage1.graphed_step import GraphedStep
 from tests.support import error_of, images
 from tests.support.replays import pretend_cuda
 from tests.support.stage1 import KINDS, SCHEMES, setting
@@ -19,13 +19,7 @@ from tests.support.stage1 import KINDS, SCHEMES, setting
 @pytest.fixture
 def _cuda_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_cuda(monkeypatch)
-
-
-def graphed(stage: Stage1, model: dsnet.Supernet) -> GraphedStep:
-    """A GraphedStep without its check of the device."""
-    step = object.__new__(GraphedStep)
-    step.stage, step.model, step._passes, step._form = stage, model, _GraphedPasses(stage, model), None
-    return step
+    monkeypatch.setattr("dsnet.training.stage1.graphed_step._check", lambda stage, device: None)
 
 
 @pytest.mark.usefixtures("_cuda_in_name")
@@ -34,14 +28,14 @@ def graphed(stage: Stage1, model: dsnet.Supernet) -> GraphedStep:
 def test_replays_give_what_steps_give(name: str, text: str) -> None:
     model, stage, routes, views, labels = setting(name, text)
     other, other_stage = copy.deepcopy(model), copy.deepcopy(stage)
-    steps = graphed(stage, model)
+    steps = GraphedStep(stage, model)
     plan = [(routes, False), (routes, False), (routes[:1] + routes[2:], True), (routes, False)]
     for number, (chosen, labels_only) in enumerate(plan):
         seen = [view + number for view in views[: stage.scheme.views(len(chosen))]]
         for network in (model, other):
             if number != 2:  # the third step adds to the gradients of the second
                 network.zero_grad()
-        ours = steps.step(model, chosen, seen, labels.roll(number), labels_only=labels_only)
+        ours = steps.step(chosen, seen, labels.roll(number), labels_only=labels_only)
         theirs = other_stage.step(other, chosen, seen, labels.roll(number), labels_only=labels_only)
         assert torch.equal(ours.total, theirs.total)
         assert [n.terms for n in ours.networks] == [n.terms for n in theirs.networks]
@@ -56,10 +50,10 @@ def test_replays_give_what_steps_give(name: str, text: str) -> None:
 def test_a_replay_marks_the_keys_it_updates() -> None:
     model, stage, _, views, labels = setting("ds_mbnet_tiny", "ib")
     routes = (model.space.largest, model.space.smallest)
-    steps = graphed(stage, model)
+    steps = GraphedStep(stage, model)
     for _ in range(2):
         dsnet.recalibrate(model, [images(model, 8)])
-        steps.step(model, routes, views, labels)
+        steps.step(routes, views, labels)
         assert all(model.key_states(route) == {KeyState.RUNNING} for route in routes)
         assert KeyState.CALIBRATED in model.key_states(model.space[1])
 
@@ -67,11 +61,11 @@ def test_a_replay_marks_the_keys_it_updates() -> None:
 @pytest.mark.usefixtures("_cuda_in_name")
 def test_a_batch_of_another_size_runs_without_graphs() -> None:
     model, stage, routes, views, labels = setting("ds_mbnet_tiny", "ib")
-    steps = graphed(stage, model)
-    steps.step(model, routes, views, labels)
-    made = len(steps._passes._captured)
-    losses = steps.step(model, routes, [views[0][:4]], labels[:4])
-    assert len(steps._passes._captured) == made
+    steps = GraphedStep(stage, model)
+    steps.step(routes, views, labels)
+    made = len(steps._captured)
+    losses = steps.step(routes, [views[0][:4]], labels[:4])
+    assert len(steps._captured) == made
     assert losses.total.isfinite()
 
 
@@ -81,14 +75,6 @@ def test_what_graphs_cannot_do_is_an_error() -> None:
     assert "not on cpu; use Stage1.step" in error_of(lambda: GraphedStep(stage, model))
     model = dsnet.create_model("ds_mbnet_tiny", device="meta")
     assert "not on meta" in error_of(lambda: GraphedStep(stage, model))
-
-
-@pytest.mark.usefixtures("_cuda_in_name")
-def test_graphs_belong_to_one_network() -> None:
-    model, stage, routes, views, labels = setting("ds_mbnet_tiny", "label")
-    steps = graphed(stage, model)
-    other = copy.deepcopy(model)
-    assert "another network" in error_of(lambda: steps.step(other, routes, views, labels))
 
 
 def test_statistics_of_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,61 +21,25 @@ from dsnet.errors import DsnetError
 from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import KeyState, Mode, batch_statistics
-from dsnet.training.stage1.step import NetworkTask, Passes, Stage1, StepLosses, Tensors, run_step
+from dsnet.training.stage1.step import NetworkTask, Passes, Stage1, StepLosses, Tensors
 
 __all__ = ["GraphedStep"]
 
 
-class GraphedStep:
-    """`Stage1.step` for one network, replayed from CUDA graphs.
-
-    Graphs are for batches of the first batch's form; a batch of another form runs without graphs. The weights
-    may change their values, not their addresses: `load_state_dict` is possible, `to` is not.
-
-    Args:
-        stage: The scheme and what its steps need.
-        model: The network, on a CUDA device.
-
-    Raises:
-        DsnetError: The network is on another device, or a mode shares norm statistics between ranks.
-    """
-
-    def __init__(self, stage: Stage1, model: Supernet) -> None:
-        device = model.head.classifier.weight.device
-        if device.type != "cuda":
-            raise DsnetError(f"CUDA graphs need a network on a CUDA device, not on {device}; use Stage1.step")
-        modes = [stage.mode, stage.largest_mode, stage.average.mode if stage.average else None]
-        for mode in modes:
-            if mode is not None and mode.statistics not in (None, batch_statistics):
-                raise DsnetError(
-                    f"CUDA graphs cannot hold norm statistics made by {mode.statistics!r}; possible: those "
-                    "of the batch at hand, on every rank its own"
-                )
-        self.stage, self.model = stage, model
-        self._passes = _GraphedPasses(stage, model)
-        self._form: object = None
-
-    def step(
-        self,
-        model: Supernet,
-        routes: Sequence[Route],
-        views: Sequence[Tensor],
-        labels: Tensor,
-        *,
-        labels_only: bool = False,
-    ) -> StepLosses:
-        """Run a step; for arguments see `Stage1.step`."""
-        if model is not self.model:
-            raise DsnetError("these graphs were made for another network; make a GraphedStep for this one")
-        form = {_form(view, labels) for view in views}
-        self._form = self._form or form
-        if form != self._form:
-            return self.stage.step(model, routes, views, labels, labels_only=labels_only)
-        return run_step(self._passes, routes, views, labels, labels_only=labels_only)
-
-
 def _form(*tensors: Tensor) -> Hashable:
     return tuple((x.shape, x.stride(), x.dtype, x.device) for x in tensors)
+
+
+def _check(stage: Stage1, device: torch.device) -> None:
+    """Raise if the steps of a stage cannot be captured."""
+    if device.type != "cuda":
+        raise DsnetError(f"CUDA graphs need a network on a CUDA device, not on {device}; use Stage1.step")
+    for mode in (stage.mode, stage.largest_mode, stage.average.mode if stage.average else None):
+        if mode is not None and mode.statistics not in (None, batch_statistics):
+            raise DsnetError(
+                f"CUDA graphs cannot hold norm statistics made by {mode.statistics!r}; possible: those of "
+                "the batch at hand, on every rank its own"
+            )
 
 
 class _Pass(NamedTuple):
@@ -90,28 +54,51 @@ class _Prefix(NamedTuple):
     backward: CapturedPass
 
 
-class _GraphedPasses(Passes):
-    """Passes that are captured at their first run and replayed later."""
+class GraphedStep(Passes):
+    """The steps of a stage for one network, replayed from CUDA graphs.
+
+    Graphs are for batches of the first batch's form; a batch of another form runs without graphs. The weights
+    may change their values, not their addresses: `load_state_dict` is possible, `to` is not.
+
+    Args:
+        stage: The scheme and what its steps need.
+        model: The network, on a CUDA device.
+
+    Raises:
+        DsnetError: The network is on another device, or a mode shares norm statistics between ranks.
+    """
 
     def __init__(self, stage: Stage1, model: Supernet) -> None:
         super().__init__(stage, model)
+        device = model.head.classifier.weight.device
+        _check(stage, device)
         # What the prefix keeps for its backward pass must outlive the networks in between: its own memory.
         self._pool, self._prefix_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
-        generators = {mode.generator for mode in (stage.mode, stage.largest_mode) if mode is not None}
-        self._graphs = TrainingGraphs(
-            [model] if stage.projector is None else [model, stage.projector],
-            model.head.classifier.weight.device,
-            generators=[generator for generator in generators if generator is not None],
-        )
+        modes = [mode for mode in (stage.mode, stage.largest_mode) if mode is not None]
+        generators = {mode.generator for mode in modes if mode.generator is not None}
+        modules = [model] if stage.projector is None else [model, stage.projector]
+        self._graphs = TrainingGraphs(modules, device, generators=list(generators))
+        self._batch_form: Hashable = None
+        self._inputs: dict[Hashable, Tensor] = {}  # shared by all passes, which run one after the other
         self._captured: dict[Hashable, _Pass] = {}
         self._prefixes: dict[Hashable, _Prefix] = {}
+
+    def step(
+        self, routes: Sequence[Route], views: Sequence[Tensor], labels: Tensor, *, labels_only: bool = False
+    ) -> StepLosses:
+        """Run a step; for arguments see `Stage1.step`."""
+        form = frozenset(_form(view, labels) for view in views)
+        self._batch_form = self._batch_form or form
+        if form == self._batch_form:
+            return super().step(routes, views, labels, labels_only=labels_only)
+        return self.stage.step(self.model, routes, views, labels, labels_only=labels_only)
 
     def run(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor | Tensors) -> Tensors:
         """Replay a pass; the next replay overwrites its outputs."""
         tensors, structure = tree_flatten(inputs)
         key = (key, self.model.training, _form(*tensors))
         if key not in self._captured:
-            buffers = [x.clone() for x in tensors]
+            buffers = [self._inputs.setdefault((i, _form(x)), x.clone()) for i, x in enumerate(tensors)]
             body = functools.partial(function, *tree_unflatten(buffers, structure))
             self._captured[key] = _Pass(buffers, *self._graphs.capture(self._pool, body))
         buffers, captured = self._captured[key]

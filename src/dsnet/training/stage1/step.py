@@ -24,7 +24,7 @@ from dsnet.training.stage1.losses import ensemble, hard_labels, hierarchical, la
 from dsnet.training.stage1.projector import Projector
 from dsnet.training.stage1.scheme import Scheme
 
-__all__ = ["NetworkLoss", "NetworkTask", "Passes", "Stage1", "StepLosses", "Tensors", "run_step"]
+__all__ = ["NetworkLoss", "NetworkTask", "Passes", "Stage1", "StepLosses", "Tensors"]
 
 Teacher = Callable[[Tensor], Tensor]
 Tensors = tuple[Tensor, ...]
@@ -118,7 +118,7 @@ class Stage1:
             labels: Class indices [B], or probabilities [B, classes].
             labels_only: Train all networks by the labels in this step; no teacher runs.
         """
-        return run_step(Passes(self, model), routes, views, labels, labels_only=labels_only)
+        return Passes(self, model).step(routes, views, labels, labels_only=labels_only)
 
     def tasks(self, routes: Sequence[Route], *, labels_only: bool) -> list[NetworkTask]:
         """Return the task of each network."""
@@ -169,7 +169,7 @@ def _prefix_mode(mode: Mode | None) -> Mode | None:
 
 
 class Passes:
-    """The passes that a step consists of. A subclass may override `run`, for example to replay graphs."""
+    """The steps of a stage for one network, as passes that a subclass may run in another way."""
 
     _prefix_end: GateState  # output of the shared prefix
     _start: GateState  # the same, detached: where the networks start
@@ -177,6 +177,53 @@ class Passes:
 
     def __init__(self, stage: Stage1, model: Supernet) -> None:
         self.stage, self.model = stage, model
+
+    def step(
+        self, routes: Sequence[Route], views: Sequence[Tensor], labels: Tensor, *, labels_only: bool = False
+    ) -> StepLosses:
+        """Run a step; for arguments see `Stage1.step`."""
+        stage, scheme = self.stage, self.stage.scheme
+        expected = scheme.views(len(routes))
+        if len(views) != expected:
+            raise DsnetError(
+                f"a step of {len(routes)} networks needs {expected} views here, not {len(views)}"
+            )
+        labels_only = labels_only or scheme.label_share == 1
+        tasks = stage.tasks(routes, labels_only=labels_only)
+        targets: list[Tensors] = [()] * len(routes)
+        if not labels_only:
+            targets = self._targets(routes, views)
+        losses: list[NetworkLoss] = []
+        entered = False
+        for index, task in enumerate(tasks):
+            images = views[index] if scheme.own_views else views[0]
+            if task.shares_prefix and not entered:
+                self.enter(images, task.mode)
+                entered = True
+            values, logits = self.network(task, images, labels, targets[index])
+            if scheme.target == "id" and index == 0:  # the largest network's own output teaches the others
+                targets = [(logits,)] * len(routes)
+            *terms, total = values.unbind()
+            named = tuple((name, value) for (name, _), value in zip(task.terms, terms, strict=True))
+            losses.append(NetworkLoss(route=task.route.number, terms=named, total=total))
+        if entered:
+            self.leave()
+        total = tasks[0].weight * torch.stack([loss.total for loss in losses]).sum()
+        return StepLosses(networks=tuple(losses), total=total)
+
+    def _targets(self, routes: Sequence[Route], views: Sequence[Tensor]) -> list[Tensors]:
+        """Return what each network learns from besides the labels, as far as it is known before they run."""
+        stage = self.stage
+        if stage.teacher is not None:
+            with torch.no_grad(), stage.precision(views[-1]):
+                return [(stage.teacher(views[-1]),)] * len(routes)
+        if stage.average is None:
+            return [()] * len(routes)
+        ensembled = stage.scheme.target == "e-ib"
+        outputs, features = self.teach(stage.average, views[0], routes[:-1] if ensembled else routes[:1])
+        target = (outputs[0], *features)
+        last = (ensemble(outputs), *features) if ensembled else target
+        return [(), *[target] * (len(routes) - 2), last][: len(routes)]
 
     def run(self, key: Hashable, function: Callable[..., Tensors], *inputs: Tensor | Tensors) -> Tensors:
         """Run a pass. Calls with the same key are the same computation on other inputs."""
@@ -247,55 +294,3 @@ class Passes:
             for route in routes[len(outputs) :]:
                 outputs += self.run(("logits", route), functools.partial(logits, route))
         return outputs, features
-
-
-def run_step(
-    passes: Passes,
-    routes: Sequence[Route],
-    views: Sequence[Tensor],
-    labels: Tensor,
-    *,
-    labels_only: bool = False,
-) -> StepLosses:
-    """Run a step; for arguments see `Stage1.step`."""
-    stage, scheme = passes.stage, passes.stage.scheme
-    expected = scheme.views(len(routes))
-    if len(views) != expected:
-        raise DsnetError(f"a step of {len(routes)} networks needs {expected} views here, not {len(views)}")
-    labels_only = labels_only or scheme.label_share == 1
-    tasks = stage.tasks(routes, labels_only=labels_only)
-    targets: list[Tensors] = [()] * len(routes)
-    if not labels_only:
-        targets = _targets(passes, routes, views)
-    losses: list[NetworkLoss] = []
-    entered = False
-    for index, task in enumerate(tasks):
-        images = views[index] if scheme.own_views else views[0]
-        if task.shares_prefix and not entered:
-            passes.enter(images, task.mode)
-            entered = True
-        values, logits = passes.network(task, images, labels, targets[index])
-        if scheme.target == "id" and index == 0:  # the largest network's own output teaches the others
-            targets = [(logits,)] * len(routes)
-        *terms, total = values.unbind()
-        named = tuple((name, value) for (name, _), value in zip(task.terms, terms, strict=True))
-        losses.append(NetworkLoss(route=task.route.number, terms=named, total=total))
-    if entered:
-        passes.leave()
-    total = tasks[0].weight * torch.stack([loss.total for loss in losses]).sum()
-    return StepLosses(networks=tuple(losses), total=total)
-
-
-def _targets(passes: Passes, routes: Sequence[Route], views: Sequence[Tensor]) -> list[Tensors]:
-    """Return what each network learns from besides the labels, as far as it is known before they run."""
-    stage = passes.stage
-    if stage.teacher is not None:
-        with torch.no_grad(), stage.precision(views[-1]):
-            return [(stage.teacher(views[-1]),)] * len(routes)
-    if stage.average is None:
-        return [()] * len(routes)
-    ensembled = stage.scheme.target == "e-ib"
-    outputs, features = passes.teach(stage.average, views[0], routes[:-1] if ensembled else routes[:1])
-    target = (outputs[0], *features)
-    last = (ensemble(outputs), *features) if ensembled else target
-    return [(), *[target] * (len(routes) - 2), last][: len(routes)]

@@ -24,7 +24,7 @@ from dsnet.training.stage1.ema import TEACHER, Average
 from dsnet.training.stage1.graphed_step import GraphedStep
 from dsnet.training.stage1.projector import Projector
 from dsnet.training.stage1.scheme import Scheme, single_route
-from dsnet.training.stage1.step import Stage1, StepLosses
+from dsnet.training.stage1.step import Passes, Stage1, StepLosses
 from dsnet.training.stage1.teacher import Teacher
 from dsnet.training.stage1.views import Views
 from dsnet.training.sync_batch_norm import SharedStatistics
@@ -92,8 +92,10 @@ class Stage1Objective(Objective):
             largest_mode=largest_mode,
             autocast=torch.bfloat16 if run.precision == "bfloat16" else None,
         )
-        self.network = compiled(model) if run.compile else model
-        self.stepper = GraphedStep(self.stage, model) if self._uses_graphs(device) else self.stage
+        if self._uses_graphs(device):
+            self.passes: Passes = GraphedStep(self.stage, model)
+        else:
+            self.passes = Passes(self.stage, compiled(model) if run.compile else model)
 
     def _uses_graphs(self, device: torch.device) -> bool:
         """By default where the GPU would wait for the host: small images, nothing to communicate."""
@@ -131,7 +133,7 @@ class Stage1Objective(Objective):
         )
         labels_only = step < self.config.scheme.start * self.steps
         with enough_programs(self.model) if self.config.run.compile else nullcontext():
-            losses = self.stepper.step(self.network, routes, views, targets, labels_only=labels_only)
+            losses = self.passes.step(routes, views, targets, labels_only=labels_only)
         return _named(losses)
 
     def end_step(self) -> None:
