@@ -1,4 +1,4 @@
-"""Whole runs on data of one's own: folders in memory or decoded while training, and what is refused."""
+"""Runs on folders of images, in memory or decoded while training, and their errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_lazy_run_does_not_depend_on_its_workers(pictures: Path, tmp_path: Pat
         assert torch.equal(value, weights[1][key]), key
 
 
-def test_a_test_split_with_other_classes_is_refused(pictures: Path, tmp_path: Path) -> None:
+def test_a_test_split_with_other_classes_is_an_error(pictures: Path, tmp_path: Path) -> None:
     root = tmp_path / "data"
     (root / "test").mkdir(parents=True)
     (root / "train").symlink_to(pictures / "train")
@@ -81,7 +81,7 @@ def test_a_test_split_with_other_classes_is_refused(pictures: Path, tmp_path: Pa
     assert not (tmp_path / "run" / "recipe.json").exists()  # found out before training, not after
 
 
-def test_metrics_go_to_tensorboard_where_it_is_installed(
+def test_metrics_go_to_tensorboard_if_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple] = []

@@ -1,4 +1,4 @@
-"""Re-calibrated statistics are the exact ones of what every norm got."""
+"""Re-calibrated statistics are those of all inputs of each norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import TINY, assert_close, error_of, images, randomise
 
 
 def watch(model: dsnet.Supernet) -> dict[tuple[SplitBatchNorm2d, int], list[Tensor]]:
-    """Everything that norms get from now on, by key."""
+    """Record the inputs of norms by key."""
     inputs: dict[tuple[SplitBatchNorm2d, int], list[Tensor]] = {}
     for module in model.modules():
         if isinstance(module, SplitBatchNorm2d):
@@ -47,7 +47,7 @@ def test_statistics_are_exact(name: str, options: dict[str, str]) -> None:
         assert norm.states[key] is KeyState.CALIBRATED
 
 
-def test_the_prefix_is_counted_once_whatever_the_routes() -> None:
+def test_the_prefix_is_counted_once_for_all_routes() -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     recalibrate(model, [images(model, 8)])
     assert model.stem.norm.count.tolist() == [8 * 16 * 16]
@@ -65,7 +65,7 @@ def test_old_statistics_do_not_matter() -> None:
     assert_close(results[0], results[1], 1e-12)
 
 
-def test_some_routes_only_and_the_others_say_so() -> None:
+def test_only_the_given_routes_get_statistics() -> None:
     model = dsnet.create_model("ds_mbnet_tiny").train()
     recalibrate(model, [images(model, 8)], [0, 3])
     assert model.training

@@ -1,4 +1,4 @@
-"""The loop: going on after any kind of end equals never having stopped; what it writes, says and refuses."""
+"""The training loop: resumed runs equal uninterrupted ones; files, messages and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("loop")
 
 
 def assert_same_runs(one: Path, other: Path) -> None:
-    """Bit for bit: weights, statistics, average, projector, optimiser; metrics and results."""
+    """Compare weights, statistics, average, projector, optimizer, metrics and results bit by bit."""
     for name in ("last", "best", "final"):
         ours, theirs = load_checkpoint(one, name), load_checkpoint(other, name)
         assert ours.data == theirs.data
@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "number"), [*((name, signal.SIGTERM) for name in CONFIGS), ("mbnet", signal.SIGINT)]
 )
-def test_a_stopped_run_goes_on_bit_for_bit(
+def test_a_stopped_run_resumes_bit_identically(
     whole: dict[str, Path], tmp_path: Path, name: str, number: int
 ) -> None:
     config = CONFIGS[name]
@@ -111,7 +111,7 @@ train(replace(config, run=replace(config.run, save_steps=2)), Path(sys.argv[1]),
         ("prune", 2),  # before the older one is removed
     ],
 )
-def test_a_killed_run_goes_on_bit_for_bit(
+def test_a_killed_run_resumes_bit_identically(
     whole: dict[str, Path], tmp_path: Path, where: str, count: int
 ) -> None:
     arguments = [str(tmp_path / "run"), where, str(count)]
@@ -137,7 +137,7 @@ def test_another_seed_is_another_run(whole: dict[str, Path], tmp_path: Path) -> 
     assert not torch.equal(ours.head.classifier.weight, theirs.head.classifier.weight)
 
 
-def test_a_run_writes_what_is_needed_to_understand_it(whole: dict[str, Path]) -> None:
+def test_a_run_writes_settings_metrics_and_results(whole: dict[str, Path]) -> None:
     folder = whole["mbnet"]
     assert read_config(folder) == BUSY
     lines = metrics(folder, "train")
@@ -191,7 +191,7 @@ def test_the_first_term_that_is_not_finite_is_named() -> None:
     assert buffer.means() == {}
 
 
-def test_metrics_beyond_the_checkpoint_are_made_again(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_are_replaced(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, after=0)
     for step in (5, 10, 15):
         file.write("train", step, {"loss": 1.0})
@@ -213,21 +213,21 @@ def test_a_folder_with_a_run_is_not_overwritten(whole: dict[str, Path]) -> None:
     assert "holds no run" in error_of(lambda: read_config(whole["mbnet"] / "nothing"))
 
 
-def test_resuming_a_finished_run_makes_its_result_again(whole: dict[str, Path]) -> None:
+def test_resuming_a_finished_run_gives_its_results_again(whole: dict[str, Path]) -> None:
     before = json.loads((whole["vit"] / "results.json").read_text())
     outcome: Outcome = train(CONFIGS["vit"], whole["vit"], resume=True)
     assert outcome.status.finished
     assert json.loads((whole["vit"] / "results.json").read_text()) == before
 
 
-def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_data_is_an_error(tmp_path: Path) -> None:
     config = replace(BUSY, optim=replace(OPTIM, batch=5000))
     assert "optim.batch=5000 is more than the 1295 training images" in error_of(
         lambda: train(config, tmp_path)
     )
 
 
-def test_a_network_that_only_guesses_is_reported(tmp_path: Path) -> None:
+def test_a_network_at_chance_level_is_reported(tmp_path: Path) -> None:
     config = replace(BUSY, scheme=SchemeConfig(name="ib"), optim=replace(OPTIM, lr=1e-9, warmup=0, epochs=1))
     callback = Listen()
     train(config, tmp_path, callback=callback)

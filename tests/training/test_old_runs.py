@@ -1,4 +1,4 @@
-"""Runs that an earlier version wrote still load, say the same, and go on."""
+"""Runs of an earlier version load, give the same logits and resume."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def expected(name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("run", "name", "route"), [("stopped", "last", 1), ("finished", "final", 3)])
-def test_a_checkpoint_of_an_earlier_version_says_the_same(run: str, name: str, route: int) -> None:
+def test_a_checkpoint_of_an_earlier_version_gives_the_same_logits(run: str, name: str, route: int) -> None:
     found = torch.tensor(logits_of(load_checkpoint(FOLDER / run, name), route))
     torch.testing.assert_close(found, expected(run), rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_resumes(tmp_path: Path) -> None:
     run = Path(shutil.copytree(FOLDER / "stopped", tmp_path / "run"))
     assert load_checkpoint(run, "last").data["step"] == 2
     outcome = train(STOPPED, run, resume=True)

@@ -1,4 +1,4 @@
-"""Folders of runs, and data and settings as people really have them: nothing is lost, nothing misleads."""
+"""Folders of runs: resuming, locking, damaged files, unusual data and settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 
 # --- going on ----------------------------------------------------------------------------------------
-def test_a_checkpoint_without_a_recipe_is_never_trained_over(copied: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_recipe_is_not_overwritten(copied: Path, tmp_path: Path) -> None:
     (copied / "recipe.json").unlink()
     assert "no recipe.json" in error_of(lambda: train(SHORT, copied, resume=True))
     (copied / "last").unlink()
@@ -64,13 +64,13 @@ def test_a_checkpoint_without_a_recipe_is_never_trained_over(copied: Path, tmp_p
     assert "no recipe.json" in error_of(lambda: train(SHORT, own, resume=True))
 
 
-def test_resuming_where_nothing_is_says_so(tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_warns(tmp_path: Path) -> None:
     callback = Listen()
     train(SHORT, str(tmp_path / "new"), resume=True, callback=callback)
     assert any("no checkpoint in" in message for message in callback.messages)
 
 
-def test_a_checkpoint_that_lacks_what_is_needed_is_refused(copied: Path) -> None:
+def test_resuming_from_an_incomplete_checkpoint_is_an_error(copied: Path) -> None:
     saved = load_checkpoint(copied, "last")
     save_checkpoint(copied, "last", build_network(saved), step=5)
     assert "lacks optimizer" in error_of(lambda: train(SHORT, copied, resume=True))
@@ -82,7 +82,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     assert train(SHORT, tmp_path).status.finished
 
 
-def test_a_folder_that_nothing_was_written_to_is_not_left(tmp_path: Path) -> None:
+def test_an_unused_folder_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
     big = replace(SHORT, optim=replace(SHORT.optim, batch=10**6))
     assert "batch" in error_of(lambda: train(big, folder))
@@ -99,7 +99,7 @@ def test_a_folder_that_nothing_was_written_to_is_not_left(tmp_path: Path) -> Non
     assert not (tmp_path / "held").exists()
 
 
-def test_removing_a_folder_lets_nobody_else_in(tmp_path: Path) -> None:
+def test_a_lock_outlasts_the_removal_of_its_folder(tmp_path: Path) -> None:
     inside, most, together = [], [], threading.Barrier(3, timeout=60)
 
     def take_turns(number: int) -> None:
@@ -132,12 +132,12 @@ def test_damaged_files_are_named(copied: Path, file: str, content: bytes, told: 
     assert told in error_of(lambda: train(SHORT, copied, resume=True))
 
 
-def test_metrics_that_are_no_text_do_not_stop_a_run(copied: Path) -> None:
+def test_damaged_metrics_do_not_stop_a_run(copied: Path) -> None:
     (copied / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + (copied / "metrics.jsonl").read_bytes())
     assert train(SHORT, copied, resume=True).status.finished
 
 
-def test_a_name_that_is_not_there_is_answered_with_those_that_are(
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied / "picture.png").write_bytes(bytes(range(256)) * 100)
@@ -153,7 +153,7 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(
     assert "takes a file in an existing folder" in capsys.readouterr().err
 
 
-def test_a_request_to_stop_is_acknowledged(tmp_path: Path) -> None:
+def test_a_stop_request_is_acknowledged(tmp_path: Path) -> None:
     class Both(StopAt, Listen):
         def __init__(self) -> None:
             StopAt.__init__(self, 2, signal.SIGINT)
@@ -200,14 +200,14 @@ def test_labels_follow_the_names_of_classes(tmp_path: Path) -> None:
     assert "does not have: 7, 9" in error_of(lambda: map_classes(digits, tuple("0123"), "it"))
 
 
-def test_one_file_is_not_both_splits(tmp_path: Path) -> None:
+def test_one_file_for_both_splits_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "all.parquet"
     path.write_bytes(b"")
     config = replace(SHORT, data=DataConfig(name=str(path)))
     assert "is one file for both splits" in error_of(lambda: train(config, tmp_path / "run"))
 
 
-def test_sixteen_bits_and_one_colour_are_read_as_they_are(tmp_path: Path) -> None:
+def test_images_of_16_bits_and_one_channel_are_read(tmp_path: Path) -> None:
     (tmp_path / "train" / "x").mkdir(parents=True)
     grey = np.full((8, 8), 128 * 257, dtype=np.uint16)
     Image.fromarray(grey).save(tmp_path / "train" / "x" / "a.png")
@@ -231,7 +231,7 @@ def test_sixteen_bits_and_one_colour_are_read_as_they_are(tmp_path: Path) -> Non
         (["scheme.name=single", "scheme.route=1"], "a route alone learns from labels"),
     ],
 )
-def test_settings_that_would_do_nothing_or_fail_later_are_refused(
+def test_settings_without_effect_are_errors(
     settings: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [part for setting in ("scheme.name=label", *settings) for part in ("--set", setting)]
@@ -245,7 +245,7 @@ def test_single_routes_validate_once_they_have_statistics(tmp_path: Path) -> Non
     assert train(config, tmp_path).status.finished
 
 
-def test_a_recipe_in_a_file_of_its_own_names_its_run(
+def test_a_recipe_file_gives_the_run_its_name(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -262,7 +262,7 @@ def test_group_norms_need_no_statistics(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nothing to compute" in capsys.readouterr().out
 
 
-def test_a_joint_run_shows_what_its_gates_reach(tmp_path: Path) -> None:
+def test_a_joint_run_reports_the_accuracy_of_its_gates(tmp_path: Path) -> None:
     config = replace(SHORT, scheme=SchemeConfig(name="label", joint="reinforce"))
     gated = train(config, tmp_path).gated
     assert gated is not None
@@ -279,8 +279,8 @@ def test_a_plot_of_one_point_or_equal_ones_is_readable(count: int) -> None:
     assert len(set(labels)) == len(labels) >= 2
 
 
-def test_lost_workers_end_a_stopped_run_with_its_work_saved(tmp_path: Path) -> None:
-    """A signal to all processes of a group ends those that decode as well."""
+def test_a_stopped_run_is_saved_when_its_workers_end_first(tmp_path: Path) -> None:
+    """A signal to a process group also ends the decoding workers."""
     folders(tmp_path, {"a": 30, "b": 30}, "train")
     folders(tmp_path, {"a": 4, "b": 4}, "test")
     data = DataConfig(name=str(tmp_path), lazy=True, workers=2)

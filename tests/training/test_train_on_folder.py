@@ -1,4 +1,4 @@
-"""A run on a folder of pictures, from training to prediction: how images are prepared, and odd names."""
+"""Runs on a folder of images, from training to prediction: preparation of images, unusual names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "run"
 
 
-def test_all_that_evaluates_prepares_images_alike(run: Path) -> None:
+def test_all_commands_prepare_images_alike(run: Path) -> None:
     """Training's test split, `evaluate`, the routers' calibration and `predict`, against Pillow."""
     assert load_checkpoint(run, "final").data["input"]["crop_ratio"] == 0.8
     opened = open_run(build_parser().parse_args(["evaluate", str(run), "--device", "cpu"]), "test")
@@ -64,7 +64,7 @@ def test_all_that_evaluates_prepares_images_alike(run: Path) -> None:
         assert found.best.probability == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_default_is_the_whole_short_side_but_for_imagenet(run: Path) -> None:
+def test_the_default_crop_ratio_is_1_except_for_imagenet(run: Path) -> None:
     recipe = json.loads((run / "recipe.json").read_text())
     del recipe["data"]["crop_ratio"]
     assert from_plain(TrainConfig, recipe).data.crop_ratio == 1.0  # what earlier versions wrote
@@ -74,7 +74,7 @@ def test_the_default_is_the_whole_short_side_but_for_imagenet(run: Path) -> None
 
 @pytest.fixture
 def plain_output(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """What was written to the terminal, which must be text that it only shows."""
+    """The text that was written to the terminal, without control characters."""
 
     def read() -> str:
         out, err = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""Training that begins with another run: its weights, its normalisation, its routing heads."""
+"""Runs that start from another: its weights, its normalisation, its routing heads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def moved(config: TrainConfig, first: Path, folder: Path) -> TrainConfig:
     return replace(config, start=str(first), data=data, optim=replace(config.optim, epochs=1, batch=64))
 
 
-def test_a_run_begins_with_another(first: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_another(first: Path, folder: Path, tmp_path: Path) -> None:
     outcome = train(moved(BASE, first, folder), tmp_path / "run")
     before, after = load_model(first, "final"), load_model(tmp_path / "run", "final")
     assert after.head.classifier.weight.shape[0] == 3
@@ -95,7 +95,7 @@ def test_the_weights_are_those_of_the_run(first: Path) -> None:
             assert torch.equal(value, theirs[name]), name
 
 
-def test_gates_begin_with_those_of_the_run(first: Path, folder: Path, tmp_path: Path) -> None:
+def test_gates_start_from_those_of_the_run(first: Path, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(moved(BASE, first, folder), run)
     config = GateConfig(epochs=1, passes=1, space="0,3", lr=1e-12, start=str(first))
@@ -109,7 +109,7 @@ def test_gates_begin_with_those_of_the_run(first: Path, folder: Path, tmp_path: 
     assert not torch.allclose(anew.last.weight, new.routing.last.weight, atol=1e-4)
 
 
-def test_going_on_needs_the_first_run_no_more(first: Path, folder: Path, tmp_path: Path) -> None:
+def test_resuming_does_not_need_the_first_run(first: Path, folder: Path, tmp_path: Path) -> None:
     copied = tmp_path / "first"
     first.rename(copied)
     try:
@@ -121,7 +121,7 @@ def test_going_on_needs_the_first_run_no_more(first: Path, folder: Path, tmp_pat
     assert again.status.finished
 
 
-def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
+def test_runs_that_do_not_fit_are_errors(first: Path, folder: Path, tmp_path: Path) -> None:
     config = moved(BASE, first, folder)
     other = error_of(lambda: train(replace(config, model="ds_mbnet_plus_tiny"), tmp_path / "a"))
     assert f"{first} holds ds_mbnet_tiny, not ds_mbnet_plus_tiny: give model=ds_mbnet_tiny" in other
@@ -144,7 +144,7 @@ def test_what_does_not_fit(first: Path, folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["stem.conv.weight", "gates.0.routing.last.weight"])
-def test_weights_that_are_not_finite_are_not_taken_over(first: Path, name: str, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_an_error(first: Path, name: str, tmp_path: Path) -> None:
     saved, model = load_checkpoint(first), load_model(first)
     model.state_dict()[name].view(-1)[0] = float("nan")
     save_checkpoint(tmp_path / "nan", "final", model, step=1, data=saved.own_data)
@@ -155,7 +155,7 @@ def test_weights_that_are_not_finite_are_not_taken_over(first: Path, name: str, 
     assert name in message
 
 
-def test_what_cannot_be_begun_with_is_said_first(
+def test_a_start_that_does_not_fit_is_an_error_before_training(
     first: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "digits_mbnet", "--out", str(tmp_path / "run"), "--set", f"start={first}"]
@@ -171,7 +171,7 @@ def test_what_cannot_be_begun_with_is_said_first(
         assert not (tmp_path / "run").exists()
 
 
-def test_the_command(
+def test_the_transfer_command(
     first: Path,
     folder: Path,
     tmp_path: Path,
@@ -227,7 +227,7 @@ def interrupted(*arguments: object, **settings: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_gate_that_is_stopped_says_what_is_kept(
+def test_stopping_the_gate_reports_what_is_kept(
     first: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("dsnet.cli.gate.train_gate", interrupted)
@@ -235,7 +235,7 @@ def test_a_gate_that_is_stopped_says_what_is_kept(
     assert "nothing of this gate is saved" in capsys.readouterr().err
 
 
-def test_the_learning_rate_is_the_optimisers() -> None:
+def test_the_learning_rate_depends_on_the_optimizer() -> None:
     sgd, adamw = OptimConfig(lr=0.2, batch=64), OptimConfig(kind="adamw", lr=2e-3, batch=64)
     for trained in (sgd, adamw):
         for batch in (16, 64, 1024):  # the paper's, whatever the network was trained by
@@ -245,7 +245,7 @@ def test_the_learning_rate_is_the_optimisers() -> None:
     assert [transfer_rate(replace(adamw, batch=batch), sgd) for batch in (256, 1024)] == [5e-4, 1e-3]
 
 
-def test_fine_tuning_takes_over_a_runs_settings() -> None:
+def test_fine_tuning_inherits_the_settings_of_a_run() -> None:
     """A transformer that was trained by AdamW: its own rate, at the paper's schedule."""
     vit = get_recipe("digits_vit").config
     usual = fine_tuning(vit, {}).optim
@@ -273,7 +273,7 @@ def test_a_teacher_of_other_classes_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10_vit_transfer", "cifar100_vit_transfer", "digits_vit_transfer"])
-def test_recipes_of_transformers_begin_with_a_transformer(name: str) -> None:
+def test_transfer_recipes_of_transformers_start_from_a_transformer(name: str) -> None:
     config = get_recipe(name).config
     assert config.model.startswith("ds_vit_plus")
     assert config.start is not None
@@ -284,7 +284,7 @@ def test_recipes_of_transformers_begin_with_a_transformer(name: str) -> None:
     assert config.optim == replace(usual.optim, warmup=config.optim.warmup)
 
 
-def test_the_command_says_that_a_teacher_is_left_out(
+def test_the_command_reports_that_the_teacher_is_left_out(
     first: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taught = tmp_path / "taught"
@@ -299,7 +299,7 @@ def test_the_command_says_that_a_teacher_is_left_out(
     assert load_checkpoint(tmp_path / "new", "final").data["recipe"]["scheme"]["name"] == "label+mvco"
 
 
-def test_what_the_command_cannot_do(
+def test_errors_of_the_transfer_command(
     first: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["transfer", "--data", str(folder)]
@@ -351,7 +351,9 @@ def test_small_images_are_resized_to_those_of_the_run(first: Path, tmp_path: Pat
     assert results[-1]["correct"] > 2 * 20 / 10  # chance: a tenth
 
 
-def test_recipes_begin_with_the_run_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfer_recipes_start_from_the_run_of_another_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     begun = {name: config for name in list_recipes() if (config := get_recipe(name).config).start is not None}
     assert {"cifar10_transfer", "cifar100_transfer", "imagenette_to_cifar10", "digits_transfer"} <= set(begun)

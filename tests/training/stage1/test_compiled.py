@@ -1,4 +1,4 @@
-"""Training with torch.compile makes the steps that training without it makes."""
+"""Training with torch.compile makes the same steps as without."""
 
 from __future__ import annotations
 

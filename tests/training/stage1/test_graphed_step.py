@@ -1,4 +1,4 @@
-"""Graphs on a CPU: replays run the captured passes again."""
+"""Graphed steps on a CPU, where a replay runs the captured pass again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _cuda_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_cuda_in_name")
 @pytest.mark.parametrize("text", SCHEMES)
 @pytest.mark.parametrize("name", KINDS)
-def test_replays_give_what_steps_give(name: str, text: str) -> None:
+def test_replays_equal_steps(name: str, text: str) -> None:
     model, stage, routes, views, labels = setting(name, text)
     other, other_stage = copy.deepcopy(model), copy.deepcopy(stage)
     steps = GraphedStep(stage, model)

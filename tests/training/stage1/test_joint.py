@@ -1,4 +1,4 @@
-"""The single-stage baseline: unbiased gradients of the gate, weights that learn where their images go."""
+"""The single-stage baseline: gradients of the gate are unbiased, weights learn at the drawn routes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_gate_and_weights_both_learn(name: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["gumbel", "reinforce"])
-def test_routes_that_nobody_drew_learn_nothing(method: str) -> None:
+def test_routes_that_were_not_drawn_get_no_gradient(method: str) -> None:
     joint = task("ds_mbnet_tiny", method)
     head = joint.model.gate(0).routing
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_a_heavy_penalty_drives_the_gate_to_the_smallest_route(tmp_path: Path) -
 
 @pytest.mark.parametrize("method", ["gumbel", "reinforce"])
 def test_labels_are_smoothed(method: str) -> None:
-    """The same draws: what is paid differs by the smoothing of the labels alone."""
+    """With the same draws, losses differ only by the smoothing of the labels."""
     plain, smoothed = (task("ds_mbnet_tiny", method, smoothing=s) for s in (0.0, 0.25))
     choices = []
     for joint in (plain, smoothed):
@@ -123,7 +123,7 @@ def test_labels_are_smoothed(method: str) -> None:
     assert choices[1][name].item() == pytest.approx((0.75 * hard + 0.25 * even).item(), rel=1e-5)
 
 
-def test_the_recipes_of_one_and_two_stages_differ_in_the_stages_alone() -> None:
+def test_recipes_of_one_and_two_stages_differ_only_in_the_stages() -> None:
     one, two = (to_plain(get_recipe(f"imagenet_ds_mbnet_{name}").config) for name in ("joint", "label"))
     assert one["scheme"].pop("joint") == "gumbel"
     assert two["scheme"].pop("joint") is None
@@ -133,7 +133,7 @@ def test_the_recipes_of_one_and_two_stages_differ_in_the_stages_alone() -> None:
     assert two["scheme"]["add"]
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_unsupported_settings_are_errors() -> None:
     assert "no drop_path and no dropout" in error_of(lambda: task("ds_mbnet_tiny", "gumbel", dropout=0.1))
     assert "for networks with one gate" in error_of(lambda: task("ds_resnet_tiny", "gumbel"))
     config = TrainConfig(scheme=SchemeConfig(name="label", joint="gumbel"))

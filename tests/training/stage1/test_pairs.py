@@ -71,7 +71,6 @@ REACHED = {
 }
 SLACK = 8.0  # percent, for other processors and versions
 QUICK = [
-    ("mbnet", "e-ib"),
     ("mbnet", "h-ib+mvco"),
     ("vit", "ed+mvco"),
     ("resnet", "ib"),

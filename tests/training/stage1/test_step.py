@@ -122,7 +122,7 @@ def test_a_step_may_be_by_labels_only() -> None:
 @pytest.mark.parametrize(
     ("text", "passes"), [("label", 1), ("ib", 1), ("id", 1), ("ib+mvco", 4), ("h-ib", 4)]
 )
-def test_networks_that_see_the_same_share_their_prefix(text: str, passes: int) -> None:
+def test_networks_with_the_same_view_share_the_prefix(text: str, passes: int) -> None:
     model, stage, routes, views, labels = setting("ds_mbnet_tiny", text)
     seen = []
     model.stem.register_forward_hook(lambda *_: seen.append(1))
@@ -215,7 +215,7 @@ def test_the_average_follows_parameters_only() -> None:
     assert [warm.alpha_at(t) for t in (0, 1, 10**6)] == [1 / 10, 2 / 11, 0.997]
 
 
-def test_a_stage_says_what_it_needs() -> None:
+def test_missing_arguments_of_a_stage_are_errors() -> None:
     assert "needs the argument average" in error_of(lambda: Stage1(scheme=Scheme.parse("ib")))
     assert "needs the argument teacher" in error_of(lambda: Stage1(scheme=Scheme.parse("ed")))
     model, stage, routes, views, labels = setting("ds_mbnet_tiny", "ib+mvco")

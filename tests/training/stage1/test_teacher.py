@@ -24,7 +24,7 @@ def normalised(pixels: torch.Tensor, channels: tuple) -> torch.Tensor:
     return (pixels - mean) / std
 
 
-def test_a_run_teaches_with_its_largest_route_on_its_own_normalisation(tmp_path: Path) -> None:
+def test_a_run_teaches_with_its_largest_route_and_normalisation(tmp_path: Path) -> None:
     model = randomise(dsnet.create_model("ds_mbnet_tiny"))
     data = {"input": {"mean": list(OWN[0]), "std": list(OWN[1])}}
     save_checkpoint(tmp_path, "last", model, step=1, data=data)
@@ -49,7 +49,7 @@ def test_a_stand_alone_run_teaches_with_the_route_it_was_trained_at(tmp_path: Pa
     assert_close(teacher(x), model(x, 1), 1e-5)
 
 
-def test_what_cannot_teach_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_teachers_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str) -> object:
         return load_teacher(name, classes=10, seen=SEEN, device="cpu")
 
@@ -60,8 +60,8 @@ def test_what_cannot_teach_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
     assert "pip install 'dsnet-pytorch[timm]'" in error_of(lambda: load("timm:regnety_160"))
 
 
-def test_a_network_of_timm_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for timm: what is asked of it, and what is done with its answer."""
+def test_a_network_of_timm_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fake timm: the arguments it gets, and the use of its network."""
     network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))
     network.pretrained_cfg = {"mean": OWN[0], "std": OWN[1], "num_classes": 10}
     stand_in = types.ModuleType("timm")
@@ -91,7 +91,7 @@ def test_the_recipes_teachers_exist_in_timm() -> None:
 
 
 def test_recipes_name_the_pretraining_of_their_teachers() -> None:
-    """The paper's teachers have seen ImageNet-1k alone; one with more must say so."""
+    """The paper's teachers were trained on ImageNet-1k only; recipes with others must say so."""
     taught = {name: config for name in list_recipes() if (config := get_recipe(name).config).scheme.teacher}
     assert {"imagenet_ds_vit_plus", "imagenet_ds_vit_plus_ablation"} <= set(taught)
     for name, config in taught.items():

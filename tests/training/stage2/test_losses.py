@@ -1,4 +1,4 @@
-"""What a gate pays, against values worked out by hand, plain formulas and finite differences."""
+"""The losses of gates against values by hand, plain formulas and finite differences."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_signals_of_one_gate(name: str) -> None:
 
 
 def test_signals_in_lower_precision_are_near() -> None:
-    """What is worked out from the logits stays exact: products in bfloat16 would be off by percents."""
+    """Signals are computed from the logits in float32: products in bfloat16 would be off by percents."""
     model = random_model("ds_mbnet_tiny", torch.float32)
     x, labels = images(model, 32), torch.arange(32) % 10
     low = signals.one_gate(model, x, labels, model.space, torch.bfloat16)
@@ -124,7 +124,7 @@ def test_signals_in_lower_precision_are_near() -> None:
 
 # --- several gates -------------------------------------------------------------------------------------
 def given_draws(monkeypatch: pytest.MonkeyPatch, draws: list[Tensor]) -> None:
-    """Makes the gates take these instead of drawing."""
+    """Replace the draws of the gates."""
     left = iter(draws)
     monkeypatch.setattr("dsnet.training.stage2.gate_signals.gumbel_one_hot", lambda scores, noise: next(left))
 
@@ -173,7 +173,7 @@ def test_a_one_hot_mix_is_the_route_itself(bn_key: str, monkeypatch: pytest.Monk
 
 
 @given(st.integers(1, 600).flatmap(lambda n: st.tuples(st.just(n), *[st.integers(0, n)] * 2)))
-def test_windows_hold_their_group_and_come_in_eighths(drawn: tuple[int, int, int]) -> None:
+def test_windows_contain_their_group_and_have_sizes_in_eighths(drawn: tuple[int, int, int]) -> None:
     count, *ends = drawn
     start, stop = sorted(ends)
     first, end = signals._window((start, stop), count)
@@ -196,7 +196,7 @@ def test_windows_hold_their_group_and_come_in_eighths(drawn: tuple[int, int, int
 def test_gradients_of_the_mix_are_those_of_its_definition(
     numbers: list[int], bn_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where gates send everyone the same way, and nobody another."""
+    """Also if all images draw the same choice, and none another."""
     model = random_model("ds_resnet_tiny", bn_key=bn_key)
     x, labels = images(model, len(numbers)), torch.arange(len(numbers)) % 10
     ways = [model.space[n].choices for n in numbers]

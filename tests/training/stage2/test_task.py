@@ -1,4 +1,4 @@
-"""Stage II as a whole: gates learn, weights do not move, what is kept agrees with what is run."""
+"""Runs of Stage II: gates learn, weights stay, cached signals give the results of online training."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from tests.support import error_of, random_model
 from tests.support.routed_run import BASE
 
 
-def trained(folder: Path, model: str) -> Path:
-    train(replace(BASE, model=model), folder)
+def trained(folder: Path, model: str, epochs: int = 3) -> Path:
+    train(replace(BASE, model=model, optim=replace(BASE.optim, epochs=epochs)), folder)
     return folder
 
 
@@ -52,7 +52,7 @@ def mbnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("runs") / "resnet", "ds_resnet_tiny")
+    return trained(tmp_path_factory.mktemp("runs") / "resnet", "ds_resnet_tiny", epochs=1)
 
 
 def heads(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ pytestmark = pytest.mark.xdist_group("stage2")
 
 
 @pytest.mark.parametrize("passes", [0, 2])
-def test_weights_do_not_change_by_a_bit(mbnet: Path, passes: int) -> None:
+def test_weights_stay_bit_identical(mbnet: Path, passes: int) -> None:
     before = load_model(mbnet, "final").state_dict()
     outcome = train_gate(mbnet, GateConfig(passes=passes, epochs=2), save_as="moved", device="cpu")
     after = load_model(mbnet, "moved").state_dict()
@@ -104,8 +104,8 @@ def test_a_transformers_gate_learns(tmp_path: Path) -> None:
     assert set(made.routers) == {"gate", "cascade", "single"}
 
 
-def test_keeping_agrees_with_running(mbnet: Path) -> None:
-    """As many passes as epochs: the same steps on the same views, so the same heads, but for rounding."""
+def test_cached_and_online_training_give_the_same_heads(mbnet: Path) -> None:
+    """With as many passes as epochs, both make the same steps on the same views."""
     for name, passes in (("run", 0), ("kept", 3)):
         config = GateConfig(passes=passes, epochs=3, even=True, batch=64)
         train_gate(mbnet, config, save_as=name, device="cpu")
@@ -116,7 +116,7 @@ def test_keeping_agrees_with_running(mbnet: Path) -> None:
         assert torch.allclose(run[name].float(), kept[name].float(), atol=1e-5), name
 
 
-def test_a_step_pays_what_the_formulas_say() -> None:
+def test_losses_of_a_step_equal_the_formulas() -> None:
     """λ1 CLS + λ2 CP + λ3 SGS from logits, costs and scores, worked out here."""
     model = dsnet.create_model("ds_mbnet_tiny")
     model.load_state_dict(random_model("ds_mbnet_tiny", torch.float32).state_dict())
@@ -155,7 +155,7 @@ def test_a_step_pays_what_the_formulas_say() -> None:
     assert all(p.grad is None for n, p in model.named_parameters() if ".routing." not in n)
 
 
-def test_signals_are_kept_by_image(mbnet: Path) -> None:
+def test_signals_are_cached_by_image(mbnet: Path) -> None:
     run = open_trained(mbnet, "final", device="cpu")
     views = Views(Augment(), MixConfig(), run.channels, seed=0, rank=0, device=torch.device("cpu"))
     objective = GateObjective(GateConfig(), run.model, views, costs=CostTable.of_model(run.model))
@@ -165,7 +165,7 @@ def test_signals_are_kept_by_image(mbnet: Path) -> None:
     assert torch.equal(compute_signals(task, objective, 0).right, outputs.correct)
 
 
-def test_heads_of_every_form_survive_a_checkpoint(mbnet: Path) -> None:
+def test_heads_of_each_form_are_saved_and_loaded(mbnet: Path) -> None:
     for number, (config, form) in enumerate(
         [
             (GateConfig(head="scalar", epochs=1, passes=1), HeadForm(kind="scalar")),
@@ -191,7 +191,7 @@ def test_a_value_gate_learns_the_routes_accuracies(mbnet: Path) -> None:
     assert torch.allclose(outputs.scores[0][0].double().mean(0), reached, atol=0.05)
 
 
-def test_gates_that_learn_from_held_out_images_are_judged_by_others(mbnet: Path) -> None:
+def test_gates_trained_on_held_out_images_are_evaluated_on_others(mbnet: Path) -> None:
     train_gate(mbnet, GateConfig(images="held_out", epochs=1, passes=1), save_as="held", device="cpu")
     run = open_trained(mbnet, "held", device="cpu")
     judged = calibration_images(run)
@@ -206,7 +206,7 @@ def alone() -> Iterator[Ranks]:
 
 
 class _Stop(Callback):
-    """Asks to stop in the middle, as a signal would."""
+    """Stops at a step by a signal."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -216,7 +216,7 @@ class _Stop(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_stopped_run_goes_on_to_the_same_heads(mbnet: Path) -> None:
+def test_a_resumed_run_gives_the_same_heads(mbnet: Path) -> None:
     config = GateConfig(passes=0, epochs=2)
     train_gate(mbnet, config, save_as="whole", device="cpu")
     stopped = train_gate(mbnet, config, save_as="parts", device="cpu", callback=_Stop(25))
@@ -237,7 +237,7 @@ def test_a_stopped_run_goes_on_to_the_same_heads(mbnet: Path) -> None:
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
-def test_going_on_from_other_weights_is_refused(mbnet: Path) -> None:
+def test_resuming_with_other_weights_is_an_error(mbnet: Path) -> None:
     config = GateConfig(passes=0, epochs=2)
     assert not train_gate(mbnet, config, save_as="other", device="cpu", callback=_Stop(5)).done
     message = error_of(
@@ -266,7 +266,7 @@ def test_reports_by_hand(mbnet: Path) -> None:
 SPACES = {"S": (0.0, 0.5, 1.0), "M": (1.0, 0.5, 1.0), "L": (0.0, 0.0, 1.0)}  # (CLS, CP, SGS), the paper's
 
 
-def test_spaces_of_all_routes_differ_in_the_weights_of_the_losses(resnet: Path) -> None:
+def test_spaces_of_all_routes_differ_in_their_loss_weights(resnet: Path) -> None:
     learnt, said = {}, list[str]()
     for space, weights in ((None, SPACES["M"]), ("S", SPACES["S"])):
         config = GateConfig(space=space, epochs=1, batch=600)
@@ -282,7 +282,7 @@ def test_spaces_of_all_routes_differ_in_the_weights_of_the_losses(resnet: Path) 
 
 
 @pytest.mark.parametrize("name", ["ds_resnet", "ds_resnet_cifar", "ds_resnet_tiny"])
-def test_weights_that_are_set_come_before_those_of_the_space(name: str) -> None:
+def test_loss_weights_in_the_settings_override_those_of_the_space(name: str) -> None:
     model = dsnet.create_model(name, device="meta")
     for space, weights in SPACES.items():
         assert GateConfig(space=space).weights(model) == weights
@@ -303,7 +303,7 @@ def test_weights_that_are_set_come_before_those_of_the_space(name: str) -> None:
     assert plus.gate_weights == {}
 
 
-def test_what_cannot_be_trained_says_why(mbnet: Path, resnet: Path, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_are_errors(mbnet: Path, resnet: Path, tmp_path: Path) -> None:
     def wrong(**settings: object) -> str:
         return error_of(lambda: train_gate(mbnet, GateConfig(**settings), device="cpu"))  # type: ignore[arg-type]
 

@@ -196,11 +196,7 @@ def train_gate(
         if ranks.first:
             said(f"{model.name}, {config.chosen(model)}")
         config = config.resolved(model)
-        generator = seeded(config.seed, "routing heads")
-        model.cpu().reset_routing(config.routes(model), form=config.form, generator=generator)
-        if config.start is not None:
-            routing_from(model, config.start)
-        model.to(torch_device)
+        _reset_heads(model, config)
         source, judged = (run.train, run.held_out) if config.images == "train" else _halves(run, config.seed)
         task, objective = _task(run, config, source, ranks, callback)
         ranks.agree(lambda: _state_facts(run, objective), "images, weights or costs")
@@ -229,6 +225,16 @@ def train_gate(
         cached_passes=passes,
         reports=tuple(reports),
     )
+
+
+def _reset_heads(model: Supernet, config: GateConfig) -> None:
+    """Give a network new routing heads, with initial weights that do not depend on the device."""
+    device = model.head.classifier.weight.device
+    generator = seeded(config.seed, "routing heads")
+    model.cpu().reset_routing(config.routes(model), form=config.form, generator=generator)
+    if config.start is not None:
+        routing_from(model, config.start)
+    model.to(device)
 
 
 def _locked(folder: Path, ranks: Ranks = ALONE) -> AbstractContextManager[None]:
