@@ -27,7 +27,7 @@ from dsnet.data.dataset import ImageDataset
 from dsnet.routing import CostTable, GatePolicy
 from dsnet.routing.route_outputs import RouteOutputs
 from dsnet.training import GateConfig, open_trained, train_gate
-from dsnet.training.stage2.api import TrainedRun, calibration_images
+from dsnet.training.stage2.trained_run import TrainedRun
 
 WIDE = {"first_layer": "separate", "width": 128, "lr": 0.2, "epochs": 30}
 GATES: dict[str, dict[str, Any]] = {
@@ -73,7 +73,7 @@ def measure(run: Path, gates: Sequence[str], budgets: Sequence[float], device: s
         opened = open_trained(run, saved_as, device=device)
         costs = CostTable.of_model(opened.model, opened.test.size)
         tested = outputs_of(opened, opened.test, known, "test")
-        held = calibration_images(opened)
+        held = opened.calibration_images()
         calibrated = outputs_of(opened, held, known, f"not learnt from, gates on {config.images}")
         calibration = calibrate(calibrated, costs)
         found = compare(tested, calibration, [share * costs.largest for share in budgets])

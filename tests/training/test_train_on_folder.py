@@ -20,7 +20,7 @@ from dsnet.recipes import get_recipe, list_recipes
 from dsnet.training import load_checkpoint
 from dsnet.training.config import TrainConfig
 from dsnet.training.results import read_outcome
-from dsnet.training.stage2.api import open_trained
+from dsnet.training.stage2.trained_run import open_trained
 from tests.support.image_files import picture, resized_then_cropped
 
 CLASSES = ("a", os.fsdecode(b"caf\xe9 \x1b[2J"))  # not UTF-8, and an escape sequence

@@ -22,7 +22,7 @@ from dsnet.routing.cost_table import CostTable
 from dsnet.routing.policies import policy_class
 from dsnet.routing.route_outputs import RouteOutputs, simulate
 from dsnet.routing.router import format_cost, parse_budget
-from dsnet.training.stage2.api import calibrate_run
+from dsnet.training.stage2.calibrate import calibrate_run
 
 __all__ = ["run"]
 

@@ -37,7 +37,8 @@ from dsnet.training.api import train
 from dsnet.training.config import TrainConfig
 from dsnet.training.loop import RunStatus
 from dsnet.training.run_dir import locked
-from dsnet.training.stage2.api import TrainedRun, calibrate_run
+from dsnet.training.stage2.calibrate import calibrate_run
+from dsnet.training.stage2.trained_run import TrainedRun
 
 __all__ = ["run"]
 

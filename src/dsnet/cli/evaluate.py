@@ -29,7 +29,7 @@ from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.route_outputs import collect
 from dsnet.routing.router import parse_budget
 from dsnet.training.evaluation import evaluate
-from dsnet.training.stage2.api import open_trained
+from dsnet.training.stage2.trained_run import open_trained
 
 __all__ = ["run"]
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from dsnet.training.stage1.projector import Projector
     from dsnet.training.stage1.scheme import Scheme, register_scheme
     from dsnet.training.stage1.step import NetworkLoss, Stage1, StepLosses
-    from dsnet.training.stage2.api import GateOutcome, open_trained, train_gate
+    from dsnet.training.stage2.api import GateOutcome, train_gate
     from dsnet.training.stage2.config import GateConfig
+    from dsnet.training.stage2.trained_run import open_trained
 else:
     __getattr__, __dir__ = lazy_imports(__name__)
 

@@ -33,8 +33,8 @@ from dsnet.training.classifier_task import ClassifierTask
 from dsnet.training.config import MixConfig, OptimConfig
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage1.views import Views
-from dsnet.training.stage2.api import calibrate_run, calibration_images
 from dsnet.training.stage2.cache import compute_signals
+from dsnet.training.stage2.calibrate import calibrate_run
 from dsnet.training.stage2.task import GateObjective
 from tests.support import error_of, random_model
 from tests.support.routed_run import BASE
@@ -194,10 +194,10 @@ def test_a_value_gate_learns_the_routes_accuracies(mbnet: Path) -> None:
 def test_gates_trained_on_held_out_images_are_evaluated_on_others(mbnet: Path) -> None:
     train_gate(mbnet, GateConfig(images="held_out", epochs=1, passes=1), save_as="held", device="cpu")
     run = open_trained(mbnet, "held", device="cpu")
-    judged = calibration_images(run)
+    judged = run.calibration_images()
     assert 0 < len(judged) < len(run.held_out)
     plain = open_trained(mbnet, "final", device="cpu")
-    assert len(calibration_images(plain)) == len(plain.held_out)
+    assert len(plain.calibration_images()) == len(plain.held_out)
 
 
 @contextmanager

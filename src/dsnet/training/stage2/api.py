@@ -1,131 +1,47 @@
-"""A run of Stage II: the gates of a trained supernet are trained, then its routers calibrated."""
+"""A run of Stage II: training of the gates of a trained supernet."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from dsnet.calibration.calibration import Calibration, calibrate, has_trained_gates
-from dsnet.calibration.compare import compare
 from dsnet.calibration.difficulty import GateReport, gate_reports
-from dsnet.core.checkpoint import Checkpoint, default_name, has_last, load_checkpoint
+from dsnet.core.checkpoint import Checkpoint, has_last, load_checkpoint
 from dsnet.core.device import pick_device
-from dsnet.core.distributed.ranks import ALONE, Ranks, joined
+from dsnet.core.distributed.ranks import Ranks, joined
 from dsnet.core.interrupt import stop_on_signals
 from dsnet.core.seeding import seeded
 from dsnet.core.settings import to_plain
 from dsnet.data.dataset import ImageDataset
-from dsnet.data.transforms.augment import Augment, normalise
+from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
-from dsnet.models.loading import build_network, load_classifier, save_checkpoint
-from dsnet.routes import evenly_spaced
-from dsnet.routing.cost_table import CostTable
-from dsnet.routing.latency import LatencyTable
-from dsnet.routing.route_outputs import RouteOutputs, collect
-from dsnet.routing.router import parse_budget
+from dsnet.models.loading import save_checkpoint
+from dsnet.routing.route_outputs import collect
 from dsnet.training.agreement import settings_facts, state_facts
-from dsnet.training.api import load_data, split_data
 from dsnet.training.callbacks import Callback
 from dsnet.training.classifier_task import ClassifierTask
-from dsnet.training.config import MixConfig, OptimConfig, TrainConfig
+from dsnet.training.config import MixConfig, OptimConfig
 from dsnet.training.loop import RunStatus
-from dsnet.training.run_dir import going_on, locked, settings_of
-from dsnet.training.stage1.teacher import Channels
+from dsnet.training.run_dir import going_on
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.cache import cached_bytes, train_from_signals
 from dsnet.training.stage2.config import GateConfig
 from dsnet.training.stage2.task import GateObjective
+from dsnet.training.stage2.trained_run import TrainedRun, lock_run, open_trained
 from dsnet.training.transfer import routing_from
 
-__all__ = [
-    "CalibratedRun",
-    "GateOutcome",
-    "TrainedRun",
-    "calibrate_run",
-    "calibration_images",
-    "open_trained",
-    "train_gate",
-]
+__all__ = ["GateOutcome", "train_gate"]
 
 MAX_CACHED = 2 * 2**30  # bytes of signals that are cached by default
 MAX_PASSES = 3  # over the images that are cached by default
-MAX_ROUTES = 32  # of cascades and comparisons
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainedRun:
-    """A run of Stage I: its network, and the images as it split them."""
-
-    folder: Path
-    saved: Checkpoint
-    config: TrainConfig
-    model: Supernet
-    channels: Channels
-    train: ImageDataset
-    held_out: ImageDataset
-    test: ImageDataset
-
-    def seen(self, images: ImageDataset, batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of normalised images and labels, all in order, without augmentation."""
-        for x, labels in images.epoch(batch):
-            yield normalise(x, *self.channels), labels
-
-
-def open_trained(
-    folder: str | Path, name: str | None = None, *, device: str = "auto", callback: Callback | None = None
-) -> TrainedRun:
-    """Load a run's checkpoint with the data that it was trained on.
-
-    Args:
-        folder: Folder of the run.
-        name: Name of the checkpoint (default: that of `load_checkpoint`).
-        device: Device of the network and the images, or ``auto``.
-        callback: Gets warnings.
-
-    Raises:
-        DsnetError: The run was not made by `train`, trained one route alone, or held no images out.
-    """
-    folder, callback = Path(folder), callback or Callback()
-    if (folder / "checkpoint.json").exists():
-        raise DsnetError(f"{folder} is a checkpoint; name its run: {folder.parent}")
-    saved = load_classifier(folder, name)
-    recipe, known = saved.data.get("recipe"), saved.data.get("input")
-    if not isinstance(recipe, dict) or known is None:
-        raise DsnetError(f"{folder} does not say what it was trained on: `dsnet train` did not make it")
-    if saved.data.get("route") is not None:
-        raise DsnetError(
-            f"{folder} was trained at route {saved.data['route']} alone: there is nothing to choose"
-        )
-    config = settings_of(TrainConfig, recipe, f"{folder}: recipe")
-    model = build_network(saved)
-    everything, test = load_data(config, model)
-    train, held_out = split_data(config, everything, callback)
-    if held_out is None:
-        raise DsnetError(
-            f"{folder} held no images out (data.hold_out={config.data.hold_out}); routers need some that "
-            "Stage I has not seen: train it again with data.hold_out=0.1"
-        )
-    torch_device = pick_device(device)
-    return TrainedRun(
-        folder=folder,
-        saved=saved,
-        config=config,
-        model=model.to(torch_device),
-        channels=(tuple(known["mean"]), tuple(known["std"])),
-        train=train.to(torch_device),
-        held_out=held_out.to(torch_device),
-        test=test.to(torch_device),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +102,7 @@ def train_gate(
     work, torch_device = folder / f"{save_as}.stage2", pick_device(device)
     with (
         joined(torch_device, timeout=60 * config.timeout_minutes, kept=lambda: going_on(work)) as ranks,
-        _locked(folder, ranks),
+        lock_run(folder, ranks),
     ):
         callback = callback if ranks.first else Callback()
         run = open_trained(folder, name, device=device, callback=callback)
@@ -197,7 +113,7 @@ def train_gate(
             said(f"{model.name}, {config.chosen(model)}")
         config = config.resolved(model)
         _reset_heads(model, config)
-        source, judged = (run.train, run.held_out) if config.images == "train" else _halves(run, config.seed)
+        source, judged = (run.train, run.held_out) if config.images == "train" else run.halves(config.seed)
         task, objective = _task(run, config, source, ranks, callback)
         ranks.agree(lambda: _state_facts(run, objective), "images, weights or costs")
         passes = _passes(config, objective, len(source), ranks.world)
@@ -237,96 +153,6 @@ def _reset_heads(model: Supernet, config: GateConfig) -> None:
     model.to(device)
 
 
-def _locked(folder: Path, ranks: Ranks = ALONE) -> AbstractContextManager[None]:
-    """Lock a run; a folder that does not exist is reported when it is opened."""
-    return locked(folder) if ranks.first and folder.is_dir() else nullcontext()
-
-
-class CalibratedRun(NamedTuple):
-    """A run with calibrated routers, and the outputs of its network on the calibration images."""
-
-    run: TrainedRun
-    name: str  # of the checkpoint
-    outputs: RouteOutputs
-    calibration: Calibration
-    latency: LatencyTable | None  # the table whose milliseconds are the costs
-
-
-def calibrate_run(
-    folder: str | Path,
-    *,
-    name: str | None = None,
-    latency: str | Path | None = None,
-    budget: float | str | None = None,
-    router: str = "auto",
-    device: str = "auto",
-    progress: Callable[[Iterator[Any], int, str], Iterator[Any]] = lambda batches, total, label: batches,
-) -> CalibratedRun:
-    """Calibrate the routers of a run's checkpoint on held-out images, and save them with it.
-
-    Args:
-        folder: Folder of the run.
-        name: Name of the checkpoint (default: that of `load_checkpoint`).
-        latency: File of a latency table whose milliseconds are the costs (default: multiply-adds).
-        budget: A budget to check the router with.
-        router: Name of that router.
-        device: Device, or ``auto``.
-        progress: Passes on batches while it reports progress, given their number and a label.
-
-    Raises:
-        DsnetError: The router could not keep the budget; nothing is saved then.
-    """
-    folder = Path(folder)
-    with _locked(folder):
-        run = open_trained(folder, name, device=device)
-        model, images = run.model, calibration_images(run)
-        costs, table = _costs(run, latency)
-        limit = None if budget is None else parse_budget(budget, costs)
-        routes = [model.space[i] for i in evenly_spaced(len(model.space), MAX_ROUTES)]
-        batches = progress(run.seen(images), -(-len(images) // 256), "batch")
-        outputs = collect(model, batches, routes)
-        calibration = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
-        if limit is not None:
-            calibration.router(router, limit).policy(limit)
-        name = name or default_name(folder)
-        tensors = {group: values for group, values in run.saved.tensors.items() if group != "model"}
-        low, high = calibration.budget_range()
-        budgets = [low + share / 8 * (high - low) for share in range(9)]
-        verdict = compare(outputs, calibration, budgets, images="held-out images").verdict
-        routing = {**calibration.to_dict(), "verdict": None if verdict is None else verdict.to_dict()}
-        data = {**run.saved.own_data, "routing": routing}
-        save_checkpoint(folder, name, model, step=run.saved.data["step"], tensors=tensors, data=data)
-    return CalibratedRun(run, name, outputs, calibration, table)
-
-
-def calibration_images(run: TrainedRun) -> ImageDataset:
-    """Return the held-out images that neither the network nor its gates were trained on."""
-    gate = run.saved.data.get("gate")
-    if isinstance(gate, dict) and gate.get("images") == "held_out":
-        return _halves(run, int(gate.get("seed", 0)))[1]
-    return run.held_out
-
-
-def _halves(run: TrainedRun, seed: int) -> tuple[ImageDataset, ImageDataset]:
-    """Split the held-out images into those to train gates on and those to evaluate them on."""
-    learnt, judged = run.held_out.hold_out(0.5, seed=seed)
-    if not len(learnt) or not len(judged):
-        raise DsnetError(
-            f"images=held_out needs some to learn from and some to judge by; of {len(run.held_out)} held-out "
-            f"images there would be {len(learnt)} and {len(judged)}: use images=train, or hold out more"
-        )
-    return learnt, judged
-
-
-def _costs(run: TrainedRun, latency: str | Path | None) -> tuple[CostTable, LatencyTable | None]:
-    """Return the costs of the network's segments, and the latency table that they come from, if any."""
-    if latency is None:
-        return CostTable.of_model(run.model, run.test.size), None
-    table = LatencyTable.load(latency)
-    table.check(run.model, run.model.head.classifier.weight.device, run.test.size)
-    return table.costs(), table
-
-
 def _task(
     run: TrainedRun, config: GateConfig, source: ImageDataset, ranks: Ranks, callback: Callback
 ) -> tuple[ClassifierTask, GateObjective]:
@@ -352,7 +178,7 @@ def _task(
     device, in_workers = model.head.classifier.weight.device, run.train.crops_in_workers
     views = Views.of(settings, run.channels, device, rank=ranks.rank, crops_in_workers=in_workers)
     precision = torch.bfloat16 if before.run.precision == "bfloat16" else None
-    costs, _ = _costs(run, config.latency)
+    costs, _ = run.costs(config.latency)
     objective = GateObjective(config, model, views, costs=costs, precision=precision)
     data = {**run.saved.own_data, "recipe": to_plain(settings), "gate": to_plain(config)}
     task = ClassifierTask(settings, objective, source, None, ranks=ranks, callback=callback, data=data)
