@@ -107,7 +107,7 @@ def leaves_scaling(module: fx.GraphModule) -> bool:
 
 
 def fuse(module: nn.Module) -> fx.GraphModule:
-    """Return a fused copy on the same weights; where it ends at a gate, the caller must scale the features."""
+    """Return a fused copy on the same weights. The caller scales the features in front of a gate."""
     traced = fx.GraphModule(module, Tracer().trace(module))
     unshare_modules(traced)
     for node in list(traced.graph.nodes):
