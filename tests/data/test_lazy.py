@@ -217,9 +217,9 @@ def test_only_lazy_datasets_crop(root: Path) -> None:
 def test_bad_settings(root: Path) -> None:
     given = lazy(root)
     assert "workers must be at least 0" in error_of(lambda: replace(given, workers=-1))
-    assert "prefetch at least 1" in error_of(lambda: replace(given, prefetch=0))
+    assert "prefetch must be at least 1" in error_of(lambda: replace(given, prefetch=0))
     assert "at most 1, not 1.5" in error_of(lambda: replace(given, ratio=1.5))
-    assert "size of at least 1" in error_of(lambda: replace(given, size=0))
+    assert "size must be at least 1" in error_of(lambda: replace(given, size=0))
     assert "12 images but 2 labels" in error_of(lambda: replace(given, labels=torch.arange(2)))
     assert "at least 1, not 0" in error_of(lambda: Crops(views=0))
     assert "0 < low <= high <= 1" in error_of(lambda: Crops(area=(0.5, 0.2)))

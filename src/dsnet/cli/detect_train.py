@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     folder = args.out or Path("runs") / stem
     callback = TrainingProgress(epochs=config.optim.epochs, quiet=args.json)
     set_training_threads(args, folder, config, announce=not args.json)
-    outcome = train_detector(config, folder, resume=args.resume, callback=callback, said=callback.notice)
+    outcome = train_detector(config, folder, resume=args.resume, callback=callback, notice=callback.notice)
     status = outcome.status
     if not outcome.done and not status.finished:
         return stop_status(status, folder)

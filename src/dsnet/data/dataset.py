@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from dsnet.core.ranges import check_range
 from dsnet.errors import DsnetError, shorten
 
 __all__ = [
@@ -39,13 +40,11 @@ class Crops:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.views < 1:
-            raise DsnetError(f"views must be at least 1, not {self.views}")
+        check_range(self, "views", least=1)
+        check_range(self, "seed", least=0)
         low, high = self.area
         if not 0 < low <= high <= 1:
             raise DsnetError(f"area must be two shares with 0 < low <= high <= 1, not {low} and {high}")
-        if self.seed < 0:
-            raise DsnetError(f"the seed of crops must be at least 0, not {self.seed}")
 
 
 class ImageDataset(ABC):
@@ -109,8 +108,8 @@ class ImageDataset(ABC):
 
     def hold_out(self, share: float = 0.1, *, seed: int = 0) -> tuple[Self, Self]:
         """Split into (the rest, the held-out share), stratified by class and reproducible by ``seed``."""
-        rest, held = stratified_split(self.labels.cpu(), len(self.classes), share, seed)
-        return self.subset(rest), self.subset(held)
+        rest, held_out = stratified_split(self.labels.cpu(), len(self.classes), share, seed)
+        return self.subset(rest), self.subset(held_out)
 
     def epoch(
         self, batch_size: int, generator: torch.Generator | None = None

@@ -222,10 +222,6 @@ def _check_pixels(size: tuple[int, int]) -> None:
 
 def center_crop(image: Image, size: int, ratio: float = 1.0) -> Tensor:
     """Resize the shorter side of an RGB image to ``size / ratio`` and return the center [3, size, size]."""
-    return torch.from_numpy(np.array(_center_crop(image, size, ratio))).permute(2, 0, 1)
-
-
-def _center_crop(image: Image, size: int, ratio: float) -> Image:
     shorter = max(size, round(size / ratio))
     width, height = image.size
     scale = shorter / min(width, height)
@@ -235,14 +231,16 @@ def _center_crop(image: Image, size: int, ratio: float) -> Image:
     if max(sides) <= ELONGATED * min(sides) and math.prod(sides) <= MAX_PIXELS:
         if scale != 1:
             image = image.resize(sides, cubic)
-        return image.crop((left, top, left + size, top + size))
+        image = image.crop((left, top, left + size, top + size))
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
     # 1 × 65,500 pixels would become 224 × 14,672,000, and a small ratio enlarges any image as much: resize
     # only the crop. The filter still sees the pixels around the box.
     (x0, x1), (y0, y1) = (
         (start * full / side, (start + size) * full / side)
         for start, full, side in zip((left, top), image.size, sides, strict=True)
     )
-    return image.resize((size, size), cubic, box=(x0, y0, x1, y1))
+    image = image.resize((size, size), cubic, box=(x0, y0, x1, y1))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def crop_box(

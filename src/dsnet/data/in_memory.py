@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsnet.core.ranges import check_range
 from dsnet.data.dataset import Crops, ImageDataset, channel_statistics, check_labels, chunks
 from dsnet.errors import DsnetError
 
@@ -39,8 +40,7 @@ class InMemoryDataset(ImageDataset):
             raise DsnetError(
                 f"{self.name}: images must be bytes [N, 3, H, W], not {self.images.dtype} {shape}"
             )
-        if self.resize is not None and self.resize < 1:
-            raise DsnetError(f"{self.name}: images must have a size of at least 1, not {self.resize}")
+        check_range(self, "resize", least=1)
         check_labels(self.name, len(self.images), self.labels, self.classes)
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dsnet.core.cpus import available_cpus
+from dsnet.core.ranges import check_range
 from dsnet.data.dataset import Crops, ImageDataset, channel_statistics, check_labels, check_ratio, chunks
 from dsnet.data.decode import DecodeErrors, ImageList, pillow
 from dsnet.data.decode_workers import BatchDecoder, decode_batches
@@ -54,14 +55,9 @@ class LazyDataset(ImageDataset):
     def __post_init__(self) -> None:
         count = len(self.items) if self.indices is None else len(self.indices)
         check_labels(self.name, count, self.labels, self.classes)
-        if self.size < 1:
-            raise DsnetError(f"{self.name}: images must have a size of at least 1, not {self.size}")
         check_ratio(f"{self.name}: ratio", self.ratio)
-        if self.workers < 0 or self.prefetch < 1:
-            raise DsnetError(
-                f"{self.name}: workers must be at least 0 and prefetch at least 1, "
-                f"not {self.workers} and {self.prefetch}"
-            )
+        check_range(self, "size", "prefetch", least=1)
+        check_range(self, "workers", least=0)
 
     @property
     def num_decode_errors(self) -> int:

@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 
 from torch import Tensor
 
+from dsnet.core.ranges import check_range
 from dsnet.data.dataset import check_ratio
 from dsnet.data.decode import ImageList, decode_all
 from dsnet.data.in_memory import InMemoryDataset
@@ -57,9 +58,7 @@ class DatasetRequest:
     def __post_init__(self) -> None:
         if self.split not in ("train", "test"):
             raise DsnetError(f"unknown split {shorten(self.split)}; possible: train, test")
-        for size in (self.size, self.default_size):
-            if size is not None and size < 1:
-                raise DsnetError(f"images must have a size of at least 1, not {size}")
+        check_range(self, "size", "default_size", least=1)
         check_ratio("ratio", self.ratio)
 
     @property

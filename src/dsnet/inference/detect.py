@@ -37,8 +37,8 @@ class ImageDetections:
     def to_dict(self, classes: Sequence[str]) -> dict[str, Any]:
         """Convert to plain data (JSON types), boxes in pixels: left, top, right, bottom."""
         sides = (self.width, self.height, self.width, self.height)
-        found = self.detections
-        rows = zip(found.boxes.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True)
+        d = self.detections
+        rows = zip(d.boxes.tolist(), d.scores.tolist(), d.classes.tolist(), strict=True)
         boxes = [
             {
                 "class": classes[label],

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dsnet.core.ranges import check_range
 from dsnet.data.dataset import check_ratio
 from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError, shorten
-from dsnet.training.ranges import check_range
 from dsnet.training.stage1.scheme import Scheme
 
 __all__ = ["DataConfig", "MixConfig", "OptimConfig", "RunConfig", "SchemeConfig", "TrainConfig"]

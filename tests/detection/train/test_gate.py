@@ -117,7 +117,9 @@ def test_shares_of_priors_with_the_right_class() -> None:
 
 
 def test_what_a_gate_cannot_be() -> None:
-    assert "solved must be a share from 0 to 1, not 1.5" in error_of(lambda: DetectorGateConfig(solved=1.5))
+    assert "solved must be at least 0 and at most 1, not 1.5" in error_of(
+        lambda: DetectorGateConfig(solved=1.5)
+    )
     wrong = error_of(lambda: override(DetectionConfig(), {"gate.strategy": "give up"}))
     assert "try_best" in wrong
     assert "give_up" in wrong

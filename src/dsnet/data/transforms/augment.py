@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsnet.core.ranges import check_range
 from dsnet.data.transforms.auto_augment import (
     CIFAR10,
     IMAGENET,
@@ -24,7 +25,7 @@ from dsnet.data.transforms.auto_augment import (
 )
 from dsnet.errors import DsnetError, shorten
 
-__all__ = ["Augment", "check_channels", "normalise"]
+__all__ = ["Augment", "normalise"]
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -33,19 +34,14 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     return (images * scale - shift).float()
 
 
-def check_channels(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    """Raise unless these are finite means and positive deviations, one per channel."""
+@functools.lru_cache(maxsize=64)
+def _scales(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Cache the factors on the device: a CUDA graph can read them, but not create them."""
     if len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))) or not all(s > 0 for s in std):
         raise DsnetError(
             "images are normalised by a finite mean and a deviation above 0 for every channel, not by mean="
             f"{shorten(mean)}, std={shorten(std)}"
         )
-
-
-@functools.lru_cache(maxsize=64)
-def _scales(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Cache the factors on the device: a CUDA graph can read them, but not create them."""
-    check_channels(mean, std)
     with torch.inference_mode(False):  # a later caller may need gradients
         rows = torch.tensor([(1 / (255 * s), m / s) for m, s in zip(mean, std, strict=True)])
         return rows.to(device)[:, :, None, None].unbind(1)
@@ -85,8 +81,11 @@ class Augment:
     erase_fill: Literal["black", "noise"] = "black"
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise DsnetError(f"padding must be at least 0, not {self.padding}")
+        check_range(self, "padding", least=0)
+        check_range(self, "operations", least=1)
+        check_range(self, "magnitude", least=0, most=10)
+        check_range(self, "magnitude_std", "jitter", least=0, below=math.inf)
+        check_range(self, "erase", least=0, most=1)
         if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
             raise DsnetError(f"crop must be two rising shares above 0 and up to 1, not {self.crop}")
         if self.crop is not None and self.padding:
@@ -97,16 +96,6 @@ class Augment:
             raise DsnetError(
                 f"policy must be one of {', '.join(get_args(Policy))}, not {shorten(self.policy)}"
             )
-        if self.operations < 1:
-            raise DsnetError(f"operations must be at least 1, not {self.operations}")
-        if not 0 <= self.magnitude <= 10:
-            raise DsnetError(f"magnitude must lie in [0, 10], not {self.magnitude}")
-        if not 0 <= self.magnitude_std < math.inf:
-            raise DsnetError(f"magnitude_std must be at least 0 and finite, not {self.magnitude_std}")
-        if not 0 <= self.jitter < math.inf:
-            raise DsnetError(f"jitter must be at least 0 and finite, not {self.jitter}")
-        if not 0 <= self.erase <= 1:
-            raise DsnetError(f"erase is a probability, not {self.erase}")
         if self.erase_fill not in ("black", "noise"):
             raise DsnetError(f"erase_fill must be black or noise, not {shorten(self.erase_fill)}")
 

@@ -112,15 +112,15 @@ def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = N
     names = [name.strip() for name in splits.split(",") if name.strip()]
     if not names:
         raise DsnetError(f"no split is named in {shorten(splits)}")
-    places = []
+    folders = []
     for name in names:
         *inside, split = name.split("/")
-        places.append((Path(root).joinpath(*inside), split))
-    if classes is None and len(places) == 1:
-        return read_voc(*places[0])
+        folders.append((Path(root).joinpath(*inside), split))
+    if classes is None and len(folders) == 1:
+        return read_voc(*folders[0])
     if classes is None:
-        classes = sorted({name for folder, split in places for name in read_voc(folder, split).classes})
-    read = [read_voc(folder, split, classes=classes) for folder, split in places]
+        classes = sorted({name for folder, split in folders for name in read_voc(folder, split).classes})
+    read = [read_voc(folder, split, classes=classes) for folder, split in folders]
     return VocAnnotations(
         classes=tuple(classes),
         items=tuple(item for part in read for item in part.items),

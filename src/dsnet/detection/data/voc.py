@@ -12,7 +12,7 @@ import os
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,8 +124,7 @@ def read_voc(
                     f"{printable(', '.join(classes), 1000)}"
                 )
         labels = np.array([indices[label] for label in file.labels], dtype=np.int64)
-        truth = GroundTruth(file.boxes, labels, file.difficult)
-        items.append(AnnotatedImage(file.image, file.width, file.height, truth))
+        items.append(file.image._replace(truth=replace(file.image.truth, classes=labels)))
     return VocAnnotations(classes=classes, items=tuple(items), problems=tuple(problems), listed=len(names))
 
 
@@ -160,12 +159,8 @@ def _list_names(root: Path, split: str | None, problems: list[FileProblem]) -> l
 
 class _AnnotationFile(NamedTuple):
     path: Path
-    image: Path
-    width: int
-    height: int
-    boxes: NDArray[np.float64]
+    image: AnnotatedImage  # its classes are still to be set
     labels: list[str]
-    difficult: NDArray[np.bool_]
 
 
 class _Object(NamedTuple):
@@ -200,7 +195,8 @@ def _read_file(root: Path, name: str, problems: list[FileProblem]) -> _Annotatio
         problems.append(FileProblem(path, "has no box; the image is kept"))
     boxes = np.array([item.corners for item in kept], dtype=np.float64).reshape(-1, 4)
     difficult = np.array([item.difficult for item in kept], dtype=bool)
-    return _AnnotationFile(path, image, width, height, boxes, [item.label for item in kept], difficult)
+    truth = GroundTruth(boxes, np.zeros(len(kept), dtype=np.int64), difficult)
+    return _AnnotationFile(path, AnnotatedImage(image, width, height, truth), [item.label for item in kept])
 
 
 def _clip_boxes(

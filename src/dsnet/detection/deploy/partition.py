@@ -158,24 +158,25 @@ def _pack(
     device: torch.device | None,
 ) -> dict[SegmentKey, Segment]:
     """Return the prefix, and for every choice a segment that ends with the head of its route."""
-    network, wanted = detector.network, detector.table.strides
-    for choice in choices:
-        network.require_statistics(network.space.of_choices((choice,)))
+    network, strides = detector.network, detector.table.strides
+    routes = [network.space.of_choices((choice,)) for choice in choices]
+    for route in routes:
+        network.require_statistics(route)
     image = network.input_spec.shape(image_size)
-    blocks, taps, behind = _blocks(detector, (), image, 1, begun=False)
-    noted = {stride: tap for stride, tap in taps.items() if stride in wanted}
-    shapes = network.feature_shapes(network.space.of_choices((choices[0],)), image_size)
-    handed = {**{stride: shapes[stride] for stride in noted}, 0: behind.shape}
+    blocks, taps, behind = _blocks(detector, (), image, 1, started=False)
+    prefix_taps = {stride: tap for stride, tap in taps.items() if stride in strides}
+    shapes = network.feature_shapes(routes[0], image_size)
+    row_shapes = {**{stride: shapes[stride] for stride in prefix_taps}, 0: behind.shape}
     gate = network.gate(0).extract_with_routing(behind.shape.channels)
-    front = Front(blocks, list(noted.values()), gate).eval()
+    front = Front(blocks, list(prefix_taps.values()), gate).eval()
     parts: dict[SegmentKey, Segment] = {(): Segment(in_precision(front.to(device), precision), image)}
-    row = Shape(sum(math.prod(shape) for shape in handed.values()), 1, 1)
-    for choice in choices:
-        blocks, taps, last = _blocks(detector, (choice,), behind.shape, behind.stride, begun=True)
-        taps = {**taps, last.stride: len(blocks)}
-        own = {stride: tap for stride, tap in taps.items() if stride in wanted}
-        part = Behind(blocks, handed, own, wanted, head(network.space.of_choices((choice,)))).eval()
-        parts[choice,] = Segment(in_precision(part.to(device), precision), row)
+    row = Shape(sum(math.prod(shape) for shape in row_shapes.values()), 1, 1)
+    for route in routes:
+        blocks, taps, last = _blocks(detector, route.choices, behind.shape, behind.stride, started=True)
+        taps[last.stride] = len(blocks)
+        taps = {stride: tap for stride, tap in taps.items() if stride in strides}
+        part = Behind(blocks, row_shapes, taps, strides, head(route)).eval()
+        parts[route.choices] = Segment(in_precision(part.to(device), precision), row)
     return parts
 
 
@@ -185,19 +186,19 @@ class _End(NamedTuple):
 
 
 def _blocks(
-    detector: Detector, history: SegmentKey, shape: Shape, stride: int, *, begun: bool
+    detector: Detector, history: SegmentKey, shape: Shape, stride: int, *, started: bool
 ) -> tuple[list[nn.Module], dict[int, int], _End]:
     """Return plain blocks, the position of the block that reads each stride's map, and what follows them."""
     made: list[nn.Module] = []
     taps: dict[int, int] = {}
     for block, size, key in detector.network.chain(history):
         if block.stride > 1:
-            if begun:
+            if started:
                 taps[stride] = len(made)
             stride *= block.stride
         made.append(block.extract(shape, size, key, fold_bn=True))
         _, shape = block.cost(shape, size)
-        begun = True
+        started = True
     return made, taps, _End(shape, stride)
 
 

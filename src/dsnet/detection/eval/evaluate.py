@@ -96,8 +96,8 @@ def evaluate_detector(
         for index in batches:
             x = preprocessing(dataset.images[index.to(dataset.images.device)].to(device))
             if route is None:
-                output, taken = detector.run(x)
-                route_counts.update(taken.tolist())
+                output, numbers = detector.run(x)
+                route_counts.update(numbers.tolist())
             else:
                 output = detector(x, route)
                 route_counts[route.number] += len(x)

@@ -66,7 +66,7 @@ def train_detector(
     *,
     resume: bool = False,
     callback: Callback | None = None,
-    said: Callable[[str], None] = lambda message: None,
+    notice: Callable[[str], None] = lambda message: None,
 ) -> DetectionOutcome:
     """Train a detector into a folder.
 
@@ -78,7 +78,7 @@ def train_detector(
         folder: Folder of the run.
         resume: Continue from the last checkpoint.
         callback: Observes training.
-        said: Gets a description of the run, and a line for each operation after training.
+        notice: Gets a description of the run, and a line for each operation after training.
 
     Raises:
         DsnetError: The data, the network or the folder does not fit the settings.
@@ -108,7 +108,7 @@ def train_detector(
             lines = (printable(f"{problem.file}: {problem.what}").replace("\n", " ") for problem in problems)
             write_text(folder / PROBLEMS, "".join(f"{line}\n" for line in lines))
         counts = count_split(train), count_split(test)
-        said(describe_run(config, *counts, routes=len(detector.detector.network.space)))
+        notice(describe_run(config, *counts, routes=len(detector.detector.network.space)))
         with stop_on_signals(callback.on_message) as stop:  # later signals act at once: training is saved
             status = replace(loop.run(stop), signal=stop.signal)
         outcome = DetectionOutcome(
@@ -124,7 +124,7 @@ def train_detector(
             return outcome
         try:
             with terminable():
-                results = _finish(loop, task, test, said)
+                results = _finish(loop, task, test, notice)
         except KeyboardInterrupt as stopped:
             return replace(outcome, status=replace(status, signal=stopped_status(stopped) - 128))
         _write_results(folder, config, train.classes, results)
@@ -139,14 +139,14 @@ def _loop_config(config: DetectionConfig) -> LoopConfig:
 
 
 def _finish(
-    loop: TrainingLoop, task: DetectorTask, test: DetectionDataset, said: Callable[[str], None]
+    loop: TrainingLoop, task: DetectorTask, test: DetectionDataset, notice: Callable[[str], None]
 ) -> list[DetectionResult]:
     """Compute statistics, evaluate routes, then train the gate and evaluate it."""
     config, detector, callback = task.config, task.detector, loop.callback
     space, images, batch = detector.network.space, len(task.train), config.optim.batch
     routes = [space[index] for index in evenly_spaced(len(space), MAX_EVALUATED)]
     count = min(config.data.calibration, images)
-    said(f"Statistics of {plural(len(space), 'route')}, from {plural(count, 'training image')}")
+    notice(f"Statistics of {plural(len(space), 'route')}, from {plural(count, 'training image')}")
     batches = task.data.sample(count, batch, pass_number=0, first_draw=task.steps)
     seen = callback.progress(batches, -(-count // batch), "statistics: batch")
     calibrate_detector_bn(detector, (x for x, _ in seen))
@@ -159,19 +159,19 @@ def _finish(
             detector, test, preprocessing, routes, batch=batch, progress=callback.progress
         )
 
-    said(f"Figures of {plural(len(routes), 'route')}, on {plural(len(test), 'test image')}")
+    notice(f"Figures of {plural(len(routes), 'route')}, on {plural(len(test), 'test image')}")
     results = []
     for result in evaluate(routes):
-        said(f"route {result.route}: mAP {100 * result.mean['voc2007']:.1f} (VOC 2007)")
+        notice(f"route {result.route}: mAP {100 * result.mean['voc2007']:.1f} (VOC 2007)")
         results.append(result)
     if config.gate.epochs and len(routes) > 1:
-        _train_gate(loop, task, said)
+        _train_gate(loop, task, notice)
         results += evaluate([None])
-        said(f"gate: mAP {100 * results[-1].mean['voc2007']:.1f} (VOC 2007)")
+        notice(f"gate: mAP {100 * results[-1].mean['voc2007']:.1f} (VOC 2007)")
     return results
 
 
-def _train_gate(loop: TrainingLoop, task: DetectorTask, said: Callable[[str], None]) -> None:
+def _train_gate(loop: TrainingLoop, task: DetectorTask, notice: Callable[[str], None]) -> None:
     """Train the gate on augmented training images, and save the detector as ``gated``."""
     config, gate, images = task.config, task.config.gate, len(task.train)
 
@@ -180,9 +180,9 @@ def _train_gate(loop: TrainingLoop, task: DetectorTask, said: Callable[[str], No
         return loop.callback.progress(batches, stage2.epoch_steps, f"gate, epoch {number + 1}: batch")
 
     stage2 = DetectorGateTask(config, task.saved, images, epoch, task.precision)
-    said(f"The gate, between {plural(len(stage2.routes), 'route')}: {plural(gate.epochs, 'epoch')}")
+    notice(f"The gate, between {plural(len(stage2.routes), 'route')}: {plural(gate.epochs, 'epoch')}")
     settings = LoopConfig(epochs=gate.epochs, log_every=stage2.epoch_steps, save_minutes=None)
-    callback = _GateProgress(gate.epochs, stage2.epoch_steps, said)
+    callback = _GateProgress(gate.epochs, stage2.epoch_steps, notice)
     TrainingLoop(stage2, settings, loop.folder / "gated.stage2", callback=callback).run()
     task.detector.requires_grad_(True)
     task.save_trained(loop.folder, "gated", {**loop.data, "gate": to_plain(gate)})
@@ -191,13 +191,13 @@ def _train_gate(loop: TrainingLoop, task: DetectorTask, said: Callable[[str], No
 class _GateProgress(Callback):
     """Reports the mean losses of each epoch."""
 
-    def __init__(self, epochs: int, epoch_steps: int, said: Callable[[str], None]) -> None:
-        self.epochs, self.epoch_steps, self.said = epochs, epoch_steps, said
+    def __init__(self, epochs: int, epoch_steps: int, notice: Callable[[str], None]) -> None:
+        self.epochs, self.epoch_steps, self.notice = epochs, epoch_steps, notice
 
     def on_log(self, step: int, values: Mapping[str, float]) -> None:
         """Report the losses of the epoch that has ended."""
         losses = ", ".join(f"{name} {values[name]:.3f}" for name in ("target", "complexity", "sgs"))
-        self.said(f"gate, epoch {step // self.epoch_steps} of {self.epochs}: {losses}")
+        self.notice(f"gate, epoch {step // self.epoch_steps} of {self.epochs}: {losses}")
 
 
 def _finished(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dsnet.core.ranges import check_range
 from dsnet.detection.model.fssd import FssdTable
 from dsnet.errors import DsnetError
-from dsnet.training.ranges import check_range
 from dsnet.training.stage2.losses import Strategy
 
 __all__ = [

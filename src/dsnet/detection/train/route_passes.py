@@ -1,8 +1,8 @@
-"""What a step of a detector's training runs: one route after the other, each from forward to backward.
+"""The passes of a training step of a detector: one route after the other, each from forward to backward.
 
-What stands in front of the gate runs forward once; its end collects the routes' gradients, and it runs
-backward once, after the last of them. So a step needs the memory of one route, and on a GPU every pass is a
-CUDA graph that is captured when it is first needed: the GPU does not wait for the host.
+The prefix runs forward once. Its outputs collect the gradients of all routes, and it runs backward once after
+the last of them. So a step needs the memory of one route. On a GPU every pass is a CUDA graph, captured when
+it is first needed, so that the GPU does not wait for the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GraphedRoutePasses", "RoutePasses", "RouteLoss"]
 
 
 class RouteLoss(NamedTuple):
-    """What a route pays, by the number of matched priors."""
+    """The losses of a route, divided by the number of matched priors."""
 
     offsets: Tensor
     classes: Tensor
@@ -36,116 +36,115 @@ class RoutePasses:
         self.detector, self.precision = detector, precision
 
     def step(self, x: Tensor, targets: PriorTargets, routes: Sequence[Route]) -> list[RouteLoss]:
-        """The mean loss of the routes, backward; what each of them pays."""
-        self.enter(x)
-        paid = [self.route(route, targets, 1 / len(routes)) for route in routes]
-        self.leave()
-        return paid
+        """Run forward and backward of the mean loss of all routes, and return the losses of each."""
+        self._forward_prefix(x)
+        losses = [self._run_route(route, targets, 1 / len(routes)) for route in routes]
+        self._backward_prefix()
+        return losses
 
-    def enter(self, x: Tensor) -> None:
-        """Up to the gate."""
+    def _forward_prefix(self, x: Tensor) -> None:
         with self._autocast(x):
-            self._end = self.detector.enter(x)
-        leaves = [tensor.detach().requires_grad_() for tensor in self._end.tensors()]
-        self._start = self._end.with_tensors(leaves)
+            self._output = self.detector.enter(x)
+        self._detached = self._output.with_tensors(
+            [tensor.detach().requires_grad_() for tensor in self._output.tensors()]
+        )
 
-    def route(self, route: Route, targets: PriorTargets, share: float) -> RouteLoss:
-        """From there to the loss and back."""
-        with self._autocast(self._start.x):
-            answers = self.detector.output_from(self._start, route)
-        loss = multibox_loss(*answers, targets)
+    def _run_route(self, route: Route, targets: PriorTargets, share: float) -> RouteLoss:
+        """Run a route forward and backward, down to the detached outputs of the prefix."""
+        with self._autocast(self._detached.x):
+            output = self.detector.output_from(self._detached, route)
+        loss = multibox_loss(*output, targets)
         matched = loss.matched.sum().clamp(min=1)
         offsets, classes = loss.offsets.sum() / matched, loss.classes.sum() / matched
         (share * (offsets + classes)).backward()  # type: ignore[no-untyped-call]
         return RouteLoss(offsets.detach(), classes.detach())
 
-    def leave(self) -> None:
-        """From the gate back."""
-        pairs = [
-            (end, start.grad)
-            for end, start in zip(self._end.tensors(), self._start.tensors(), strict=True)
-            if start.grad is not None
-        ]
-        torch.autograd.backward([end for end, _ in pairs], [gradient for _, gradient in pairs])
+    def _backward_prefix(self) -> None:
+        pairs = zip(self._output.tensors(), self._detached.tensors(), strict=True)
+        used = [(tensor, leaf.grad) for tensor, leaf in pairs if leaf.grad is not None]
+        torch.autograd.backward([tensor for tensor, _ in used], [gradient for _, gradient in used])
 
-    def _autocast(self, at: Tensor) -> torch.autocast:
-        on = self.precision is not None
-        return torch.autocast(at.device.type, self.precision, enabled=on, cache_enabled=False)
+    def _autocast(self, x: Tensor) -> torch.autocast:
+        enabled = self.precision is not None
+        return torch.autocast(x.device.type, self.precision, enabled=enabled, cache_enabled=False)
 
 
 class _Prefix(NamedTuple):
-    start: PrefixFeatures
+    detached: PrefixFeatures
     forward: CapturedPass
     backward: CapturedPass
 
 
 class GraphedRoutePasses(RoutePasses):
-    """The same from CUDA graphs. The first batch says which sizes they are made for; all others are alike."""
+    """The same passes as CUDA graphs, for batches of the shapes of the first one."""
 
     def __init__(self, detector: Detector, precision: torch.dtype | None = None) -> None:
         super().__init__(detector, precision)
-        device = detector.norm.weight.device
-        self._graphs = TrainingGraphs([detector], device)
-        # What the prefix keeps for its way back must outlive the routes in between: memory of its own.
+        self._graphs = TrainingGraphs([detector], detector.norm.weight.device)
+        # What the prefix keeps for its backward pass must outlive the routes in between: a pool of its own.
         self._pool, self._prefix_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
         self._routes: dict[Hashable, CapturedPass] = {}
         self._prefix: _Prefix | None = None
 
     def step(self, x: Tensor, targets: PriorTargets, routes: Sequence[Route]) -> list[RouteLoss]:
-        """Replays the passes."""
+        """Copy the batch to where the graphs read it, and replay the passes."""
         if self._prefix is None:
             self._x, self._targets = x.clone(), PriorTargets(*(tensor.clone() for tensor in targets))
+            self._prefix = self._capture_prefix()
         self._x.copy_(x)
-        for buffer, new in zip(self._targets, targets, strict=True):
-            buffer.copy_(new)
-        if self._prefix is None:
-            self._prefix = self._record_prefix()
-        self._graphs.replay(self._prefix.forward)
-        share, paid = 1 / len(routes), []
-        for route in routes:
-            if (route, share) not in self._routes:
-                self._routes[route, share] = self._record_route(route, share)
-            recorded = self._routes[route, share]
-            self._graphs.replay(recorded)
-            paid.append(RouteLoss(*(loss.clone() for loss in recorded.outputs)))
-        self._graphs.replay(self._prefix.backward)
-        return paid
+        for buffer, values in zip(self._targets, targets, strict=True):
+            buffer.copy_(values)
+        return super().step(self._x, self._targets, routes)
 
-    def _record_route(self, route: Route, share: float) -> CapturedPass:
+    def _forward_prefix(self, x: Tensor) -> None:
         assert self._prefix is not None
-        start = self._prefix.start
+        self._graphs.replay(self._prefix.forward)
 
-        def body() -> tuple[Tensor, ...]:
-            self._start = start
-            return RoutePasses.route(self, route, self._targets, share)
+    def _run_route(self, route: Route, targets: PriorTargets, share: float) -> RouteLoss:
+        if (route, share) not in self._routes:
+            self._routes[route, share] = self._capture_route(route, share)
+        losses = self._graphs.replay(self._routes[route, share])
+        return RouteLoss(*(loss.clone() for loss in losses))
 
-        (recorded,) = self._graphs.capture(self._pool, body)
-        return recorded
+    def _backward_prefix(self) -> None:
+        assert self._prefix is not None
+        self._graphs.replay(self._prefix.backward)
 
-    def _record_prefix(self) -> _Prefix:
-        held: list[PrefixFeatures] = []
+    def _capture_route(self, route: Route, share: float) -> CapturedPass:
+        assert self._prefix is not None
+        self._detached = self._prefix.detached
+
+        def run() -> tuple[Tensor, ...]:
+            return RoutePasses._run_route(self, route, self._targets, share)
+
+        (captured,) = self._graphs.capture(self._pool, run)
+        return captured
+
+    def _capture_prefix(self) -> _Prefix:
+        leaves: list[Tensor] = []  # made by the first run, written by all
 
         def forward() -> tuple[Tensor, ...]:
-            RoutePasses.enter(self, self._x)
-            if not held:
-                held.append(self._end.with_tensors([_leaf(tensor) for tensor in self._end.tensors()]))
+            RoutePasses._forward_prefix(self, self._x)
+            if not leaves:
+                leaves.extend(_leaf(tensor) for tensor in self._output.tensors())
             with torch.no_grad():
-                for leaf, end in zip(held[0].tensors(), self._end.tensors(), strict=True):
-                    leaf.copy_(end)
+                for leaf, tensor in zip(leaves, self._output.tensors(), strict=True):
+                    leaf.copy_(tensor)
                     assert leaf.grad is not None
                     leaf.grad.zero_()
             return ()
 
         def backward() -> tuple[Tensor, ...]:
-            self._start = held[0]
-            RoutePasses.leave(self)
+            self._detached = self._output.with_tensors(leaves)
+            RoutePasses._backward_prefix(self)
             return ()
 
-        there, back = self._graphs.capture(self._prefix_pool, forward, backward)
-        del self._end  # autograd's side of it: a replay needs none
-        for leaf in held[0].tensors():
+        passes = self._graphs.capture(self._prefix_pool, forward, backward)
+        prefix = _Prefix(self._output.with_tensors(leaves), *passes)
+        del self._output  # a replay does not need its autograd graph
+        for leaf in leaves:
             self._graphs.track(leaf)
-        return _Prefix(held[0], there, back)
+        return prefix
 
 
 def _leaf(like: Tensor) -> Tensor:

@@ -85,8 +85,8 @@ def _new_detector(config: DetectionConfig, train: DetectionDataset) -> SavedDete
     network = _create_network(config, generator)
     mean, std = train.statistics()
     if config.start is not None:
-        known = trained_on(start_from(network, config.start), config.start)
-        mean, std = tuple(known["mean"]), tuple(known["std"])
+        spec = trained_on(start_from(network, config.start), config.start)
+        mean, std = tuple(spec["mean"]), tuple(spec["std"])
     detector = Detector(network, len(train.classes), config.table, generator=generator)
     preprocessing = Preprocessing(config.data.size, mean, std)
     return SavedDetector(detector, train.classes, preprocessing, Checkpoint(tensors={}, data={}))

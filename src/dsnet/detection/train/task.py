@@ -97,8 +97,8 @@ class DetectorTask(TrainingTask[tuple[Tensor, PriorTargets]]):
             return [space.largest]
         between = [route for route in space if route not in (space.smallest, space.largest)]
         count = min(self.config.optim.random, len(between))
-        drawn = torch.randperm(len(between), generator=generator)[:count].tolist()
-        return [space.largest, space.smallest, *(between[i] for i in drawn)]
+        chosen = torch.randperm(len(between), generator=generator)[:count].tolist()
+        return [space.largest, space.smallest, *(between[i] for i in chosen)]
 
     # --- checkpoints ---------------------------------------------------------------------------------
     def save(self, folder: Path, name: str, *, step: int, data: Mapping[str, Any]) -> None:

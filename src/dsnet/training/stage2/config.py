@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dsnet.core.ranges import check_range
 from dsnet.errors import DsnetError
-from dsnet.training.ranges import check_range
 
 if TYPE_CHECKING:  # `dsnet gate --help` shows these settings without importing torch
     from dsnet.gate import HeadForm
