@@ -132,7 +132,7 @@ def test_a_measured_mix_has_the_routes_that_the_router_chose_at_the_budget() -> 
     gated = measured_mix(model, CALIBRATION, "50%")
     assert gated.shares == {0: 1 / 8, 2: 3 / 8, 3: 4 / 8}
     assert gated.cascade == Cascade((0, 3), (1.0, CASCADE_SHARE))
-    assert gated.source == "as its gate takes them at 500 MAdds, on 8 calibration images"
+    assert gated.source == "as chosen by its gate at 500 MAdds for 8 calibration images"
     cascade = measured_mix(model, CALIBRATION, "51%", "cascade")
     assert cascade.shares == {0: 4 / 8, 2: 3 / 8, 3: 1 / 8}
     assert cascade.cascade == Cascade((0, 2, 3), (1.0, 4 / 8, 1 / 8))
@@ -151,7 +151,7 @@ def test_a_measured_mix_needs_a_reachable_budget_and_counts_of_routes() -> None:
         kind="gate", costs=COSTS, curve=(OperatingPoint(cost=250.0, accuracy=0.6, parameters=(2.0,)),)
     )
     without_counts = Calibration(images=8, digest="x", routers={"gate": bare}, singles={})
-    assert "which routes are taken" in error_of(lambda: measured_mix(model, without_counts, 250.0))
+    assert "no counts of routes" in error_of(lambda: measured_mix(model, without_counts, 250.0))
     assert "no cascade here" in error_of(lambda: measured_mix(model, without_counts, 250.0, "cascade"))
 
 
@@ -170,7 +170,7 @@ def test_the_command_times_a_measured_mix(folder: Path, capsys: pytest.CaptureFi
     words += ["--backend", "eager", "--device", "cpu"]
     assert main(["bench", str(folder / "calibrated"), *words]) == 0
     shown = capsys.readouterr().out
-    assert "as its cascade takes them at 510 MAdds, on 8 calibration images: 50% at 0 (" in shown
+    assert "as chosen by its cascade at 510 MAdds for 8 calibration images: 50% at 0 (" in shown
     assert re.search(r"50% at 0 \(\S+\), 38% at 2 \(\S+\), 12% at 3 \(\S+\)", shown)
     assert "cascade plan: route 0 for all images, then route 2 for 50%, then route 3 for 12%" in shown
 

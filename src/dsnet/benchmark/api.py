@@ -18,7 +18,6 @@ from dsnet.benchmark.conditions import conditions, load_average
 from dsnet.benchmark.results import Baseline, BatchResult, BenchResult, Spread
 from dsnet.benchmark.static_baselines import compile_static, static_networks
 from dsnet.benchmark.workloads import Mix, gated_routes, mix_of
-from dsnet.core.device import pick_device
 from dsnet.core.time_limit import TimeLimit, TimeUpError
 from dsnet.core.timer import Progress, silent, time_interleaved, timed
 from dsnet.cost import madds
@@ -43,7 +42,6 @@ def bench(
     batches: Sequence[int] = (1, 8, 64, 256),
     mix: str | Mapping[int, float] | Mix = "uniform",
     backend: str = "auto",
-    device: torch.device | str | None = None,
     precision: str | None = None,
     memory: Memory = "packed",
     batch_buckets: Sequence[int] | None = None,
@@ -56,11 +54,10 @@ def bench(
     """Time mixed batches of a network; its weights do not matter.
 
     Args:
-        model: The network, in eval mode.
+        model: The network, in eval mode and on the device to measure.
         batches: Batch sizes.
         mix: ``uniform``, shares by route, or a mix; see `dsnet.benchmark.workloads.mix_of`.
         backend: The plan's backend; ``auto`` takes the fastest.
-        device: Where to run (default: where the network is).
         precision: The plan's precision (default: the network's).
         memory: As for `dsnet.runtime.compile`.
         batch_buckets: As for `dsnet.runtime.compile`.
@@ -84,11 +81,10 @@ def bench(
     any_backend = backend == "auto" and not quick
     if quick:
         batch_buckets = batch_buckets or QUICK_BUCKETS
-        backend = _quick_backend(model, device, precision) if backend == "auto" else backend
+        backend = _quick_backend(model, precision) if backend == "auto" else backend
     try:
         compiled = compile_plan(
             model,
-            device=device,
             backend=backend,
             precision=precision,
             memory=memory,
@@ -159,13 +155,12 @@ def _nothing_measured(limit: TimeLimit) -> DsnetError:
     )
 
 
-def _quick_backend(model: Supernet, device: torch.device | str | None, precision: str | None) -> str:
+def _quick_backend(model: Supernet, precision: str | None) -> str:
     """Return the first backend that compiles fast and is available, or eager."""
     weight = model.head.classifier.weight
-    place = weight.device if device is None else pick_device(str(device))
     dtype = weight.dtype if precision is None else getattr(torch, precision, weight.dtype)
-    names = QUICK_BACKENDS[place.type]
-    return next((n for n in names if get_backend(n).unavailable(place, dtype) is None), "eager")
+    names = QUICK_BACKENDS[weight.device.type]
+    return next((n for n in names if get_backend(n).unavailable(weight.device, dtype) is None), "eager")
 
 
 def _measure(

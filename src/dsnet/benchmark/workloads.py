@@ -105,7 +105,7 @@ def measured_mix(model: Supernet, calibration: Calibration, budget: str | float,
     counts = dict(point.route_counts)
     images = sum(counts.values())
     if not images:
-        raise DsnetError("this calibration does not say which routes are taken; `dsnet calibrate` it anew")
+        raise DsnetError("this calibration has no counts of routes; run `dsnet calibrate` again")
     shares = {model.space.resolve(route).number: count / images for route, count in sorted(counts.items())}
     cascade = _default_cascade(model)
     if chosen.kind == "cascade":
@@ -113,9 +113,9 @@ def measured_mix(model: Supernet, calibration: Calibration, budget: str | float,
         steps = [
             (route, count / images) for route, count in zip(point.routes, reaching, strict=True) if count
         ]
-        cascade = Cascade(tuple(route for route, _ in steps), tuple(share for _, share in steps))
+        cascade = Cascade(*zip(*steps, strict=True))
     at = format_cost(cost, calibration.costs.unit)
-    source = f"as its {chosen.kind} takes them at {at}, on {images} calibration images"
+    source = f"as chosen by its {chosen.kind} at {at} for {images} calibration images"
     return Mix(shares=shares, cascade=cascade, source=source)
 
 
