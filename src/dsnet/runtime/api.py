@@ -120,7 +120,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     requested = None if routes is None else _options_of(network, routes)
     if backend == "auto":
         candidates = ["eager"] if memory == "shared" else None
-        if partitioner.has_shared_head(model):
+        if partitioner.has_shared_head:
             tried = requested or [network.gate(0).choices]
             candidates = _supporting_backends(model, tried, image_size, dtype, place)
         backend = choose_backend(

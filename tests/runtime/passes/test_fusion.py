@@ -101,12 +101,13 @@ def test_static_networks(name: str) -> None:
 def test_detectors(name: str) -> None:
     detector = copy.deepcopy(detector_of(name)).double()
     choices = detector.network.gate(0).choices[:2]
-    split, end = split_detector(detector, choices, image_size=32)
+    split, head = split_detector(detector, choices, image_size=32)
     for parts in (pack_detector(detector, choices, image_size=32), split):
         for part in parts.values():
             same(part.module, tuple(x.double() for x in part.example(2)))
-    which = torch.tensor([0, 1, 1]) % len(choices)
-    same(end.module, (torch.randn(3, end.numbers).double(), which))
+    assert head is not None
+    rows = torch.randn(3, head.numbers).double()
+    same(head.module, (rows, torch.tensor([0, 1, 1]) % len(choices)))
 
 
 def test_weights_are_shared_and_left_alone() -> None:

@@ -28,7 +28,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import Route
 from dsnet.runtime.executors.host import CompiledNetwork
-from dsnet.runtime.partition.partitioner import PartitionRequest, register_partitioner
+from dsnet.runtime.partition.partitioner import Partitioner, PartitionRequest, register_partitioner
 from dsnet.runtime.partition.segments import Segment, SegmentKey, SharedHead
 from dsnet.runtime.plan import Plan
 
@@ -193,8 +193,10 @@ def _values(priors: int, classes: int) -> int:
 
 
 @register_partitioner(Detector)
-class DetectorPartitioner:
+class DetectorPartitioner(Partitioner):
     """Splits detectors: every segment ends with rows of offsets and logits."""
+
+    has_shared_head = True  # the pyramid is one module for all choices
 
     def network(self, model: Detector) -> Supernet:
         """Return the supernet under the detector."""
@@ -218,10 +220,6 @@ class DetectorPartitioner:
         return split_detector(
             model, choices, fused=request.fused, image_size=size, precision=precision, device=device
         )
-
-    def has_shared_head(self, model: Detector) -> bool:
-        """Return True: the pyramid is one module for all choices."""
-        return True
 
     def plan(self, model: Detector, plan: Plan, image_size: int | tuple[int, int] | None) -> DetectorPlan:
         """Return the plan with the decoding of boxes behind it."""

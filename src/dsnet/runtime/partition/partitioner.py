@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -41,15 +42,24 @@ class PartitionRequest:
     device: torch.device
 
 
-class Partitioner(Protocol):
-    """Splits one kind of model. Register an instance with `register_partitioner`."""
+class Partitioner(ABC):
+    """Splits one kind of model. Register a subclass with `register_partitioner`.
 
+    Attributes:
+        has_shared_head: Whether `segments` may return a module that runs behind all segments.
+    """
+
+    has_shared_head = False
+
+    @abstractmethod
     def network(self, model: Any) -> Supernet:  # noqa: ANN401  (the registered type)
         """Return the supernet whose gates decide for this model."""
 
+    @abstractmethod
     def outputs(self, model: Any, image_size: int | tuple[int, int] | None) -> int:  # noqa: ANN401
-        """Return how many numbers a segment that ends the model gives for an image."""
+        """Return how many numbers a segment that ends the model returns for an image."""
 
+    @abstractmethod
     def segments(
         self,
         model: Any,  # noqa: ANN401
@@ -57,14 +67,12 @@ class Partitioner(Protocol):
     ) -> tuple[dict[SegmentKey, Segment], SharedHead | None]:
         """Return the segments, and what runs behind all of them if that is one module for all choices."""
 
-    def has_shared_head(self, model: Any) -> bool:  # noqa: ANN401
-        """Return whether `segments` may give a module that runs behind all segments."""
-
     def plan(self, model: Any, plan: Plan, image_size: int | tuple[int, int] | None) -> Any:  # noqa: ANN401
-        """Return what `dsnet.runtime.compile` returns for this kind of model."""
+        """Return what `dsnet.runtime.compile` returns for this kind of model (default: the plan)."""
+        return plan
 
 
-class SupernetPartitioner:
+class SupernetPartitioner(Partitioner):
     """Splits supernets, with or without a router."""
 
     def network(self, model: Supernet | Routed) -> Supernet:
@@ -95,14 +103,6 @@ class SupernetPartitioner:
         )
         return packed, None
 
-    def has_shared_head(self, model: Supernet | Routed) -> bool:
-        """Return False: each segment ends with its own classifier."""
-        return False
-
-    def plan(self, model: Supernet | Routed, plan: Plan, image_size: int | tuple[int, int] | None) -> Plan:
-        """Return the plan as it is."""
-        return plan
-
 
 _PARTITIONERS: dict[type, Partitioner] = {}
 P = TypeVar("P", bound=type)
@@ -115,7 +115,7 @@ def register_partitioner(kind: type) -> Callable[[P], P]:
         >>> from torch import nn
         >>> class Segmenter(nn.Module): ...
         >>> @register_partitioner(Segmenter)
-        ... class SegmenterPartitioner: ...
+        ... class SegmenterPartitioner(SupernetPartitioner): ...
         >>> partitioner_of(Segmenter()).__class__.__name__
         'SegmenterPartitioner'
     """
