@@ -49,10 +49,10 @@ _COUNTS = table(whole(), _DIGITS)
 _SIDE = whole(1, 2**14)
 
 
-def _normalisation(least: int, most: int) -> dict[str, Kind]:
+def _normalisation(minimum: int, maximum: int) -> dict[str, Kind]:
     return {
-        "mean": items(number(-1e6, 1e6), least, most),
-        "std": items(number(1e-6, 1e6), least, most),
+        "mean": items(number(-1e6, 1e6), minimum, maximum),
+        "std": items(number(1e-6, 1e6), minimum, maximum),
     }
 
 
@@ -121,7 +121,7 @@ ROUTING = record(
         "format": whole(1),
         "images": whole(1),
         "digest": text(),
-        "routers": table(_ROUTER, least=1),
+        "routers": table(_ROUTER, minimum=1),
         "singles": table(_SHARE, _DIGITS),
         "verdict?": maybe(record({"text": text(4000)}, more=True)),
     },
@@ -131,7 +131,7 @@ GATE_REPORTS = items(
     record(
         {
             "gate": _INDEX,
-            "taken": table(whole(), _DIGITS, least=1),
+            "taken": table(whole(), _DIGITS, minimum=1),
             "entropy": number(0),
             "information": number(0),
             "static?": FLAG,
@@ -158,7 +158,7 @@ LATENCY = record(
         "entries": items(_BATCH, 1, 1000),
     }
 )
-MIX = table(number(0), _DIGITS, least=1)
+MIX = table(number(0), _DIGITS, minimum=1)
 BACKENDS = table(if_object(table(number(0))))
 
 _RIGHT = {"correct": whole(), "images": whole(1), "accuracy?": _SHARE}

@@ -74,16 +74,16 @@ ANY = Kind("any value")
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 
 
-def whole(least: int = 0, most: int = WHOLE) -> Kind:
+def whole(minimum: int = 0, maximum: int = WHOLE) -> Kind:
     """Return the kind of whole numbers within limits."""
-    limits = f"of at least {least}" if most == WHOLE else f"from {least} to {most}"
+    limits = f"of at least {minimum}" if maximum == WHOLE else f"from {minimum} to {maximum}"
     return Kind(
         f"a whole number {limits}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most,
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum,
     )
 
 
-def number(least: float = -math.inf, most: float = math.inf, *, infinite: bool = False) -> Kind:
+def number(minimum: float = -math.inf, maximum: float = math.inf, *, infinite: bool = False) -> Kind:
     """Return the kind of numbers within limits: finite unless ``infinite``, never NaN."""
 
     def allows(value: object) -> bool:
@@ -91,22 +91,22 @@ def number(least: float = -math.inf, most: float = math.inf, *, infinite: bool =
             return False
         if isinstance(value, int) and abs(value) >= 2**1023:  # no float holds it
             return False
-        return (infinite or math.isfinite(value)) and least <= value <= most
+        return (infinite or math.isfinite(value)) and minimum <= value <= maximum
 
     expected = "a number" if infinite else "a finite number"
-    if math.isfinite(most):
-        expected += f" from {least:g} to {most:g}"
-    elif math.isfinite(least):
-        expected += f" of at least {least:g}"
+    if math.isfinite(maximum):
+        expected += f" from {minimum:g} to {maximum:g}"
+    elif math.isfinite(minimum):
+        expected += f" of at least {minimum:g}"
     return Kind(expected, allows)
 
 
-def text(most: int = 4096, pattern: str = ".*", form: str = "text") -> Kind:
+def text(maximum: int = 4096, pattern: str = ".*", form: str = "text") -> Kind:
     """Return the kind of texts of limited length that match a pattern; ``form`` describes the pattern."""
     matcher = re.compile(pattern, re.ASCII | re.DOTALL)
     return Kind(
-        f"{form} of at most {most} characters",
-        lambda value: isinstance(value, str) and len(value) <= most and bool(matcher.fullmatch(value)),
+        f"{form} of at most {maximum} characters",
+        lambda value: isinstance(value, str) and len(value) <= maximum and bool(matcher.fullmatch(value)),
     )
 
 
@@ -131,12 +131,12 @@ def if_object(kind: Kind) -> Kind:
     )
 
 
-def items(kind: Kind, least: int = 0, most: int = 2**24) -> Kind:
+def items(kind: Kind, minimum: int = 0, maximum: int = 2**24) -> Kind:
     """Return the kind of lists of limited length with items of one kind."""
-    length = f"at least {least}" if least else "any number"
+    length = f"at least {minimum}" if minimum else "any number"
     return Kind(
-        f"a list of {least if least == most else length}, each {kind.expected}",
-        lambda value: isinstance(value, list | tuple) and least <= len(value) <= most,
+        f"a list of {minimum if minimum == maximum else length}, each {kind.expected}",
+        lambda value: isinstance(value, list | tuple) and minimum <= len(value) <= maximum,
         lambda value, at: ((kind, item, f"{at}[{position}]") for position, item in enumerate(value)),
     )
 
@@ -150,7 +150,7 @@ def row(*kinds: Kind) -> Kind:
     )
 
 
-def table(kind: Kind, key: Kind | None = None, least: int = 0) -> Kind:
+def table(kind: Kind, key: Kind | None = None, minimum: int = 0) -> Kind:
     """Return the kind of objects whose keys are data: keys of one kind (default: text), values of another."""
     key = key or text()
 
@@ -160,10 +160,10 @@ def table(kind: Kind, key: Kind | None = None, least: int = 0) -> Kind:
                 raise _WrongError(at, f"has the key {shorten(name)}, expected {key.expected}")
             yield kind, item, _join(at, name)
 
-    entries = f" with at least {least} entries" if least else ""
+    entries = f" with at least {minimum} entries" if minimum else ""
     return Kind(
         f"an object{entries}, each value {kind.expected}",
-        lambda value: isinstance(value, Mapping) and least <= len(value) <= 2**20,
+        lambda value: isinstance(value, Mapping) and minimum <= len(value) <= 2**20,
         inside,
     )
 

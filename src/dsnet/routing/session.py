@@ -180,14 +180,16 @@ class Session:
         with self._lock:
             live = Counter(route for route, _ in self._recent if route is not None)
         routes = sorted({*expected, *live})
-        seen = torch.tensor([live[route] for route in routes], dtype=torch.float64)
-        known = torch.tensor([expected.get(route, 0) for route in routes], dtype=torch.float64)
-        n, m = float(seen.sum()), float(known.sum())
+        observed = torch.tensor([live[route] for route in routes], dtype=torch.float64)
+        calibrated = torch.tensor([expected.get(route, 0) for route in routes], dtype=torch.float64)
+        n, m = float(observed.sum()), float(calibrated.sum())
         if n == 0 or len(routes) < 2:
             return Drift(images=int(n), distance=0.0, chance=1.0)
-        distance = float((seen / n - known / m).abs().sum() / 2)
+        distance = float((observed / n - calibrated / m).abs().sum() / 2)
         # Pearson's test that two histograms come from the same distribution.
-        statistic = (((m / n) ** 0.5 * seen - (n / m) ** 0.5 * known).square() / (seen + known)).sum()
+        statistic = (
+            ((m / n) ** 0.5 * observed - (n / m) ** 0.5 * calibrated).square() / (observed + calibrated)
+        ).sum()
         degrees = torch.tensor((len(routes) - 1) / 2, dtype=torch.float64)
         chance = float(torch.special.gammaincc(degrees, statistic / 2))
         return Drift(images=int(n), distance=distance, chance=chance)

@@ -61,14 +61,11 @@ def launched() -> Launch:
     )
 
 
-def _number(given: Mapping[str, str], name: str, least: int, most: int = 2**31, what: str = "") -> int:
-    text = given[name].strip()
+def _number(given: Mapping[str, str], name: str, minimum: int, maximum: int = 2**31, what: str = "") -> int:
+    text, problem = given[name].strip(), f"the environment sets {name}={shorten(given[name])}: expected"
     if not (text.isascii() and text.isdecimal()):
-        raise DsnetError(
-            f"the environment sets {name}={shorten(given[name])}: expected a whole number of at least {least}"
-        )
-    number = int(text) if len(text) < 20 else most + 1
-    if not least <= number <= most:
-        expected = what or f"at least {least}"
-        raise DsnetError(f"the environment sets {name}={shorten(given[name])}: expected {expected}")
+        raise DsnetError(f"{problem} a whole number of at least {minimum}")
+    number = int(text) if len(text) < 20 else maximum + 1
+    if not minimum <= number <= maximum:
+        raise DsnetError(f"{problem} {what or f'at least {minimum}'}")
     return number
