@@ -1,4 +1,4 @@
-"""Curves from known outputs: every setting does what it says, against plain enumeration."""
+"""Operating points from known outputs, compared with plain enumeration."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def made_up(name: str, count: int, seed: int, *, tied: bool = False) -> tuple[Ro
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_cifar", "ds_resnet_tiny"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 7, 300])
-def test_every_setting_does_what_it_says(name: str, tied: bool, count: int) -> None:
+def test_every_operating_point_reaches_its_cost_and_accuracy(name: str, tied: bool, count: int) -> None:
     outputs, costs = made_up(name, count, seed=count, tied=tied)
     for router in (calibrate_gate(outputs, costs), calibrate_cascade(outputs, costs)):
         assert [p.cost for p in router.curve] == sorted({p.cost for p in router.curve})
@@ -65,7 +65,7 @@ def test_every_setting_does_what_it_says(name: str, tied: bool, count: int) -> N
 
 
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny"])
-def test_settings_reach_from_the_cheapest_to_the_dearest(name: str) -> None:
+def test_operating_points_span_the_whole_range_of_costs(name: str) -> None:
     outputs, costs = made_up(name, 200, seed=3)
     every = [costs.of(route.choices) for route in outputs.routes]
     for router in (calibrate_gate(outputs, costs), calibrate_cascade(outputs, costs)):
@@ -86,7 +86,7 @@ def test_any_budget_is_kept_within_two_percent_and_never_exceeded() -> None:
 
 
 @pytest.mark.parametrize("costs", ["equal", "one choice"])
-def test_a_gate_without_a_choice_has_one_setting(costs: str) -> None:
+def test_a_gate_without_a_choice_has_one_operating_point(costs: str) -> None:
     outputs, table = made_up("ds_mbnet_tiny", 30, seed=1)
     if costs == "equal":
         table = CostTable(unit="ms", prefix=1.0, segments=(((2.0,) * 4,),))
@@ -102,7 +102,7 @@ def test_a_gate_without_a_choice_has_one_setting(costs: str) -> None:
     )
 
 
-def test_a_gate_that_says_the_same_of_all_moves_all_at_once() -> None:
+def test_a_gate_with_equal_scores_switches_all_images_at_once() -> None:
     outputs, costs = made_up("ds_mbnet_tiny", 50, seed=1)
     static = RouteOutputs(
         **{f: getattr(outputs, f) for f in outputs.__slots__ if f != "scores"},
@@ -154,7 +154,7 @@ def test_the_static_curve_is_the_best_mix_of_two_routes(drawn: list[tuple[int, i
     assert interpolate(points, cost) == pytest.approx(expected)
 
 
-def test_single_routes_are_picked_by_other_images_than_they_are_judged_on() -> None:
+def test_single_routes_are_chosen_on_other_images() -> None:
     points = [
         OperatingPoint(cost=1.0, accuracy=0.5, routes=(0,)),
         OperatingPoint(cost=2.0, accuracy=0.9, routes=(1,)),  # lucky here
@@ -203,12 +203,12 @@ def test_routers_as_plain_data() -> None:
         ({"prefix": 0.0, "segments": (((0.0, 0.0),),)}, "costs something"),
     ],
 )
-def test_tables_that_are_none_are_refused(change: dict[str, object], said: str) -> None:
+def test_invalid_cost_tables_are_refused(change: dict[str, object], said: str) -> None:
     given = {"unit": "madds", "prefix": 1.0, "segments": (((1.0, 2.0),),), **change}
     assert said in error_of(lambda: CostTable(**given))  # type: ignore[arg-type]
 
 
-def test_settings_that_are_none_are_refused() -> None:
+def test_invalid_operating_points_are_refused() -> None:
     costs = CostTable(unit="madds", prefix=1.0, segments=(((1.0, 2.0),),))
     for point in (
         OperatingPoint(cost=math.nan, accuracy=0.5, parameters=(0.1,)),
@@ -218,7 +218,7 @@ def test_settings_that_are_none_are_refused() -> None:
         assert "router" in error_of(lambda point=point: Router(kind="gate", costs=costs, curve=(point,)))
 
 
-def test_budgets_that_cannot_be_kept_say_what_can() -> None:
+def test_impossible_budgets_are_refused_with_the_range() -> None:
     outputs, costs = made_up("ds_mbnet_tiny", 80, seed=2)
     router = calibrate_gate(outputs, costs)
     low, high = costs.of((0,)), costs.largest
@@ -230,7 +230,7 @@ def test_budgets_that_cannot_be_kept_say_what_can() -> None:
     assert "unknown router" in error_of(lambda: Router(kind="best", costs=costs))  # type: ignore[arg-type]
 
 
-def test_budgets_as_people_write_them() -> None:
+def test_budgets_are_parsed_with_their_units() -> None:
     costs = CostTable(unit="madds", prefix=0.0, segments=(((1e8, 4e8),),))
     assert parse_budget("300M", costs) == 3e8
     assert parse_budget(" 0.3B ", costs) == pytest.approx(3e8)
@@ -246,7 +246,7 @@ def test_budgets_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize(("given", "meant"), [("45", "45%"), (45, "45%"), ("0.45", "45%"), (0.45, "45%")])
-def test_a_budget_that_is_a_percentage_without_its_sign_is_said(given: str | float, meant: str) -> None:
+def test_a_percentage_without_its_sign_is_refused(given: str | float, meant: str) -> None:
     costs = CostTable(unit="madds", prefix=1e6, segments=(((1e8, 4e8),),))
     assert f"write {meant}" in error_of(lambda: parse_budget(given, costs))
     assert parse_budget("101", costs) == 101

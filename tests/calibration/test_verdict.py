@@ -1,4 +1,4 @@
-"""Whether routing pays: beside the best single route, both chosen on held-out images, pair by pair."""
+"""Whether routing pays: a router compared with the best single route, image by image."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_paired_differences_and_their_errors() -> None:
         assert paired.significant == (expected < 0.025)
 
 
-def test_routing_that_pays_is_said_to_pay() -> None:
+def test_the_verdict_on_routing_that_pays() -> None:
     held_out, tested = paying(100), paying(400)
     calibration = calibrate(held_out, COSTS, gate=False)
     found = compare(tested, calibration, [3e6, 3.6e6])
@@ -90,7 +90,7 @@ def test_routing_that_pays_is_said_to_pay() -> None:
     assert not compare(tested, calibration, [5e6]).verdict.pays  # type: ignore[union-attr]
 
 
-def test_routing_that_does_not_pay_names_the_route_to_use() -> None:
+def test_the_verdict_on_routing_that_does_not_pay_names_a_route() -> None:
     """Chosen on held-out images, whatever the test images say."""
     held_out, tested = useless(180), useless(360)
     tested.predicted[:, 2] = 0  # route 2 is the best here, by luck
@@ -112,7 +112,7 @@ def test_routing_that_does_not_pay_names_the_route_to_use() -> None:
     )
 
 
-def test_chance_is_no_gain() -> None:
+def test_a_difference_within_chance_does_not_pay() -> None:
     contest = RouterComparison(
         router="gate",
         budget=3e6,
@@ -138,7 +138,7 @@ def test_chance_is_no_gain() -> None:
     assert verdict([], "madds", "test images") is None
 
 
-def test_one_route_for_all_is_a_router_and_wins_ties() -> None:
+def test_a_single_route_is_a_router_and_wins_ties() -> None:
     costs = CostTable.of_model(random_model(NAME))
     points = tuple(
         OperatingPoint(cost=costs.of((n,)), accuracy=a, routes=(n,), route_counts=((n, 100),))
@@ -165,7 +165,7 @@ def test_one_route_for_all_is_a_router_and_wins_ties() -> None:
     assert Calibration.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
-def test_it_runs_in_routed_networks_plans_and_sessions() -> None:
+def test_a_single_route_runs_in_networks_plans_and_sessions() -> None:
     model = dsnet.create_model(NAME)
     model.load_state_dict(random_model(NAME, torch.float32).state_dict())
     costs, x = CostTable.of_model(model), images(model, 5)

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it refuses, what it teaches."""
+"""The command line: output, errors and help."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_describe_takes_model_options_and_twins(capsys: pytest.CaptureFixture[st
         (["describe", "ds_mbnet", "--image-size", "224x30"], ["224 × 30", "224 × 32"]),
     ],
 )
-def test_errors_name_what_was_given_and_what_is_possible(
+def test_errors_name_the_value_and_the_alternatives(
     args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(args) == 2
@@ -156,7 +156,9 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
         (["recipes", "--help"], ["Examples:", "--json"]),
     ],
 )
-def test_help_teaches(args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_options_and_examples(
+    args: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(args)
     assert stopped.value.code == 0
@@ -190,7 +192,7 @@ def test_demo_writes_a_self_contained_report(capsys: pytest.CaptureFixture[str],
     assert sum(right) >= 8, "2 epochs; by chance 2 of 20 would be right"
 
 
-def test_a_demo_that_is_stopped_makes_no_report(tmp_path: Path) -> None:
+def test_a_stopped_demo_writes_no_report(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dsnet", "demo", "--out", str(tmp_path), "--epochs", "300"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
@@ -203,7 +205,9 @@ def test_a_demo_that_is_stopped_makes_no_report(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_demo_deletes_nothing_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_demo_keeps_folders_that_it_did_not_create(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "supernet").mkdir()
     (tmp_path / "supernet" / "mine.txt").write_text("mine")
     assert main(["demo", "--out", str(tmp_path)]) == 2
@@ -211,7 +215,7 @@ def test_demo_deletes_nothing_of_others(capsys: pytest.CaptureFixture[str], tmp_
     assert (tmp_path / "supernet" / "mine.txt").read_text() == "mine"
 
 
-def test_recalibrate_makes_the_statistics_of_every_route(
+def test_recalibrate_computes_the_statistics_of_every_route(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
@@ -249,7 +253,7 @@ def test_evaluate_shows_every_route(capsys: pytest.CaptureFixture[str], tmp_path
     assert data["routes"][0]["images"] == 359
 
 
-def test_a_folder_that_cannot_be_made_is_said_at_once(
+def test_a_folder_that_cannot_be_created_is_reported_before_work_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -259,7 +263,7 @@ def test_a_folder_that_cannot_be_made_is_said_at_once(
     assert error.startswith("dsnet: ")
 
 
-def test_output_survives_a_terminal_without_unicode() -> None:
+def test_output_prints_on_a_terminal_without_unicode() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dsnet", "describe", "ds_mbnet_tiny"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`dsnet predict`: what it prints and writes, how it ends, what it refuses."""
+"""`dsnet predict`: output, files, exit status and errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_json_lines(run: Path, files: list[str], capsys: pytest.CaptureFixture[s
         assert line == pytest.approx(other) or line == other
 
 
-def test_the_table_and_what_it_came_to(
+def test_the_table_lists_every_image_and_a_summary(
     run: Path, files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(run, *files, "--budget", "45%", "--router", "cascade", "--trace", "--top", "2") == 0
@@ -82,7 +82,7 @@ def test_milliseconds(run: Path, files: list[str], capsys: pytest.CaptureFixture
         assert line["cost"] == 0.5 + sum(costs[route] for route in line["routes"])
 
 
-def test_damaged_images_are_reported_and_the_others_go_on(
+def test_damaged_images_are_reported_and_the_others_predicted(
     run: Path, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cut, text, empty = (tmp_path / name for name in ("cut.png", "text.png", "empty.png"))
@@ -114,7 +114,7 @@ def test_damaged_images_are_reported_and_the_others_go_on(
     assert [type(result) for result in results] == [Prediction, FailedImage, Prediction]
 
 
-def test_what_was_done_is_kept_where_it_is_stopped(
+def test_results_before_an_interrupt_are_kept(
     run: Path,
     files: list[str],
     tmp_path: Path,
@@ -140,7 +140,7 @@ def test_what_was_done_is_kept_where_it_is_stopped(
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:-1]] == files[:10]
 
 
-def test_a_file_is_not_overwritten_unasked(
+def test_an_existing_file_is_replaced_only_with_force(
     run: Path, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "found.jsonl"
@@ -158,7 +158,7 @@ def test_a_file_is_not_overwritten_unasked(
     assert not fresh.exists()
 
 
-def test_progress_is_for_several_batches_and_not_between_lines(
+def test_progress_shows_for_several_batches_but_not_between_json_lines(
     run: Path, files: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def shown(*args: str, out: bool = False) -> str:
@@ -201,7 +201,7 @@ def test_progress_is_for_several_batches_and_not_between_lines(
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_done_says_why(
+def test_impossible_options_are_refused_with_a_reason(
     run: Path,
     files: list[str],
     args: list[str],
@@ -218,7 +218,7 @@ def test_what_cannot_be_done_says_why(
     assert not os.path.exists("x.jsonl")
 
 
-def test_the_library_refuses_what_the_command_refuses(run: Path, files: list[str]) -> None:
+def test_the_library_raises_the_errors_of_the_command(run: Path, files: list[str]) -> None:
     for wrong in ({"budget": "45%"}, {"router": "gate"}):
         message = error_of(lambda wrong=wrong: open_predictor(run, route=0, **wrong, device="cpu"))
         assert "neither a budget nor a router" in message
@@ -231,7 +231,7 @@ def test_the_library_refuses_what_the_command_refuses(run: Path, files: list[str
     assert "3 names" in error_of(lambda: replace(predictor, classes=("a", "b", "c")))
 
 
-def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_shows_options_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["predict", "--help"])
     assert stopped.value.code == 0

@@ -1,4 +1,4 @@
-"""What long commands say of themselves where stderr is a log file."""
+"""Progress of long commands if stderr is a log file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Time:
         monkeypatch.setattr("dsnet.cli.progress.time.monotonic", lambda: self.now)
 
 
-def test_progress_in_a_log_is_a_line_now_and_then(
+def test_progress_in_a_log_prints_a_line_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     time = Time(monkeypatch)
@@ -66,7 +66,7 @@ def test_training_without_an_estimate_forecasts_and_reports_every_epoch(
     ]
 
 
-def test_training_in_a_log_says_how_far_it_is_and_corrects_the_estimate(
+def test_training_in_a_log_prints_progress_and_corrects_the_estimate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     time = Time(monkeypatch)

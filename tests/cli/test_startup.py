@@ -1,4 +1,4 @@
-"""What is imported when: the command answers without torch, and modules of the user come first."""
+"""Imports of the command line: help without torch, modules of the user, unexpected errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads a command computes with: measured, asked for, or those that a run began with."""
+"""The number of threads of a command: measured, requested, or that of the resumed run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_fastest_number_of_threads_is_measured(
     assert machine.now < 3 * threads.LIMIT
 
 
-def test_what_the_user_or_the_run_chose_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_set_by_the_user_or_the_run_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 4, {1: 0.01, 2: 1, 4: 1})
     assert machine.settle(keep=True) == 7
     assert machine.settle("auto", keep=True) == 1

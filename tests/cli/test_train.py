@@ -1,4 +1,4 @@
-"""``dsnet train`` and ``dsnet recipes``: what they print, how they stop, and every recipe."""
+"""``dsnet train`` and ``dsnet recipes``: output, signals, and every recipe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_resolves_and_says_what_to_expect(name: str) -> None:
+def test_every_recipe_resolves_and_has_duration_and_expectation(name: str) -> None:
     recipe = get_recipe(name)
     assert recipe.duration
     assert recipe.expect
@@ -46,7 +46,7 @@ def test_every_recipe_resolves_and_says_what_to_expect(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_can_be_looked_at_before_it_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_recipe_has_a_dry_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", name, "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "optim.lr = " in text
@@ -71,7 +71,7 @@ def test_recipes_are_listed_with_command_duration_and_accuracy(capsys: pytest.Ca
     assert "dsnet detect train bccd_mbnet" in capsys.readouterr().err
 
 
-def test_a_recipe_needs_a_name_of_its_own_and_a_docstring() -> None:
+def test_a_recipe_needs_a_new_name_and_a_docstring() -> None:
     def digits_mbnet() -> None:
         """Taken."""
 
@@ -119,14 +119,14 @@ def test_training_shows_every_route_and_can_be_evaluated_again(
         (["digits_mbnet", "--set", "scheme.route=9", "--set", "scheme.name=label"], "no route 9"),
     ],
 )
-def test_what_cannot_be_trained_is_explained(
+def test_impossible_settings_are_refused_with_a_reason(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["train", *arguments, "--out", str(tmp_path / "run")]) in (1, 2)
     assert told in capsys.readouterr().err
 
 
-def test_a_recipe_that_is_no_recipe_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_recipe_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "recipe.json"
     for text, told in (("{", "not JSON"), ("[]", "no settings"), ('{"lr": 1}', "no setting 'lr'")):
         path.write_text(text)
@@ -166,7 +166,7 @@ def ended(*args: object, **options: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_sigterm_after_the_last_step_and_in_a_gate_says_what_is_kept(
+def test_sigterm_after_the_last_step_and_in_a_gate_reports_what_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, before = tmp_path / "run", signal.getsignal(signal.SIGTERM)

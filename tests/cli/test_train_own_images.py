@@ -1,4 +1,4 @@
-"""``dsnet train --data FOLDER``: settings from the data, what it costs, and the page at the end."""
+"""``dsnet train --data FOLDER``: settings chosen by the data, the estimated cost, and the page."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def made(count: int, device: str, *, side: int = 300, classes: int = 4) -> Train
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("side", [8, 32, 48, 49, 75, 130, 4000])
 @pytest.mark.parametrize("count", [4, 7, 40, 600, 50_000])
-def test_settings_can_be_trained_by(count: int, side: int, device: str) -> None:
+def test_settings_chosen_by_the_data_are_valid(count: int, side: int, device: str) -> None:
     config = made(count, device, side=side)
     model = dsnet.create_model(config.model, device="meta")
     model.input_spec.check(config.data.size, config.data.size)
@@ -135,7 +135,7 @@ def test_a_folder_of_classes_is_divided_the_same_way_every_time(tmp_path: Path) 
     assert len(moved) <= 1  # three of thirteen are for testing instead of two of ten
 
 
-def test_splits_that_are_there_are_taken(flat: Path, tmp_path: Path) -> None:
+def test_existing_splits_are_used(flat: Path, tmp_path: Path) -> None:
     (tmp_path / "train").symlink_to(flat)
     told = error_of(lambda: load_dataset(str(tmp_path), "test"))
     assert f"the test split of {tmp_path} is not there" in told
@@ -149,7 +149,7 @@ def test_splits_that_are_there_are_taken(flat: Path, tmp_path: Path) -> None:
     assert not inspect_dataset(str(tmp_path)).divided
 
 
-def test_a_survey_counts_and_measures_without_decoding_all(flat: Path) -> None:
+def test_inspecting_a_dataset_does_not_decode_all_images(flat: Path) -> None:
     found = inspect_dataset(str(flat))
     assert found.classes == tuple(COLOURS)
     assert found.counts == (24, 24, 24)
@@ -160,7 +160,7 @@ def test_a_survey_counts_and_measures_without_decoding_all(flat: Path) -> None:
 
 
 # --- the cost -----------------------------------------------------------------------------------------
-def test_the_estimate_counts_what_the_run_does(flat: Path, tmp_path: Path) -> None:
+def test_the_estimate_counts_the_steps_and_costs_of_the_run(flat: Path, tmp_path: Path) -> None:
     found = inspect_dataset(str(flat))
     config = recipe_for(
         DataConfig(name=str(flat)), images=found.images, classes=3, side=found.side, device="cpu"
@@ -207,7 +207,7 @@ def commands_of(text: str) -> list[list[str]]:
     return [arguments for _, *arguments in found]
 
 
-def test_a_folder_needs_nothing_else(
+def test_a_folder_of_images_is_enough_to_train(
     flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -236,7 +236,7 @@ def test_a_folder_needs_nothing_else(
     assert "gate" not in {words[0] for words in commands_of(page_of(folder))}  # it is trained now
 
 
-def test_a_run_without_a_recipe_goes_on_with_its_own_settings(
+def test_a_run_without_a_recipe_resumes_with_its_settings(
     flat: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = make_pictures(tmp_path / "own", 20)
@@ -314,7 +314,7 @@ def _no_image(root: Path) -> None:
         (_no_image, "no image of a sample"),
     ],
 )
-def test_folders_that_cannot_be_learnt_from_are_explained(
+def test_unusable_folders_are_refused_with_a_reason(
     fill: Callable[[Path], None], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "own"
@@ -327,7 +327,7 @@ def test_folders_that_cannot_be_learnt_from_are_explained(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_to_train_must_be_said(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_data_to_train_on_must_be_given(flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, told in (
         ([], "Give a RECIPE (`dsnet recipes` lists them), or --data"),
         ([str(flat)], f"dsnet train --data {flat}"),
@@ -371,7 +371,7 @@ def told_by(
     return training_page(outcome, config, checks, gates=gates, verdict=verdict)
 
 
-def test_the_page_says_what_was_reached() -> None:
+def test_the_page_shows_accuracies_and_classes() -> None:
     text = told_by(OUTCOME)
     assert "pets: 90.0% right" in text
     assert "Look at this first" not in text
@@ -382,7 +382,7 @@ def test_the_page_says_what_was_reached() -> None:
     assert ["predict", "runs/my run", "photo.jpg", "--route", "1", "--top", "3"] in commands_of(text)
 
 
-def test_the_page_warns_of_what_looks_wrong() -> None:
+def test_the_page_warns_of_problems() -> None:
     assert OUTCOME.images is not None
     lost = replace(OUTCOME, test=(result(0, 110), result(1, 122)))
     assert "61.0% is hardly better than always answering cat (60.0%)" in told_by(lost)
@@ -404,7 +404,7 @@ def test_the_page_warns_of_what_looks_wrong() -> None:
     assert "With 40 test images" in told_by(replace(OUTCOME, images=replace(OUTCOME.images, test=40)))
 
 
-def test_the_page_knows_whether_longer_would_help() -> None:
+def test_the_page_advises_a_longer_run() -> None:
     rising = [0.1, 0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.8, 0.9]
     assert "optim.epochs=20" in told_by(OUTCOME, rising)
     assert "rose by 25.0 points in the last fifth" in told_by(OUTCOME, rising)
@@ -415,20 +415,20 @@ def test_the_page_knows_whether_longer_would_help() -> None:
     assert "run.seed=1" in text
 
 
-def test_a_low_accuracy_is_called_low() -> None:
+def test_a_low_accuracy_is_reported() -> None:
     low = replace(OUTCOME, test=(result(0, 130), result(1, 140)))  # guessing gets 60 %
     assert "Accuracy is low: the largest route gets 70.0%" in told_by(low)
     assert "Accuracy is low" not in told_by(replace(OUTCOME, test=(result(0, 130), result(1, 180))))
 
 
-def test_a_stopped_run_has_a_page_that_says_how_to_go_on() -> None:
+def test_the_page_of_a_stopped_run_shows_how_to_resume() -> None:
     stopped = Outcome(folder=Path("runs/x"), status=RunStatus(step=30, steps=100), images=OUTCOME.images)
     text = told_by(stopped)
     assert "stopped after step 30 of 100" in text
     assert commands_of(text) == [["train", "runs/x/recipe.json", "--out", "runs/x", "--resume"]]
 
 
-def test_the_page_tells_of_a_trained_gate() -> None:
+def test_the_page_describes_a_trained_gate() -> None:
     assert "gate" in {words[0] for words in commands_of(told_by(OUTCOME))}
     gate = GateReport(gate=0, choice_counts={0: 8, 3: 3}, entropy=0.8, information=0.1)
     text = told_by(OUTCOME, gates=[gate])
@@ -442,7 +442,7 @@ def test_the_page_tells_of_a_trained_gate() -> None:
     assert "<strong>Routing does not pay here: use route 1.</strong>" in told
 
 
-def test_a_finished_run_can_be_told_again(tmp_path: Path) -> None:
+def test_the_outcome_of_a_finished_run_can_be_read_again(tmp_path: Path) -> None:
     held_out = ((None, result(0, 9, 11)), (result(1, 9, 11), result(1, 10, 11)))
     gated = GatedResult(correct=170, images=200, madds=1200.5, taken={0: 150, 1: 50})
     outcome = replace(OUTCOME, folder=tmp_path, held_out=held_out, gated=gated)
@@ -453,7 +453,7 @@ def test_a_finished_run_can_be_told_again(tmp_path: Path) -> None:
     assert read_outcome(tmp_path) is None
 
 
-def test_a_route_trained_alone_is_not_sent_to_the_routers() -> None:
+def test_a_run_of_one_route_gets_no_advice_on_routers() -> None:
     alone = replace(OUTCOME, test=(result(1, 180),))
     assert {words[0] for words in commands_of(told_by(alone))} == {"predict", "train"}
 
@@ -467,7 +467,7 @@ def test_damaged_files_are_counted_on_the_page(tmp_path: Path) -> None:
     assert "2 images could not be read" in page_of(tmp_path / "run")
 
 
-def test_damaged_files_are_told_in_plain_lines(tmp_path: Path) -> None:
+def test_damaged_files_are_reported_in_plain_lines(tmp_path: Path) -> None:
     root = make_pictures(tmp_path / "own", 20)
     broken = root / "rust" / "003.png"
     broken.write_bytes(broken.read_bytes()[:700])
@@ -502,7 +502,7 @@ def test_confusion_equals_a_count_by_hand() -> None:
     assert sum(counts) == 65 - found[2].correct
 
 
-def test_a_survey_checks_itself() -> None:
+def test_a_dataset_of_one_class_is_refused() -> None:
     good = DatasetSummary(name="x", classes=("a", "b"), counts=(3, 1), test=2, side=9)
     good.check()
     assert "one class (a)" in error_of(replace(good, classes=("a",), counts=(3,)).check)

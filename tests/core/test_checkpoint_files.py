@@ -1,4 +1,4 @@
-"""Checkpoints whose files are damaged, lost, half written or being written; and links inside a run."""
+"""Checkpoints with damaged, lost or half-written files, and links inside a run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_no_flipped_bit_loads(model: dsnet.Supernet, tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path).data["step"] == 1
 
 
-def test_a_damaged_last_gives_way_to_the_one_before(copied: Path) -> None:
+def test_a_damaged_last_falls_back_to_the_previous_one(copied: Path) -> None:
     expected = load_checkpoint(copied, "final").tensors["model"]
     assert sorted(p.name for p in copied.glob("last-*")) == ["last-00000004", "last-00000005"]
     flip(copied / "last-00000005" / "optimizer.safetensors", 5000)
@@ -109,7 +109,7 @@ def test_a_damaged_last_gives_way_to_the_one_before(copied: Path) -> None:
         ("model", lambda t: t.pop("head.classifier.bias"), "'model' lacks the tensor 'head.classifier.bias'"),
     ],
 )
-def test_a_tensor_that_is_missing_or_too_many_is_refused(
+def test_missing_and_unexpected_tensors_are_refused(
     copied: Path, group: str, change: object, said: str
 ) -> None:
     path = copied / "last-00000005" / f"{group}.safetensors"
@@ -121,7 +121,7 @@ def test_a_tensor_that_is_missing_or_too_many_is_refused(
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b"last-../../etc", b"last-00000099\n"])
-def test_a_lost_last_is_found_again_and_nothing_is_removed(copied: Path, content: bytes | None) -> None:
+def test_a_lost_pointer_falls_back_to_the_newest_checkpoint(copied: Path, content: bytes | None) -> None:
     if content is None:
         (copied / "last").unlink()
     else:
@@ -132,7 +132,7 @@ def test_a_lost_last_is_found_again_and_nothing_is_removed(copied: Path, content
     assert sorted(p.name for p in copied.glob("last-*")) == ["last-00000004", "last-00000005"]
 
 
-def test_last_never_goes_back(model: dsnet.Supernet, tmp_path: Path) -> None:
+def test_an_earlier_step_does_not_replace_last(model: dsnet.Supernet, tmp_path: Path) -> None:
     for step in (10, 20):
         save_checkpoint(tmp_path, "last", model, step=step)
     assert "later checkpoint, last-00000020" in error_of(
@@ -147,7 +147,7 @@ def test_last_never_goes_back(model: dsnet.Supernet, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.glob("last-*")) == ["last-00000015", "last-00000030"]
 
 
-def test_data_that_could_not_be_loaded_is_not_saved(model: dsnet.Supernet, tmp_path: Path) -> None:
+def test_data_that_could_not_be_loaded_again_is_not_saved(model: dsnet.Supernet, tmp_path: Path) -> None:
     for data, said in (
         ({"classes": [0, 1]}, "classes[0] is 0, expected text"),
         ({"input": {"mean": [0.0], "std": [0.0]}}, "input.std[0] is 0.0"),
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(model: dsnet.Supernet, tmp_path:
     [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SafetensorError("I/O error: No space left on device")],
 )
 @pytest.mark.parametrize("writer", ["save_file", "flush"])
-def test_whatever_cannot_be_written_is_cleaned_up(
+def test_an_unfinished_checkpoint_is_removed(
     model: dsnet.Supernet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, writer: str
 ) -> None:
     save_checkpoint(tmp_path, "last", model, step=1)
@@ -205,7 +205,7 @@ def test_whatever_cannot_be_written_is_cleaned_up(
     check_kept(tmp_path, said)
 
 
-def test_a_name_that_cannot_be_written_leaves_the_old_one(
+def test_a_pointer_that_cannot_be_written_keeps_the_old_one(
     model: dsnet.Supernet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, "last", model, step=1)
@@ -229,7 +229,7 @@ def test_resuming_on_a_full_disk_keeps_the_metrics(copied: Path) -> None:
     assert [p.name for p in copied.iterdir() if p.name.startswith(".metrics")] == []
 
 
-def test_metrics_that_are_no_numbers_are_not_drawn(copied: Path) -> None:
+def test_metrics_that_are_not_numbers_are_left_out_of_charts(copied: Path) -> None:
     lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     example, name = lines[0], next(name for name in lines[0] if "/" in name)
     wrong = ("x", [0, 0], None, True, 1e300, float("nan"))
@@ -276,7 +276,7 @@ def test_a_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
     assert mine.read_text() == "precious"
 
 
-def test_a_run_among_links_leaves_what_they_point_to(tmp_path: Path) -> None:
+def test_training_replaces_links_and_keeps_their_targets(tmp_path: Path) -> None:
     run, mine = tmp_path / "run", tmp_path / "mine"
     run.mkdir()
     mine.write_text("precious")
@@ -303,7 +303,7 @@ def test_links_to_files_are_read_and_pipes_are_not(model: dsnet.Supernet, tmp_pa
         assert name in error_of(lambda: load_checkpoint(tmp_path / "run"))
 
 
-def test_a_pipe_names_no_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
+def test_a_pipe_is_not_read_as_a_pointer(model: dsnet.Supernet, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "last", model, step=1, data={"threads": 3})
     assert kept_threads(tmp_path) == 3
     assert "last-00000001 is the checkpoint to resume from" in going_on(tmp_path)
@@ -316,7 +316,7 @@ def test_a_pipe_names_no_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> No
 
 
 # --- reading while another process writes ----------------------------------------------------------------
-def test_loading_while_a_run_saves_gives_a_whole_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
+def test_loading_while_a_run_saves_gives_a_complete_checkpoint(model: dsnet.Supernet, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "best", model, step=1)
     done = threading.Event()
 

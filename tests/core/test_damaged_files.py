@@ -1,4 +1,4 @@
-"""Whatever a JSON file of a run holds, a command either works or says in one line what is wrong with it."""
+"""Damaged JSON files of a run: a command works or reports the problem in one line."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def copied(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 
-def test_edits_of_a_checkpoint_are_refused_or_do_no_harm(copied: Path, files: list[str]) -> None:
+def test_edited_checkpoints_load_or_are_refused(copied: Path, files: list[str]) -> None:
     (folder,) = copied.glob("gated-*")
     data, draws = json.loads((folder / "checkpoint.json").read_text()), random.Random(0)
     worked = 0
@@ -139,7 +139,7 @@ def test_edits_of_a_checkpoint_are_refused_or_do_no_harm(copied: Path, files: li
     assert outcome("as it was", command("predict", copied, files[0], "--budget", "45%"))
 
 
-def test_edits_of_other_files_are_refused_or_do_no_harm(
+def test_edited_files_load_or_are_refused(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DSNET_CACHE", str(tmp_path / "cache"))
@@ -195,7 +195,7 @@ def test_an_error_names_file_key_value_and_what_is_allowed(
     assert "checkpoint" in message
 
 
-def test_json_is_bounded_before_it_is_parsed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_limited_in_size_and_depth(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copied / "recipe.json"
     path.write_text('{"data": ' + "[" * 100_000 + "]" * 100_000 + "}")
     assert "nested 100001 levels deep" in error_of(lambda: read_config(copied))

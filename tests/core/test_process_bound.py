@@ -1,4 +1,4 @@
-"""What becomes of plans that are copied, pickled or forked, and of tensors that are no dense images."""
+"""Plans that are copied, pickled or forked, and images that are not dense tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "ds_mbnet_tiny"
 
 
 @pytest.mark.parametrize("backend", ["eager", "onnxruntime", "openvino"])
-def test_a_copy_of_a_plan_is_the_plan_and_it_is_not_pickled(backend: str) -> None:
+def test_copying_a_plan_returns_it_and_pickling_is_refused(backend: str) -> None:
     plan = plan_of(NAME, backend)
     assert copy.deepcopy(plan) is plan
     assert copy.copy(plan) is plan
@@ -49,7 +49,7 @@ def test_a_plan_that_shares_weights_is_not_copied_deeply() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_plan_in_a_forked_process_runs_or_says_why_not(threads: int) -> None:
+def test_a_plan_in_a_forked_process_runs_or_explains_why_not(threads: int) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 2)
     before, compiled = torch.get_num_threads(), plan.network
     context = multiprocessing.get_context("fork")
@@ -82,7 +82,7 @@ def test_a_plan_in_a_forked_process_runs_or_says_why_not(threads: int) -> None:
         assert "spawn" in answer
 
 
-def test_a_gpus_plan_in_a_forked_process_says_why_not() -> None:
+def test_a_gpu_plan_in_a_forked_process_is_refused() -> None:
     compiled, x = plan_of(NAME, "eager").network, pictures(network(NAME), 1)
     with (
         mock.patch("dsnet.runtime.executors.host.os.getpid", return_value=compiled.process + 1),
@@ -115,7 +115,7 @@ def test_tensors_that_are_not_dense_are_refused() -> None:
         assert kind in str(answers[2].error)
 
 
-def test_a_session_counts_what_a_plan_does() -> None:
+def test_a_session_counts_the_routes_of_a_plan() -> None:
     model = network(NAME)
     x, costs = pictures(model, 20), CostTable.of_model(model)
     points = tuple(

@@ -1,4 +1,4 @@
-"""One process at a time writes to a run; who is refused learns who it is."""
+"""Locks: one process at a time writes to a run, and the error names it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def content(run: Path) -> dict[str, tuple[int, int]]:
     ],
     ids=lambda command: "-".join(command[:2]),
 )
-def test_commands_that_write_to_a_run_leave_one_in_use_alone(
+def test_commands_do_not_write_to_a_locked_run(
     copied: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     (copied / "more").mkdir()
@@ -110,7 +110,7 @@ def test_the_error_names_process_and_command(tmp_path: Path) -> None:
     assert (tmp_path / ".lock").read_bytes() == b""
 
 
-def test_a_page_waits_for_nobody_and_stops_nothing(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_locked_run_only_prevents_the_page(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another process takes the run between the end of training and the page."""
     outcome = train(SHORT, copied, resume=True)
     with locked(copied):

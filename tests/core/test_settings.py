@@ -1,4 +1,4 @@
-"""Settings: there and back, changed by key, and errors that name the key and what is possible."""
+"""Settings: plain data, changes by key, and errors that name the key and the alternatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_settings_survive_json() -> None:
     assert config.optim.lr == 1.0
 
 
-def test_a_short_key_will_do_where_it_is_clear() -> None:
+def test_unambiguous_short_keys_are_resolved() -> None:
     config = changed("lr=0.3", "epochs=7", "model=ds_vit_plus_tiny", "channels_last=true", "route=none")
     assert (config.optim.lr, config.optim.epochs, config.model) == (0.3, 7, "ds_vit_plus_tiny")
     assert config.run.channels_last is True
@@ -58,7 +58,7 @@ def test_errors_name_the_key_and_what_is_possible(assignment: str, told: str) ->
     assert told in error_of(lambda: changed(assignment))
 
 
-def test_every_key_can_be_set_to_what_it_is() -> None:
+def test_every_key_can_be_set_to_its_value() -> None:
     config = TrainConfig()
     plain = to_plain(config)
     for key, _ in keys_of(TrainConfig):

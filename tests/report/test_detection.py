@@ -1,4 +1,4 @@
-"""What a detector's page says of its data."""
+"""The page of a detector's run: warnings about its data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def page(train: SplitCounts, test: SplitCounts, problems: list[FileProblem]) -> 
     )
 
 
-def test_what_looks_wrong_comes_first() -> None:
+def test_warnings_come_first() -> None:
     problems = [FileProblem(Path("a.xml"), "is <missing>")] * (LISTED + 3)
     train = SplitCounts(listed=33, images=20, boxes={"red": 3, "blue": 40})
     text = page(train, SplitCounts(listed=6, images=6, boxes={"red": 7, "blue": 0}), problems)
@@ -43,7 +43,7 @@ def test_what_looks_wrong_comes_first() -> None:
         assert part in text
 
 
-def test_nothing_wrong_nothing_said() -> None:
+def test_without_problems_there_are_no_warnings() -> None:
     part = SplitCounts(listed=200, images=200, boxes={"red": 300})
     text = page(part, part, [])
     assert "Look at this first" not in text
@@ -51,11 +51,11 @@ def test_nothing_wrong_nothing_said() -> None:
     assert "There are 1 problem" not in text
 
 
-def test_results_go_and_come_back_as_plain_data() -> None:
+def test_results_survive_plain_data() -> None:
     assert DetectionResult.from_dict(RESULT.to_dict()) == RESULT
 
 
-def test_what_is_ahead() -> None:
+def test_a_run_is_described_before_it_starts() -> None:
     config = DetectionConfig(optim=DetectionOptimConfig(epochs=2, batch=8))
     train = SplitCounts(listed=33, images=20, boxes={"red": 3, "blue": 1040}, difficult=2)
     text = describe_run(config, train, SplitCounts(listed=6, images=6, boxes={"red": 7, "blue": 0}), routes=4)

@@ -1,4 +1,4 @@
-"""Pages on a phone, 375 pixels wide: charts are legible, tables scroll and show that they do."""
+"""Pages on a phone, 375 pixels wide: charts are legible and tables scroll."""
 
 from __future__ import annotations
 

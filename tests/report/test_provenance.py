@@ -1,4 +1,4 @@
-"""Every file of figures says on what, with which code and by which command it was measured."""
+"""Every file of figures names the machine, the code and the command of its measurement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_file_of_figures_says_where_it_is_from(path: Path) -> None:
+def test_every_file_of_figures_has_a_provenance(path: Path) -> None:
     about = json.loads(path.read_text(encoding="utf-8"))
     assert set(about) >= KEYS
     assert all(about[key] for key in KEYS - {"dirty"})
@@ -58,7 +58,7 @@ def test_the_commits_of_figures_are_in_the_history() -> None:
     assert not {commit: stem for commit, stem in named.items() if commit not in short}
 
 
-def test_the_code_is_that_of_its_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DSNET_COMMIT", raising=False)
     source = tmp_path / "src" / "dsnet" / "report" / "provenance.py"
     figures = tmp_path / "benchmarks" / "results" / "a.json"
@@ -78,13 +78,15 @@ def test_the_code_is_that_of_its_checkout(tmp_path: Path, monkeypatch: pytest.Mo
     assert code_version(tmp_path) == Code(commit, True)
 
 
-def test_a_copy_without_history_is_told_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_history_takes_its_commit_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for given, expected in (("abc1234", Code("abc1234", False)), ("abc1234-dirty", Code("abc1234", True))):
         monkeypatch.setenv("DSNET_COMMIT", given)
         assert code_version(tmp_path) == expected
 
 
-def test_benchmarks_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmarks_write_a_provenance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "figures.json"
     about = environment(torch.device("cpu"))
     write_json(path, about)

@@ -57,7 +57,7 @@ class Poisoned(GatePolicy):
         return output
 
 
-def test_a_margin_that_is_no_number_is_never_confident() -> None:
+def test_a_margin_of_nan_is_never_confident() -> None:
     model, x, routed = cascade(ONE, 0.0)  # no image goes on
     first, last = routed.policy.routes[0], routed.policy.routes[-1]  # type: ignore[union-attr]
     assert routed.run(x).routes.unique().tolist() == [first]
@@ -82,7 +82,7 @@ def test_a_margin_that_is_no_number_is_never_confident() -> None:
 
 @pytest.mark.parametrize("name", [ONE, SEVERAL])
 @pytest.mark.parametrize("cap", [None, "90%"])
-def test_sessions_leave_them_out_of_what_answered(name: str, cap: str | None) -> None:
+def test_sessions_do_not_count_failed_images_as_answered(name: str, cap: str | None) -> None:
     _, x, routed = gate(name)
     clean = Session(routed, cap=cap)
     routes = clean(x).routes
@@ -104,7 +104,7 @@ def test_sessions_leave_them_out_of_what_answered(name: str, cap: str | None) ->
     assert json.loads(json.dumps(session.to_dict(), allow_nan=False))["failed"] == len(BAD)
 
 
-def test_a_cap_holds_with_scores_that_are_no_numbers() -> None:
+def test_a_cap_holds_with_scores_of_nan() -> None:
     model, x, routed = gate(ONE, weight=-3.0)
     score = model.gate_scores
     model.gate_scores = lambda state: torch.full_like(score(state), float("nan"))  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def test_a_cap_holds_with_scores_that_are_no_numbers() -> None:
     assert session.recent_cost <= 1.01 * least
 
 
-def test_nothing_is_calibrated_on_them() -> None:
+def test_outputs_of_nan_are_not_calibrated_on() -> None:
     model, x, _ = gate(ONE)
     damaged(model, x, at={2})
     labels = torch.zeros(len(x), dtype=torch.long)
@@ -129,7 +129,7 @@ def test_nothing_is_calibrated_on_them() -> None:
     assert simulate(routed.policy, known).columns[3] > 0
 
 
-def test_the_command_answers_them_by_an_error(
+def test_the_command_reports_images_without_an_answer(
     run: Path,
     files: list[str],
     tmp_path: Path,
@@ -161,7 +161,7 @@ def test_the_command_answers_them_by_an_error(
     assert [type(result) for result in results] == [FailedImage, Prediction, FailedImage]
 
 
-def test_weights_and_normalisation_that_are_no_numbers_are_refused(run: Path, tmp_path: Path) -> None:
+def test_weights_and_normalisation_of_nan_are_refused(run: Path, tmp_path: Path) -> None:
     for values in ((float("nan"), 1.0), (0.5, float("nan")), (0.5, 0.0), (float("inf"), 1.0), (0.5, -1.0)):
         mean, std = values
         message = error_of(

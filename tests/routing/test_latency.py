@@ -1,4 +1,4 @@
-"""Latency tables: what they hold and what they refuse."""
+"""Latency tables: their contents and their checks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def hand_made(**changes: Any) -> LatencyTable:  # noqa: ANN401  (any field)
     return LatencyTable(**(facts | changes))
 
 
-def test_the_plain_form_gives_the_same_table_again(tmp_path: Path) -> None:
+def test_a_table_survives_plain_data(tmp_path: Path) -> None:
     table = hand_made()
     plain = json.loads(json.dumps(table.to_dict()))
     assert plain == table.to_dict()
@@ -59,7 +59,7 @@ def test_the_plain_form_gives_the_same_table_again(tmp_path: Path) -> None:
     assert len({table, LatencyTable.load(tmp_path / "table.json"), hand_made(threads=3)}) == 2
 
 
-def test_a_route_takes_what_its_parts_take() -> None:
+def test_a_routes_time_is_the_sum_of_its_segments() -> None:
     table = hand_made()
     assert table.at(8).of((1, 2)) == (8.0 + 11.0 + 112.0, 16.0 + 21.0 + 212.0)
     assert table.at(8).of((0, 1)) == (8.0 + 10.0 + 101.0, 16.0 + 20.0 + 201.0)
@@ -81,7 +81,7 @@ def test_costs_are_milliseconds_an_image() -> None:
     assert "2, 8" in error
 
 
-def test_it_is_for_one_network_on_one_device() -> None:
+def test_a_table_is_for_one_network_on_one_device() -> None:
     model = dsnet.create_model("ds_mbnet_tiny", num_classes=7)
     rows = ((tuple(Time(1.0, 1.0) for _ in range(4)),),)
     own = hand_made(
@@ -201,7 +201,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong(
     assert words in error
 
 
-def test_what_is_no_table_at_all(tmp_path: Path) -> None:
+def test_files_that_are_not_tables_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     assert f"--out {path}" in error_of(lambda: LatencyTable.load(path))
     for content, words in (

@@ -1,4 +1,4 @@
-"""Rules: what every image runs at, alone or in any batch, and what it costs."""
+"""Policies: the route of every image, in any batch, and its cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_table_adds_up_to_every_route(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_weight_the_gates_decide(name: str) -> None:
+def test_a_weight_of_zero_is_the_gates_own_decision(name: str) -> None:
     model, x = spread(name)
     policy = GatePolicy(costs=CostTable.of_model(model))
     plain = dsnet.run_gated(model, x, greedy)
@@ -44,7 +44,7 @@ def test_without_weight_the_gates_decide(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weight", [-3.0, 0.0, 2.0])
-def test_a_gate_decides_for_every_image_alone(name: str, weight: float) -> None:
+def test_a_gate_decides_independently_for_every_image(name: str, weight: float) -> None:
     """Against the definition: log-softmax less the weighted share of cost, image by image, gate by gate."""
     model, x = spread(name)
     table = CostTable.of_model(model)
@@ -68,7 +68,7 @@ def test_a_gate_decides_for_every_image_alone(name: str, weight: float) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cascade_answers_as_the_route_that_answered(name: str) -> None:
+def test_a_cascades_logits_are_those_of_its_routes(name: str) -> None:
     model, x = spread(name)
     space = model.space
     routes = (0, space[len(space) // 2].number, space.largest.number)
@@ -88,7 +88,7 @@ def test_a_cascade_answers_as_the_route_that_answered(name: str) -> None:
         assert alone.routes.item() == output.routes[i].item()
 
 
-def test_a_cascade_pays_for_everything_that_ran_once() -> None:
+def test_a_cascades_cost_counts_shared_segments_once() -> None:
     model = random_model("ds_resnet_tiny")
     table = CostTable.of_model(model)
     first, second = model.space.of_choices((1, 0)), model.space.of_choices((1, 2))
@@ -127,7 +127,7 @@ def test_small_batches(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_simulation_does_as_the_rule_does(name: str) -> None:
+def test_a_simulation_equals_the_policy(name: str) -> None:
     model, x = spread(name)
     labels = torch.arange(len(x)) % 10
     table = CostTable.of_model(model)
@@ -172,7 +172,7 @@ def test_cost_falls_with_the_weight_and_rises_with_thresholds(
         assert (small.costs <= large.costs).all()
 
 
-def test_bad_rules_are_refused() -> None:
+def test_invalid_policies_are_refused() -> None:
     model = random_model("ds_mbnet_tiny")
     table = CostTable.of_model(model)
     assert "smallest to the largest" in error_of(

@@ -1,4 +1,4 @@
-"""A router of a user's own: registered by name, it works wherever the built-in ones do."""
+"""A router of the user: registered by name, it works like the built-in ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def own() -> Iterator[type[policies.Policy]]:
     del policies._POLICIES["careful"], sys.modules["careful"]
 
 
-def test_calibration_plan_and_session_run_an_own_router(own: type[policies.Policy]) -> None:
+def test_calibration_plans_and_sessions_run_a_registered_router(own: type[policies.Policy]) -> None:
     model, x = spread(ONE, 40)
     labels = model(x, model.space.largest).argmax(1)
     costs = CostTable.of_model(model)
@@ -72,7 +72,7 @@ def test_calibration_plan_and_session_run_an_own_router(own: type[policies.Polic
     assert torch.equal(plan.at(high).run(x).routes, routed.at(high).run(x).routes)
 
 
-def test_unregistered_routers_are_refused_with_those_that_are() -> None:
+def test_unregistered_routers_are_refused_with_a_list() -> None:
     costs = CostTable.of_model(random_model(ONE))
     router = Router(
         kind="gate", costs=costs, curve=(OperatingPoint(cost=1e5, accuracy=0.5, parameters=(0.0,)),)
@@ -86,7 +86,7 @@ def test_unregistered_routers_are_refused_with_those_that_are() -> None:
     assert "written by the class 'mine.Router'" in error_of(lambda: Router.from_dict(written))
 
 
-def test_what_is_registered_is_checked() -> None:
+def test_registration_checks_name_and_class() -> None:
     assert list_routers() == ["gate", "cascade", "single"]
     for name in ("gate", "auto", "two words"):
         message = error_of(lambda name=name: register_router(name)(policies.GatePolicy))  # type: ignore[misc]
@@ -95,7 +95,7 @@ def test_what_is_registered_is_checked() -> None:
     assert "derived from Policy" in error_of(lambda: register_router("mine")(Router))  # type: ignore[type-var]
 
 
-def test_the_command_line_takes_an_own_router(
+def test_the_command_line_takes_a_registered_router(
     run: Path,
     files: list[str],
     tmp_path: Path,

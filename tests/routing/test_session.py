@@ -1,4 +1,4 @@
-"""Sessions: what they count, when they call it drift, and a cap that holds whatever comes."""
+"""Sessions: counts, drift and caps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_best_choices_within_an_allowance(
     assert any(all_best(price) for price in prices)
 
 
-def test_moves_follow_the_envelope() -> None:
+def test_switches_follow_the_upper_envelope() -> None:
     """Against the argmax itself, on a fine grid of prices."""
     draw = torch.Generator().manual_seed(0)
     scores = torch.randn(30, 5, generator=draw, dtype=torch.float64)
@@ -83,7 +83,7 @@ def test_a_cap_holds_after_every_batch(
 
 @pytest.mark.parametrize("name", [ONE, SEVERAL])
 @pytest.mark.parametrize("kind", ["gate", "cascade"])
-def test_capped_answers_are_those_of_their_routes(name: str, kind: str) -> None:
+def test_a_caps_logits_are_those_of_their_routes(name: str, kind: str) -> None:
     model, x, routed = gate(name, weight=-3.0) if kind == "gate" else cascade(name, 0.9)
     plain = Session(routed)(x)
     loose = Session(routed, cap=10 * routed.router.costs.largest)(x)
@@ -98,7 +98,7 @@ def test_capped_answers_are_those_of_their_routes(name: str, kind: str) -> None:
         assert torch.allclose(tight.logits[i : i + 1], alone, rtol=1e-9, atol=1e-9)
 
 
-def test_the_least_sure_go_on_first() -> None:
+def test_the_least_confident_images_proceed_first() -> None:
     model, x, routed = cascade(ONE, 2.0)  # everyone would go on
     policy = routed.policy
     assert isinstance(policy, CascadePolicy)
@@ -130,7 +130,7 @@ def noted(session: Session, counts: dict[int, int]) -> Drift:
     return found
 
 
-def test_drift_is_told_from_chance() -> None:
+def test_drift_is_distinguished_from_chance() -> None:
     stats = pytest.importorskip("scipy.stats")
     _, _, routed = gate(ONE)  # expects 60 and 40 of a hundred
     same = noted(Session(routed, window=500), {0: 290, 1: 210})
@@ -161,7 +161,7 @@ def test_threads_share_a_session() -> None:
     assert session.recent_cost <= session.cap
 
 
-def test_two_budgets_run_in_two_threads() -> None:
+def test_two_threads_share_a_network_at_two_budgets() -> None:
     """Nothing is stored on the network: each thread gets what it would get alone."""
     model, x, _ = gate(ONE)
     costs = CostTable.of_model(model)
@@ -183,7 +183,7 @@ def test_two_budgets_run_in_two_threads() -> None:
         assert all(torch.equal(one, expected) for one in got)
 
 
-def test_what_cannot_be_kept_is_refused() -> None:
+def test_impossible_caps_and_windows_are_refused() -> None:
     _, _, routed = gate(ONE)
     assert "less than any route takes" in error_of(lambda: Session(routed, cap=1.0))
     for window in (0, -1, 1.5, "a", None, True, 10**30):
@@ -200,7 +200,7 @@ def test_a_cap_is_no_drift() -> None:
     assert session.drift() is None
 
 
-def test_steps_that_cost_nothing_may_always_be_taken() -> None:
+def test_free_steps_are_always_allowed() -> None:
     model, x = spread(ONE, 8)
     table = CostTable(unit="ms", prefix=1.0, segments=(((1.0, 0.0, 0.0, 1.0),),))
     policy = CascadePolicy(costs=table, routes=(0, 1), thresholds=(2.0,))

@@ -81,7 +81,7 @@ class Session:
             raise DsnetError(f"a window is a number of images, at least 1, not {window!r}")
         network = routed if isinstance(routed, Routed) else getattr(routed, "routed", routed)
         if not isinstance(network, Routed):
-            given = "a plan without a router" if network is None else f"a {type(routed).__name__}"
+            given = "a plan with no router" if network is None else f"a {type(routed).__name__}"
             raise DsnetError(
                 "a session runs a Routed network (`dsnet.load(RUN).routed(budget)`, after `dsnet calibrate "
                 f"RUN`) or a plan of one, not {given}"

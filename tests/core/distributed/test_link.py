@@ -1,4 +1,4 @@
-"""Processes that do not belong together refuse; when one is lost, the others name it and stop."""
+"""Ranks: inconsistent ones are refused, and a lost one is named by the others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 # --- the environment ----------------------------------------------------------------------------------
-def test_the_environment_says_which_process_this_is(environment: pytest.MonkeyPatch) -> None:
+def test_the_environment_gives_the_rank(environment: pytest.MonkeyPatch) -> None:
     assert launched() == Launch(rank=1, world=2, local=1, host="127.0.0.1", port=29500)
     for name in WHOLE:
         environment.delenv(name)
@@ -84,7 +84,7 @@ def test_the_environment_says_which_process_this_is(environment: pytest.MonkeyPa
         ("MASTER_PORT", "http", ["MASTER_PORT='http'", "whole number"]),
     ],
 )
-def test_a_wrong_environment_is_refused_before_anybody_waits(
+def test_an_inconsistent_environment_is_refused_at_once(
     name: str, value: str, words: list[str], environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     environment.setenv(name, value)
@@ -118,7 +118,7 @@ def test_ranks_that_never_start_are_named(environment: pytest.MonkeyPatch) -> No
 
 
 # --- what is compared ---------------------------------------------------------------------------------
-def test_facts_tell_settings_code_images_and_weights_apart() -> None:
+def test_facts_cover_settings_code_images_and_weights() -> None:
     cpu = torch.device("cpu")
     facts = settings_facts(CONFIG, CONFIG.model, cpu, resume=False)
     assert facts["optim.lr"] == 0.1
@@ -176,7 +176,7 @@ def play(rank: int, ports: list[int], folder: str) -> None:
         raise SystemExit(error.exit_status) from None
 
 
-def test_ranks_refuse_other_settings_and_name_the_one_that_is_lost(tmp_path: Path) -> None:
+def test_ranks_refuse_different_settings_and_name_a_lost_rank(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(3)]
     processes = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Two ranks that see half a batch each make the step of one rank that sees all of it."""
+"""Two ranks with half a batch each make the same step as one rank with the whole batch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_two_ranks_make_the_step_of_one(by_two_ranks: list[dict], name: str, tex
             assert_close(buffers[key], value.double(), 1e-10)
 
 
-def test_a_rank_alone_communicates_nothing() -> None:
+def test_a_single_rank_does_not_communicate() -> None:
     values = torch.ones(3)
     assert ALONE.sum(values) is values
     assert ALONE.any(True)
