@@ -273,6 +273,13 @@ def test_recalibrating_norms_removes_the_calibration(
     assert load_checkpoint(copy).data["network"]["gates"] == before
 
 
+def test_training_a_gate_in_a_log_says_how_far_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", str(run), "--device", "cpu", "--set", "epochs=2", "--save-as", "logged"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("looking at the images") for line in lines)
+    assert any(line.startswith("epoch 2 step") for line in lines)
+
+
 def test_gates_without_a_choice_are_reported(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

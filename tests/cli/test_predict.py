@@ -188,6 +188,7 @@ def test_progress_shows_for_several_batches_but_not_between_json_lines(
         (["--budget", "5%"], ["out of reach", "51.6k MAdds to 316.6k MAdds"]),
         (["--budget", "5%", "--router", "gate"], ["out of reach", "this gate"]),
         (["--budget", "lots"], ["300M", "'lots'"]),
+        (["--budget", "45"], ["45 multiply-adds an image, less than any route takes", "write 45%"]),
         (["--budget", "5ms"], ["multiply-adds"]),
         (["--router", "cascade"], ["needs a budget", "51.6k MAdds to 316.6k MAdds", "16.3% to 100.0%"]),
         (["--name", "ms"], ["needs a budget", "1.5 ms to 6.5 ms", "23.1% to 100.0%", "--route N"]),
