@@ -112,7 +112,7 @@ def test_torch_compile_of_a_bound_route(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_bound_route_of_every_family_is_one_graph(name: str) -> None:
-    """Tracing alone; the slow test below generates code too."""
+    """Only traces; the slow test below also generates code."""
     model = random_model(name, torch.float32)
     x = images(model, 2)
     for route in (model.space.smallest, model.space.largest):
@@ -124,7 +124,7 @@ def test_a_bound_route_of_every_family_is_one_graph(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_torch_compile_of_a_bound_route_of_every_family(name: str) -> None:
-    """With code generation, half a minute a family."""
+    """Generates code, half a minute for each family."""
     model = random_model(name, torch.float32)
     x = images(model, 2)
     compiled = torch.compile(model.bind(model.space.smallest), fullgraph=True)

@@ -25,7 +25,7 @@ def test_a_route_of_another_model_is_an_error() -> None:
         assert "ds_mbnet_tiny" in error_of(call)
 
 
-def test_a_width_that_is_no_multiple_of_the_group_is_an_error() -> None:
+def test_a_width_that_is_not_a_multiple_of_the_group_is_an_error() -> None:
     model = random_model("ds_mbnet_tiny")
     data = model.space[1].to_dict()
     data["stages"][0]["width"] = 25

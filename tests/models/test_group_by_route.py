@@ -1,4 +1,4 @@
-"""A gated batch: every image as if it were alone."""
+"""Gated passes: each image of a mixed batch gets the result that it gets alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import FAMILIES, TINY, assert_close, images, random_model, ra
 
 
 def scattered(scores: Tensor, stage: int, previous: int | None) -> Tensor:
-    """Decisions that differ wildly between images and depend on nothing but the image."""
+    """Decide almost at random, by the scores of the image only."""
     return (scores.sum(1).abs() * 1e5).long() % scores.shape[1]
 
 
@@ -91,7 +91,7 @@ def test_an_empty_batch_gives_empty_logits_and_decisions() -> None:
         assert model.route(x).shape == (0, model.space.gates)
 
 
-def test_a_narrowed_head_speaks_of_the_full_spaces_routes() -> None:
+def test_a_narrowed_head_refers_to_routes_of_the_full_space() -> None:
     model = dsnet.create_model("ds_mbnet_cifar", dtype=torch.float64)
     randomise(model)
     narrowed = model.space.narrow("L")

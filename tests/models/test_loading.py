@@ -22,7 +22,7 @@ from tests.support import TINY, error_of, images, randomise, rewrite
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_network_comes_back_with_weights_statistics_and_heads(name: str, tmp_path: Path) -> None:
+def test_a_loaded_network_has_the_weights_statistics_and_heads(name: str, tmp_path: Path) -> None:
     model = randomise(dsnet.create_model(name, num_classes=7)).requires_grad_(False)
     if model.space.gates == 1:
         model.reset_routing(model.space.narrow([0, 2]), generator=torch.Generator().manual_seed(0))
@@ -39,7 +39,7 @@ def test_a_network_comes_back_with_weights_statistics_and_heads(name: str, tmp_p
 
 
 @pytest.mark.parametrize("activation", ["relu", "hard_swish"])
-def test_a_network_comes_back_with_its_activation(activation: str, tmp_path: Path) -> None:
+def test_a_loaded_network_has_its_activation(activation: str, tmp_path: Path) -> None:
     model = randomise(dsnet.create_model("ds_mbnet_tiny", activation=activation)).requires_grad_(False)
     save_checkpoint(tmp_path, "last", model, step=1)
     again, x = load_model(tmp_path), images(model, 3)
@@ -50,7 +50,7 @@ def test_a_network_comes_back_with_its_activation(activation: str, tmp_path: Pat
     assert not torch.allclose(plain(x, 2), model(x, 2))
 
 
-def test_names_move_on_and_old_ones_go(tmp_path: Path) -> None:
+def test_saving_moves_a_name_to_the_new_checkpoint_and_removes_old_ones(tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, "last", model, step=step)
@@ -66,7 +66,7 @@ def test_names_move_on_and_old_ones_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_an_optimizer_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> None:
+def test_a_restored_optimizer_continues_bit_for_bit(kind: str, tmp_path: Path) -> None:
     def train(model: dsnet.Supernet, optimizer: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:
             optimizer.zero_grad()
@@ -122,7 +122,7 @@ def test_a_killed_writer_leaves_a_whole_checkpoint(delay: float, tmp_path: Path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", before, "last-01000000"]
 
 
-def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     (tmp_path / ".last-00000007.123").mkdir()
     (tmp_path / ".last.123").write_text("last-00000007\n", encoding="utf-8")
@@ -144,7 +144,7 @@ def test_damaged_and_missing_checkpoints_are_errors(tmp_path: Path) -> None:
     assert "not a complete checkpoint" in error_of(lambda: load_checkpoint(tmp_path))
 
 
-def test_names_that_begin_alike_keep_apart(tmp_path: Path) -> None:
+def test_names_with_a_common_beginning_are_kept_apart(tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     for name in ("gated-S", "gated", "gated", "gated-2"):
         save_checkpoint(tmp_path, name, model, step=3)
@@ -154,13 +154,13 @@ def test_names_that_begin_alike_keep_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "-x", "1", "a b", "ä"])
-def test_names_that_are_no_names_are_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_names_are_refused(name: str, tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     assert "name" in error_of(lambda: save_checkpoint(tmp_path / "run", name, model, step=1))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_does_not_exist_is_not_one_without_checkpoints(tmp_path: Path) -> None:
+def test_a_missing_run_and_one_without_checkpoints_have_different_errors(tmp_path: Path) -> None:
     assert "no does not exist: expected the folder of a run" in error_of(
         lambda: load_checkpoint(tmp_path / "no")
     )

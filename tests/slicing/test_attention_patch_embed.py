@@ -14,7 +14,7 @@ from tests.support import assert_close, error_of, randomise
 
 
 def plain_attention(layer: SlicedAttention, width: int, heads: int, head_dim: int) -> nn.MultiheadAttention:
-    """torch's own, where the embedding happens to be heads × features, as it demands."""
+    """Build torch's own attention, which needs an embedding of heads × features."""
     assert width == heads * head_dim
     plain = nn.MultiheadAttention(width, heads, batch_first=True, dtype=torch.float64)
     rows = [h * layer.head_dim + d for h in range(heads) for d in range(head_dim)]
