@@ -112,9 +112,10 @@ class GraphedRoutePasses(RoutePasses):
 
     def _capture_route(self, route: Route, share: float) -> CapturedPass:
         assert self._prefix is not None
-        self._detached = self._prefix.detached
+        detached = self._prefix.detached
 
         def run() -> tuple[Tensor, ...]:
+            self._detached = detached
             return RoutePasses._run_route(self, route, self._targets, share)
 
         (captured,) = self._graphs.capture(self._pool, run)
