@@ -155,7 +155,7 @@ def test_costs_are_shares_of_the_largest_route_of_the_whole_network() -> None:
         with torch.no_grad():  # every draw falls on this choice
             head.last.weight.zero_()
             head.last.bias.copy_(100.0 * torch.eye(2)[taken])
-        paid = gate.losses(images, boxes, seeded(0, "gate"))["complexity"]
+        paid = gate.losses(images, boxes)["complexity"]
         assert paid.item() == pytest.approx((cost / largest) ** 2, rel=1e-5)
 
 
@@ -173,7 +173,7 @@ def test_a_step_runs_the_prefix_once_and_pays_the_same() -> None:
     calls: list[object] = []
     first = detector.network.chain(())[0].block
     handle = first.register_forward_hook(lambda *_: calls.append(None))
-    one = gate.losses(images, boxes, seeded(0, "gate"))
+    one = gate.losses(images, boxes)
     handle.remove()
     assert len(calls) == 1
     assert list(one) == list(two)
