@@ -122,7 +122,7 @@ def test_a_lock_outlasts_the_removal_of_its_folder(tmp_path: Path) -> None:
     ("file", "content", "told"),
     [
         ("recipe.json", b"\xff\xfe", "is not JSON"),
-        ("recipe.json", b"[]", "holds no settings"),
+        ("recipe.json", b"[]", "is not a recipe"),
         ("last-00000005/checkpoint.json", b"[]", "not a complete checkpoint"),
         ("last-00000005/checkpoint.json", b'{"format": 1}', "not a complete checkpoint"),
     ],
@@ -223,12 +223,12 @@ def test_images_of_16_bits_and_one_channel_are_read(tmp_path: Path) -> None:
     ("settings", "told"),
     [
         (["scheme.drop_path=0.2"], "no residual branches"),
-        (["options.device=cpu"], "options.device is no option"),
+        (["options.device=cpu"], "options.device is not an option"),
         (["device=cuda:7"], "device='cuda:7' is not possible"),
         (["device=meta"], "auto, cpu, cuda or cuda:N"),
         (["seed=99999999999999999999999"], "seed must be below"),
         (["lr=1e400"], "optim.lr must be a finite number"),
-        (["scheme.name=single", "scheme.route=1"], "a route alone learns from labels"),
+        (["scheme.name=single", "scheme.route=1"], "a single route needs scheme.name=label"),
     ],
 )
 def test_settings_without_effect_are_errors(

@@ -180,9 +180,9 @@ def split_data(
         return everything, None
     train, held_out = everything.hold_out(share, seed=config.run.seed)
     if len(train) == 0:
-        raise DsnetError(f"data.hold_out={share} leaves none of the {len(everything)} images to train on")
+        raise DsnetError(f"data.hold_out={share} leaves none of {len(everything)} images to train on")
     if len(held_out) == 0:
-        callback.on_message(f"too few images to hold out {share:.0%} of every class: nothing is validated")
+        callback.on_message(f"too few images to hold out {share:.0%} of each class: there is no validation")
         return everything, None
     return train, held_out
 

@@ -75,12 +75,12 @@ class SchemeConfig:
         check_range(self, "temperature", above=0)
         if (scheme.external is not None) != (self.teacher is not None):
             needs = "needs a teacher: the folder of a run, or timm:NAME"
-            needs = needs if scheme.external else "has no use for a teacher"
+            needs = needs if scheme.external else "takes no teacher"
             raise DsnetError(f"scheme {shorten(self.name)} {needs}")
         if self.joint is not None and (self.name != "label" or self.route is not None):
-            raise DsnetError("joint training is by labels alone, with all routes: name=label, route=none")
+            raise DsnetError("joint training needs scheme.name=label and no scheme.route")
         if self.route is not None and self.name != "label":
-            raise DsnetError(f"a route alone learns from labels: name=label, not {shorten(self.name)}")
+            raise DsnetError(f"a single route needs scheme.name=label, not {shorten(self.name)}")
 
     def parse(self) -> Scheme:
         """Return the scheme of the name."""
@@ -153,9 +153,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for key in self.options:
             if key in ("device", "dtype", "generator", "name") or not isinstance(key, str):
-                raise DsnetError(f"options.{key} is no option of a model; `dsnet models --json` lists them")
+                raise DsnetError(f"options.{key} is not an option of the model; see `dsnet models --json`")
         if self.start is not None and self.scheme.route is not None:
-            raise DsnetError("start is for all routes together; scheme.route trains one alone")
+            raise DsnetError("start and scheme.route cannot be combined: a start is for all routes")
 
     @property
     def average(self) -> bool:

@@ -71,7 +71,9 @@ def read_outcome(folder: Path) -> Outcome | None:
     check(RESULTS, plain, path)
     images, gated, classes = from_plain(Images, plain["images"]), plain.get("gated"), None
     if len(images.counts) != len(images.classes):
-        raise DsnetError(f"{path}: images.counts has another length than images.classes")
+        raise DsnetError(
+            f"{path}: images.counts has {len(images.counts)} values, expected {len(images.classes)}"
+        )
     if plain.get("classes") is not None:
         classes = from_plain(ClassResults, plain["classes"])
         _check_classes(classes, len(images.classes), path)
@@ -96,7 +98,7 @@ def _check_classes(results: ClassResults, count: int, path: Path) -> None:
             raise DsnetError(f"{path}: classes.{key} has {len(values)} values, expected {count}")
     for index, (label, prediction, _) in enumerate(results.confused):
         if max(label, prediction) >= count:
-            raise DsnetError(f"{path}: classes.confused[{index}] names a class beyond the {count}")
+            raise DsnetError(f"{path}: classes.confused[{index}] has a class index of at least {count}")
 
 
 def _route(plain: dict[str, Any]) -> RouteResult:

@@ -60,7 +60,7 @@ def read_plain(path: Path, missing: str | None = None) -> dict[str, Any]:
     """Read the keys and values of a recipe's JSON file, without checking each."""
     data = read_json(path, missing=missing)
     if not isinstance(data, dict):
-        raise DsnetError(f"{path} holds no settings: a recipe is an object of keys and values")
+        raise DsnetError(f"{path} is not a recipe: expected an object of keys and values")
     return data
 
 

@@ -35,7 +35,7 @@ def test_a_run_teaches_with_its_largest_route_and_normalisation(tmp_path: Path) 
     assert not teacher.training
     assert not any(p.requires_grad for p in teacher.parameters())
     assert not teacher(normalised(pixels, SEEN)).requires_grad
-    assert "knows 10 classes, the data has 7" in error_of(
+    assert "has 10 classes, the data has 7" in error_of(
         lambda: load_teacher(str(tmp_path), classes=7, seen=SEEN, device="cpu")
     )
 
@@ -76,7 +76,7 @@ def test_a_network_of_timm_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) ->
     teacher = load_teacher("timm:small", classes=10, seen=SEEN, device="cpu")
     pixels = torch.rand(2, 3, 8, 8)
     assert_close(teacher(normalised(pixels, SEEN)), network(normalised(pixels, OWN)).detach(), 1e-5)
-    assert "timm cannot give 'large': Unknown model (large)" in error_of(
+    assert "timm cannot create 'large': Unknown model (large)" in error_of(
         lambda: load_teacher("timm:large", classes=10, seen=SEEN, device="cpu")
     )
 

@@ -94,7 +94,7 @@ class Scheme:
         if not 0 <= self.label_share <= 1:
             raise DsnetError(f"label_share must lie between 0 and 1, not {self.label_share}")
         if not taught and self.label_share != 1:
-            raise DsnetError("without a target every network learns from the labels alone: label_share = 1")
+            raise DsnetError("label_share must be 1 for a scheme without a teacher")
         if self.hierarchical and self.target not in ("ib", "e-ib"):
             raise DsnetError("h-ib needs the moving average of ib or e-ib as its target")
         if self.hard and self.target != "id":

@@ -97,7 +97,7 @@ class Stage1:
         }
         for name, (needed, given) in needs.items():
             if needed != (given is not None):
-                raise DsnetError(f"this scheme {'needs' if needed else 'has no use for'} the argument {name}")
+                raise DsnetError(f"this scheme {'needs' if needed else 'does not take'} the argument {name}")
 
     def step(
         self,

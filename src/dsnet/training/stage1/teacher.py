@@ -60,7 +60,7 @@ def load_teacher(name: str, *, classes: int, seen: Channels, device: torch.devic
     else:
         network, expected, has = _from_run(Path(name))
     if has != classes:
-        raise DsnetError(f"the teacher {name} knows {has} classes, the data has {classes}")
+        raise DsnetError(f"the teacher {name} has {has} classes, the data has {classes}")
     return Teacher(network, seen=seen, expected=expected).to(device)
 
 
@@ -68,9 +68,7 @@ def _from_run(folder: Path) -> tuple[nn.Module, Channels, int]:
     saved = load_classifier(folder)
     known = saved.data.get("input")
     if known is None:
-        raise DsnetError(
-            f"{folder} does not say how its images were normalised; `dsnet recalibrate` notes it"
-        )
+        raise DsnetError(f"{folder} does not say how its images were normalised; `dsnet recalibrate` adds it")
     model = build_network(saved)
     route = (
         model.space.largest if saved.data.get("route") is None else model.space.resolve(saved.data["route"])
@@ -82,10 +80,10 @@ def _from_timm(name: str) -> tuple[nn.Module, Channels, int]:
     try:
         import timm
     except ImportError:
-        raise DsnetError(f"a teacher by timm name needs timm: {install_hint('timm')}") from None
+        raise DsnetError(f"a teacher of timm needs the package: {install_hint('timm')}") from None
     try:
         network = timm.create_model(name, pretrained=True)
     except Exception as error:  # timm, the hub and the network below it each raise their own
-        raise DsnetError(f"timm cannot give {shorten(name)}: {error}") from error
+        raise DsnetError(f"timm cannot create {shorten(name)}: {error}") from error
     config = network.pretrained_cfg
     return network, (tuple(config["mean"]), tuple(config["std"])), int(config["num_classes"])

@@ -119,7 +119,9 @@ def train_gate(
         passes = _passes(config, objective, len(source), ranks.world)
         if passes:
             if resume:
-                callback.on_message("signals are kept in memory, so training is quick and starts anew")
+                callback.on_message(
+                    "training from cached signals takes little time and starts from the beginning"
+                )
             status = train_from_signals(task, objective, passes, work)
         else:
             status = _train_online(task, work, resume=resume)
@@ -194,12 +196,9 @@ def _passes(config: GateConfig, objective: GateObjective, images: int, world: in
     """Return the number of passes over the images whose signals are cached."""
     several = len(objective.options) > 1
     if config.passes and several:
-        raise DsnetError(
-            f"passes={config.passes}: with several gates nothing can be kept, the network runs in every "
-            "step; set passes=0"
-        )
+        raise DsnetError(f"passes={config.passes}: signals of several gates cannot be cached; set passes=0")
     if config.passes and world > 1:
-        raise DsnetError(f"passes={config.passes}: signals are kept by one process; set passes=0")
+        raise DsnetError(f"passes={config.passes}: only a single process can cache signals; set passes=0")
     if several or world > 1:
         return 0
     if config.passes is not None:
@@ -236,5 +235,5 @@ def _check_weights(folder: Path, saved: Checkpoint, model: Supernet) -> None:
         if ".routing." not in name and not torch.equal(value, now[name].cpu()):
             raise DsnetError(
                 f"{folder} was started from other weights ({name} differs), so it cannot be resumed; "
-                "start anew, without --resume"
+                "start without --resume"
             )

@@ -61,7 +61,7 @@ class GateObjective(Objective):
         precision: torch.dtype | None = None,
     ) -> None:
         if not costs.fits(model):
-            raise DsnetError(f"these costs are of another network than {model.spec.name}")
+            raise DsnetError(f"these costs do not fit {model.spec.name}; use CostTable.of_model")
         if config.goal == "value" and len(model.gates) > 1:
             raise DsnetError(f"goal=value is for networks with one gate, not with {len(model.gates)}")
         self.config, self.model, self.views, self.costs = config, model, views, costs

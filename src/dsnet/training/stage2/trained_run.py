@@ -67,9 +67,8 @@ class TrainedRun:
         learnt, judged = self.held_out.hold_out(0.5, seed=seed)
         if not len(learnt) or not len(judged):
             raise DsnetError(
-                f"images=held_out needs some to learn from and some to judge by; of {len(self.held_out)} "
-                f"held-out images there would be {len(learnt)} and {len(judged)}: use images=train, or hold "
-                "out more"
+                f"images=held_out splits {len(self.held_out)} images into {len(learnt)} to train on and "
+                f"{len(judged)} to evaluate on: use images=train, or hold out more"
             )
         return learnt, judged
 
@@ -104,7 +103,7 @@ def open_trained(
         raise DsnetError(f"{folder} does not say what it was trained on: `dsnet train` did not make it")
     if saved.data.get("route") is not None:
         raise DsnetError(
-            f"{folder} was trained at route {saved.data['route']} alone: there is nothing to choose"
+            f"{folder} was trained at route {saved.data['route']} only: it has no routes to choose from"
         )
     config = settings_of(TrainConfig, recipe, f"{folder}: recipe")
     model = build_network(saved)
