@@ -59,7 +59,6 @@ def test_every_batch_size_is_timed(name: str, kind: str | None) -> None:
 def test_from_where_on_it_pays() -> None:
     told = found((1, 3.0, 2.0), (4, 2.0, 3.0), (16, 2.0, 9.0))
     assert told.smallest_batch == 4
-    assert [told.pays(batch) for batch in (1, 2, 3, 4, 100)] == [False, False, True, True, True]
     assert "from batches of 4 on" in str(told)
     assert "75 % route 0, 25 % route 3" in str(told)
     never = found((1, 3.0, 2.0), (4, 3.0, 3.0))

@@ -24,9 +24,8 @@ from dsnet.models import Factory
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CostTable, LatencyTable
-from dsnet.runtime import autotune as choose
+from dsnet.runtime import autotune, profile_plan
 from dsnet.runtime import profile as profiling
-from dsnet.runtime import profile_plan
 from dsnet.runtime.executors.host import HostExecutor
 from dsnet.runtime.executors.segment_calls import SegmentCalls
 from tests.support import error_of, images
@@ -159,7 +158,7 @@ def test_auto_names_what_it_took(
 ) -> None:
     monkeypatch.setenv("DSNET_CACHE", str(tmp_path))
     taken = dict.fromkeys(runtime.list_backends(), 2.0) | {"eager": 1.0}
-    monkeypatch.setattr(choose, "_measure", lambda *args: taken)
+    monkeypatch.setattr(autotune, "_measure", lambda *args: taken)
     words = ["profile", "ds_mbnet_tiny", "--backend", "auto", "--device", "cpu", "--repeats", "1"]
     assert main([*words, "--json"]) == 0
     table = LatencyTable.from_dict(json.loads(capsys.readouterr().out))

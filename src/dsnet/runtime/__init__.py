@@ -1,4 +1,4 @@
-"""Routed networks made ready for a device, so that fewer multiply-adds are less time."""
+"""Compilation of routed networks for a device, so that fewer multiply-adds take less time."""
 
 from __future__ import annotations
 

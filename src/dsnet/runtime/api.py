@@ -111,28 +111,28 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     if network.training:
         raise DsnetError("a plan is for inference: call .eval() on the network first")
     weight = network.head.classifier.weight
-    place = weight.device if device is None else pick_device(str(device))
-    if place.type not in get_args(DeviceKind):
-        raise DsnetError(f"a plan is for {' or '.join(get_args(DeviceKind))}, not for {place}")
+    target = weight.device if device is None else pick_device(str(device))
+    if target.type not in get_args(DeviceKind):
+        raise DsnetError(f"a plan is for {' or '.join(get_args(DeviceKind))}, not for {target}")
     dtype = weight.dtype if precision is None else _parse_precision(precision)
-    _check_memory(memory, backend, same=(place, dtype) == (weight.device, weight.dtype))
+    _check_memory(memory, backend, same=(target, dtype) == (weight.device, weight.dtype))
     _check_buckets(batch_buckets)
     requested = None if routes is None else _options_of(network, routes)
     if backend == "auto":
         candidates = ["eager"] if memory == "shared" else None
         if partitioner.has_shared_head:
             tried = requested or [network.gate(0).choices]
-            candidates = _supporting_backends(model, tried, image_size, dtype, place)
+            candidates = _supporting_backends(model, tried, image_size, dtype, target)
         backend = choose_backend(
             network,
-            device=place,
+            device=target,
             precision=dtype,
             image_size=image_size,
             candidates=candidates,
             progress=progress,
-        ).name
+        )
     chosen = get_backend(backend)
-    reason = chosen.unavailable(place, dtype)
+    reason = chosen.unavailable(target, dtype)
     if reason is not None:
         raise DsnetError(f"backend {backend} cannot be used: {reason}")
     if budgets not in (None, "all") or (budgets is not None and routes is not None):
@@ -148,7 +148,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         memory=memory,
         image_size=image_size,
         precision=dtype,
-        device=place,
+        device=target,
         batch_invariant=batch_invariant,
     )
     if requested is not None:
@@ -158,7 +158,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     needed = needed_choices(
         network, router, None if budget is None else float(budget), all_budgets=all_budgets
     )
-    falls_back = not all_budgets and can_fall_back(network, place, dtype, captured=chosen.captures(place))
+    falls_back = not all_budgets and can_fall_back(network, target, dtype, captured=chosen.captures(target))
     options = needed.likely if falls_back else needed.possible
     compiled, extender = compiler(options, None, progress), None
     if router is not None:
@@ -179,14 +179,7 @@ def _supporting_backends(
 ) -> list[str]:
     """Return all backends, but those of ragged kernels only if they support the layers of the model."""
     request = PartitionRequest(
-        options=options,
-        shared_segments={},
-        shared=False,
-        grouped=True,
-        fused=True,
-        image_size=image_size,
-        precision=precision,
-        device=device,
+        options=options, image_size=image_size, precision=precision, device=device, grouped=True, fused=True
     )
     segments, _ = partitioner_of(model).segments(model, request)
     supported = all(unsupported(modules) is None for modules in segment_modules(segments))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,20 +26,12 @@ from dsnet.routing.latency import device_name
 from dsnet.runtime.backends.base import get_backend, list_backends
 from dsnet.runtime.partition.segments import Segment, pack
 
-__all__ = ["Choice", "cache_file", "choose_backend"]
+__all__ = ["cache_file", "choose_backend"]
 
 BATCHES = {"cpu": (1, 8), "cuda": (1, 64)}
 BLOCKS, WARM_UP, ROUNDS = 3, 2, 5  # each backend is timed in several blocks of rounds
 PAUSE = 0.05  # seconds before a block: the threads of the backend before it may still be spinning
 PACKAGES = ("torch", "triton", "openvino", "onnxruntime")
-
-
-class Choice(NamedTuple):
-    """The fastest backend."""
-
-    name: str
-    milliseconds: Mapping[str, float]  # per image at the largest route, by backend
-    measured: bool  # whether it was timed now and not read from the cache
 
 
 def cache_file() -> Path:
@@ -58,8 +50,10 @@ def choose_backend(
     image_size: int | tuple[int, int] | None = None,
     candidates: Sequence[str] | None = None,
     progress: Progress = silent,
-) -> Choice:
-    """Time the largest route on every usable backend, at batches of 1 and 8 (CUDA: 1 and 64).
+) -> str:
+    """Return the fastest backend for the largest route, at batches of 1 and 8 (CUDA: 1 and 64).
+
+    Times are cached in `cache_file`, for the same network, machine and versions of the backends.
 
     Args:
         model: The network.
@@ -81,11 +75,11 @@ def choose_backend(
     versions = {name: _version(name) for name in PACKAGES}
     machine = [device_name(device), torch.get_num_threads(), versions, usable]
     key = json.dumps([workload, machine], default=str)
-    cached = _cached_times(key, usable)
-    times = cached or _measure(model, usable, device, precision, image_size, progress)
-    if cached is None:
+    times = _cached_times(key, usable)
+    if times is None:
+        times = _measure(model, usable, device, precision, image_size, progress)
         _write_cache({**_read_cache(), key: times})
-    return Choice(min(times, key=lambda name: times[name]), times, measured=cached is None)
+    return min(times, key=times.__getitem__)
 
 
 def _cached_times(key: str, names: Sequence[str]) -> dict[str, float] | None:

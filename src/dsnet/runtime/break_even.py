@@ -52,11 +52,6 @@ class BreakEven:
     single: Route
     times: tuple[Times, ...]
 
-    def pays(self, batch: int) -> bool:
-        """Return whether routing beats the largest route for all images, at the nearest measured size."""
-        nearest = min(self.times, key=lambda t: (abs(t.batch - batch), t.batch))
-        return nearest.routed < nearest.largest
-
     @property
     def smallest_batch(self) -> int | None:
         """Return the smallest measured batch size from which on routing always pays, if there is one."""

@@ -26,7 +26,6 @@ from dsnet.detection.model.fssd import Detector
 from dsnet.detection.postprocess import best_boxes, decode_detections
 from dsnet.errors import DsnetError
 from dsnet.runtime import api
-from dsnet.runtime.autotune import Choice
 from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors.grouped import GroupedExecutor
 from tests.support import assert_close, error_of, images
@@ -38,9 +37,9 @@ from tests.support.detectors import detector as detector_of
 def test_auto_times_what_runs_all_of_a_detector(known: bool) -> None:
     asked: list[Sequence[str]] = []
 
-    def choose(model: object, *, candidates: Sequence[str], **given: Any) -> Choice:  # noqa: ANN401
+    def choose(model: object, *, candidates: Sequence[str], **given: Any) -> str:  # noqa: ANN401
         asked.append(candidates)
-        return Choice("eager", {}, measured=True)
+        return "eager"
 
     detector = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE).eval()
     with contextlib.ExitStack() as patches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,16 +30,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRequest:
-    """What a plan asks a partitioner for."""
+    """What a plan asks a partitioner for.
 
-    options: Sequence[Sequence[int]]  # choices to hold, gate by gate
-    shared_segments: Mapping[SegmentKey, SegmentKey]  # segments that others stand in for
-    shared: bool  # run slices of the model's own weights instead of packed copies
-    grouped: bool  # the segments will be captured as CUDA graphs for mixed batches
-    fused: bool  # the backend may run the segments of all choices as one
+    Attributes:
+        options: The choices to compile, by gate.
+        image_size: Height and width, or one number for both (None: the network's).
+        precision: The precision of packed weights.
+        device: The device of packed weights.
+        shared_segments: Segments that serve others, see `find_shared_segments`.
+        shared: Whether to run slices of the model's own weights instead of packed copies.
+        grouped: Whether the segments will be captured as CUDA graphs for mixed batches.
+        fused: Whether the backend may run the segments of all choices as one.
+    """
+
+    options: Sequence[Sequence[int]]
     image_size: int | tuple[int, int] | None
     precision: torch.dtype
     device: torch.device
+    shared_segments: Mapping[SegmentKey, SegmentKey] = field(default_factory=dict)
+    shared: bool = False
+    grouped: bool = False
+    fused: bool = False
 
 
 class Partitioner(ABC):
