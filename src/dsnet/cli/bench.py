@@ -35,7 +35,7 @@ __all__ = ["run"]
 def run(args: argparse.Namespace) -> int:
     """Measure, write and print."""
     if args.backend != "auto":
-        get_backend(args.backend)  # raises if there is none of that name
+        get_backend(args.backend)  # raises if the name is not registered
     model, size = open_network(args)
     if args.routes is not None:
         model.reset_routing(GateConfig(space=args.routes).routes(model))

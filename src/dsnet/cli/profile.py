@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import torch
 
 from dsnet.cli.options import open_network
-from dsnet.cli.output import writes_files
+from dsnet.cli.output import print_json, writes_files
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import set_threads_for
 from dsnet.core.device import pick_device
@@ -30,7 +29,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def run(args: argparse.Namespace) -> int:
     """Measure, write and print."""
     if args.backend != "auto":
-        get_backend(args.backend)  # raises if there is none of that name
+        get_backend(args.backend)  # raises if the name is not registered
     model, size = open_network(args)
     model = model.to(pick_device(args.device))
     set_threads_for(args, model, size, batch=max(args.batch), announce=not args.json)
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         measured.save(args.out)
     if args.json:
-        print(json.dumps(measured.to_dict(), indent=2))
+        print_json(measured.to_dict())
         return 0
     _show(model, measured, args.repeats)
     if args.out is not None:
@@ -86,6 +85,6 @@ def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:
     if len(routes) < len(model.space):
         print(f"{len(routes)} of {len(model.space)} routes, evenly spaced")
     print(
-        "\nMilliseconds an image: a batch's time over its size. A route's time is the sum of its parts'\n"
-        "medians, its p95 the sum of theirs, which is on the high side. Regrouping is left out."
+        "\nMilliseconds an image: a batch's time over its size. A route's time is the sum of its segments'\n"
+        "medians, and p95 the sum of theirs, which overestimates it. Regrouping is left out."
     )

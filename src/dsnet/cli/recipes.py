@@ -1,10 +1,10 @@
-"""``dsnet recipes``: what can be trained, how long it takes and what to expect."""
+"""``dsnet recipes``: a list of the recipes with their duration and expected accuracy."""
 
 from __future__ import annotations
 
 import argparse
-import json
 
+from dsnet.cli.output import print_json
 from dsnet.core.settings import to_plain
 from dsnet.recipes import find_recipe, list_recipes
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
             }
             for name, recipe in recipes.items()
         }
-        print(json.dumps(plain, indent=2))
+        print_json(plain)
         return 0
     for name, recipe in recipes.items():
         print(f"{name}\n  {recipe.summary}\n  command   {recipe.command} {name}")
