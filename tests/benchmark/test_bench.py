@@ -29,7 +29,7 @@ from dsnet.benchmark.workloads import CASCADE_SHARE, Mix, mix_of
 from dsnet.cli import main
 from dsnet.cli.parsers.common import seconds as parse_seconds
 from dsnet.core.cuda_graphs import StreamPool
-from dsnet.core.time_limit import TimeLimit, TimeUpError
+from dsnet.core.timer import TimeLimit, TimeUpError
 from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.report.bench import bench_page, bench_plot, bench_text

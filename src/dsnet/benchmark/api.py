@@ -18,8 +18,7 @@ from dsnet.benchmark.conditions import conditions, load_average
 from dsnet.benchmark.results import Baseline, BatchResult, BenchResult, Spread
 from dsnet.benchmark.static_baselines import compile_static, static_networks
 from dsnet.benchmark.workloads import Mix, gated_routes, mix_of
-from dsnet.core.time_limit import TimeLimit, TimeUpError
-from dsnet.core.timer import Progress, silent, time_interleaved, timed
+from dsnet.core.timer import Progress, TimeLimit, TimeUpError, silent, time_interleaved, timed
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet

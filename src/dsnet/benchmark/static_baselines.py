@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from dsnet.benchmark.results import Baseline
-from dsnet.core.time_limit import TimeUpError
-from dsnet.core.timer import Progress, silent, time_interleaved
+from dsnet.core.timer import Progress, TimeUpError, silent, time_interleaved
 from dsnet.cost import madds
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError

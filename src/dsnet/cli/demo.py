@@ -22,7 +22,7 @@ from dsnet.core.files import write_text
 from dsnet.core.formats import RESULTS
 from dsnet.core.metrics_log import read_metrics
 from dsnet.core.schema import read_json
-from dsnet.core.timer import timed
+from dsnet.core.timer import time_interleaved
 from dsnet.data.transforms.augment import Augment
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
@@ -158,16 +158,15 @@ def _stand_alone(config: TrainConfig, out: Path) -> list[OperatingPoint]:
 
 
 @torch.inference_mode()
-def _times(opened: TrainedRun, routed: Routed, repeats: int = 15) -> dict[str, float]:
+def _times(opened: TrainedRun, routed: Routed) -> dict[str, float]:
     """Return median milliseconds an image of every route and of the router, timed in turns."""
     x, _ = next(opened.seen(opened.test, 256))
     calls: dict[str, Callable[[], object]] = {
         f"route {route.number}": functools.partial(opened.model, x, route) for route in opened.model.space
     }
     calls[f"routed, {MAIN_BUDGET:.0%} of the cost"] = functools.partial(routed, x)
-    rounds = [{name: timed(call, x.device) for name, call in calls.items()} for _ in range(repeats + 2)]
-    # The first two rounds warm up.
-    return {name: statistics.median(times[name] for times in rounds[2:]) / len(x) for name in calls}
+    times = time_interleaved(calls, x.device, rounds=15, warm_up=2)
+    return {name: statistics.median(samples) / len(x) for name, samples in times.items()}
 
 
 @torch.inference_mode()
