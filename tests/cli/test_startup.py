@@ -15,7 +15,8 @@ import torch
 
 import dsnet
 from dsnet.cli import main
-from dsnet.cli.parsers import common, recipe_names
+from dsnet.cli.parsers import common
+from dsnet.cli.parsers.recipe_names import CLASSIFIERS, DETECTORS, recipe_summaries
 from dsnet.data import list_datasets
 from dsnet.detection.train.config import DetectionConfig
 from dsnet.models.loading import build_network
@@ -93,8 +94,8 @@ def test_models_imports_no_training() -> None:
 def test_help_lists_what_is_registered() -> None:
     assert tuple(list_datasets()) == common.SETS
     assert tuple(list_backends()) == common.BACKENDS
-    assert list(recipe_names.classifier_recipes().items()) == list(list_recipes().items())
-    assert list(recipe_names.detector_recipes().items()) == list(list_recipes(DetectionConfig).items())
+    assert list(recipe_summaries(CLASSIFIERS).items()) == list(list_recipes().items())
+    assert list(recipe_summaries(DETECTORS).items()) == list(list_recipes(DetectionConfig).items())
 
 
 # --- modules of the user ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``dsnet bench``: what routing saves on this machine."""
+"""``dsnet bench``: measure what routing saves on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dsnet describe``: a network's routes."""
+"""``dsnet describe``: the routes of a network, with sizes and costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dsnet profile``: how long every route of a network, or of a plan of it, takes on this machine."""
+"""``dsnet profile``: time every route of a network, or of a plan of it, on this machine."""
 
 from __future__ import annotations
 

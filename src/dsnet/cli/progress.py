@@ -21,7 +21,7 @@ CLEAR = "\r\033[2K"  # erases the line that is redrawn
 REDRAW_SECONDS = 0.2
 LOG_SECONDS = 15.0  # between lines where stderr is no terminal
 TOLERANCE = 1.25  # an estimate that is off by less is not corrected
-FORECAST_SECONDS, FORECAST_STEPS = 3.0, 30  # of training, after which its duration is told
+FORECAST_SECONDS, FORECAST_STEPS = 3.0, 30  # of training, after which its duration is printed
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Routers beside single routes at equal cost, as text and as a page."""
+"""Reports on routers compared with single routes at equal cost, as text and as a page."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def comparison_text(comparison: Comparison, costs: CostTable, space: RouteSpace)
         f"{format_cost(best.cost, costs.unit)}.\n"
         "Best single route: all images at the route that was most accurate within the budget on held-out\n"
         "images; difference: points above it, image by image, ± standard error. Static mix, stand-alone:\n"
-        "two routes or networks mixed at random to the same mean cost. Random: drawn with the same\n"
-        "histogram (for a cascade that is cheaper: it pays for every route that it tries).",
+        "two routes or networks mixed at random to the same mean cost. Random: routes drawn with the\n"
+        "same histogram (cheaper than a cascade, which also runs the routes before the last one).",
     ]
     if comparison.verdict is not None:
         lines.append(f"\n{comparison.verdict}")

@@ -1,4 +1,4 @@
-"""What a file of figures says of its origin: machine, versions, date, code and command."""
+"""The provenance of a file of figures: machine, versions, date, commit and command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["UNKNOWN", "Code", "code_version", "provenance"]
 UNKNOWN = "unknown"
 VARIABLE = "DSNET_COMMIT"  # for a copy of the source without its git history
 CHECKOUT = Path(__file__).parents[3]
-MEASURED = ("src", "benchmarks", ":!benchmarks/results")  # what decides the figures
+MEASURED = ("src", "benchmarks", ":!benchmarks/results")  # paths whose changes count as dirty
 
 
 class Code(NamedTuple):
@@ -29,7 +29,7 @@ class Code(NamedTuple):
 
 
 def code_version(checkout: Path = CHECKOUT) -> Code:
-    """Return the commit that this code is of: from git, else from DSNET_COMMIT, else unknown.
+    """Return the commit of this code: from git, else from DSNET_COMMIT, else unknown.
 
     DSNET_COMMIT is what ``git describe --always --dirty --exclude '*'`` printed where the copy was made. A
     package installed inside another repository is not that repository's code: git must track this file.
@@ -46,7 +46,7 @@ def code_version(checkout: Path = CHECKOUT) -> Code:
 
 
 def provenance(machine: str, command: str) -> dict[str, Any]:
-    """Return what every file of figures begins with."""
+    """Return the provenance that every file of figures begins with."""
     code = code_version()
     return {
         "machine": machine,

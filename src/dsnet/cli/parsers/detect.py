@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsnet.cli.parsers.common import Commands, Parser
-from dsnet.cli.parsers.recipe_names import detector_recipes
+from dsnet.cli.parsers.recipe_names import DETECTORS, recipe_summaries
 
 __all__ = ["detect"]
 
@@ -46,7 +46,7 @@ def train(parser: Parser) -> None:
       dsnet detect train bccd_ds_mbnet --data my-boxes --set start=runs/imagenette_mbnet
       dsnet detect train voc_ds_mbnet --data VOCdevkit --dry-run
     """
-    parser.add_list("Recipes", detector_recipes(), 22)
+    parser.add_list("Recipes", recipe_summaries(DETECTORS), 22)
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe by name, or the recipe.json of a run")
     parser.add_argument("--data", metavar="DIR", help="folder in VOC's layout, or one with several of them")
     parser.add_settings("change a setting, lists with commas; --dry-run shows all")

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import dsnet
 
-__all__ = ["classifier_recipes", "detector_recipes"]
+__all__ = ["CLASSIFIERS", "DETECTORS", "recipe_summaries"]
 
-RECIPES = Path(dsnet.__file__).parent / "recipes"
-
-
-def classifier_recipes() -> dict[str, str]:
-    """Map the names of the recipes of `dsnet train` to their summaries."""
-    return _registered("imagenet", "small", "transfer")
+CLASSIFIERS = ("imagenet", "small", "transfer")  # modules of `dsnet.recipes`
+DETECTORS = ("detection",)
 
 
-def detector_recipes() -> dict[str, str]:
-    """Map the names of the recipes of `dsnet detect train` to their summaries."""
-    return _registered("detection")
+def recipe_summaries(modules: Iterable[str]) -> dict[str, str]:
+    """Map the recipes that modules of `dsnet.recipes` register to the first lines of their docstrings.
 
-
-def _registered(*modules: str) -> dict[str, str]:
-    """The functions decorated with `register_recipe`, and the first lines of their docstrings.
-
-    An installation without sources gets no names here; `dsnet recipes` lists them all the same.
+    Empty in an installation without sources, where `dsnet recipes` still lists them.
     """
-    paths = [RECIPES / f"{module}.py" for module in modules]
+    paths = [Path(dsnet.__file__).parent / "recipes" / f"{module}.py" for module in modules]
     return {
         node.name: (ast.get_docstring(node) or "").splitlines()[0]
         for path in paths
         if path.is_file()
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef)
-        and any(isinstance(by, ast.Name) and by.id == "register_recipe" for by in node.decorator_list)
+        and any(isinstance(name, ast.Name) and name.id == "register_recipe" for name in node.decorator_list)
     }

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from dsnet.cli.parsers.common import Parser, positive, setting_text
-from dsnet.cli.parsers.recipe_names import classifier_recipes
+from dsnet.cli.parsers.recipe_names import CLASSIFIERS, recipe_summaries
 from dsnet.training.stage2.config import GateConfig
 
 __all__ = ["demo", "gate", "recalibrate", "train", "transfer"]
@@ -35,7 +35,7 @@ def train(parser: Parser) -> None:
       dsnet train runs/hib/recipe.json --out runs/again --set seed=1
       torchrun --nproc-per-node 8 -m dsnet train imagenet_ds_mbnet --set data.root=/data
     """
-    parser.add_list("Recipes", classifier_recipes(), 31)
+    parser.add_list("Recipes", recipe_summaries(CLASSIFIERS), 31)
     text = "a recipe by name, or the recipe.json of a run; optional with --data"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=text)
     text = "a data set, or a folder of images (default: the recipe's)"
