@@ -52,7 +52,8 @@ AREAS = {
     ),
     "gates": Area(
         ("src/dsnet/gate*.py", "src/dsnet/gate/*.py", "src/dsnet/models/group_by_route.py"),
-        ("tests/test_gate.py", "tests/models", "tests/test_extract.py", "tests/test_cost.py"),
+        ("tests/test_gate.py", "tests/models/test_group_by_route.py", "tests/models/test_bad_input.py",
+         "tests/models/test_statistics.py", "tests/test_extract.py", "tests/test_cost.py"),
     ),
     "routing": Area(
         ("src/dsnet/routing/*.py", "src/dsnet/calibration/*.py"), ("tests/routing", "tests/calibration")

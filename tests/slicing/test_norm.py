@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.slicing import (
+    ImageStatistics,
     KeyState,
     Mode,
     SlicedGroupNorm,
@@ -40,6 +41,21 @@ def test_each_key_has_its_own_statistics(channels: int, key: int) -> None:
     expected = plain_norm(norm, channels, key).eval()(x)
     assert_close(norm(x, key), expected, 1e-12)
     assert_close(norm.extract(channels, key)(x), expected, 1e-12)
+
+
+def test_images_with_different_keys_are_normalised_by_their_own_statistics() -> None:
+    norm = randomise(SplitBatchNorm2d(8, keys=3, dtype=torch.float64)).eval()
+    statistics = ImageStatistics(torch.tensor([2, 0, 2, 1]))
+    for channels in (8, 5):
+        x = features(channels)
+        with torch.no_grad():
+            mixed = norm(x, mode=Mode(images=statistics))
+            for image, key in zip(range(4), (2, 0, 2, 1), strict=True):
+                assert_close(mixed[image], norm(x, key)[image], 1e-12)
+            others = statistics.of(torch.tensor([1, 0]))
+            assert_close(norm(x[:2], mode=Mode(images=others))[0], norm(x, 1)[0], 1e-12)
+        assert list(others.tables) == [norm]
+        assert others.tables is statistics.tables
 
 
 def test_training_updates_one_key_as_an_ordinary_batch_norm_would() -> None:
