@@ -14,6 +14,7 @@ from dsnet.cli.progress import progress
 from dsnet.cli.threads import set_threads_for
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_output
+from dsnet.core.timer import silent
 from dsnet.data.decode import DecodeError
 from dsnet.data.find_images import find_images
 from dsnet.detection.data.dataset import load_detection_dataset, read_splits
@@ -51,7 +52,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
             saved.preprocessing,
             args.routes or [*range(len(space)), *([None] if gated else [])],
             batch=args.batch,
-            progress=None if args.json else progress,
+            progress=silent if args.json else progress,
         )
     )
     if args.json:

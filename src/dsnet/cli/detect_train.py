@@ -19,7 +19,7 @@ from dsnet.detection.data.summary import count_split, describe_run, plural, repo
 from dsnet.detection.io import load_detector
 from dsnet.detection.train.api import RESULTS, DetectionOutcome, train_detector
 from dsnet.detection.train.config import DetectionConfig
-from dsnet.detection.train.setup import PROBLEMS, planned_network
+from dsnet.detection.train.setup import PROBLEMS, create_network
 from dsnet.errors import DsnetError
 from dsnet.inference.detect import ImageDetections, detect_files
 from dsnet.recipes.resolve import resolve_recipe
@@ -84,7 +84,7 @@ def _dry_run_text(config: DetectionConfig) -> str:
     except (DsnetError, OSError) as error:  # a recipe can be looked at before its data is there
         return f"How much there is to train with is not known: {error}"
     problems = (*train.problems, *test.problems)
-    routes = len(planned_network(config).space)
+    routes = len(create_network(config).space)
     text = describe_run(config, count_split(train), count_split(test), routes=routes)
     if problems:
         lines: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsnet.data.decode import DecodeError, ImageList, decode, open_header
 from dsnet.data.lazy import LazyDataset
-from dsnet.data.loading import has_no_splits, load_dataset
+from dsnet.data.loading import first_names, has_no_splits, load_dataset
 from dsnet.data.registry import Split, list_datasets
 from dsnet.errors import DsnetError, printable
 from dsnet.routes import evenly_spaced
@@ -48,9 +48,9 @@ class DatasetSummary:
             raise DsnetError(f"{self.name} has one class ({classes}); telling apart takes at least two")
         empty = [name for name, count in zip(self.classes, self.counts, strict=True) if count == 0]
         if empty and Path(self.name).is_dir():  # tables may name classes without images
-            names = ", ".join(printable(name, 60) for name in empty[:5]) + ", …" * (len(empty) > 5)
             raise DsnetError(
-                f"{self.name} has classes without training images: {names}; add some, or remove the classes"
+                f"{self.name} has classes without training images: {first_names(empty)}; add some, or remove "
+                "the classes"
             )
 
 

@@ -142,12 +142,13 @@ def map_classes(dataset: D, classes: tuple[str, ...], owner: str) -> D:
     unknown = sorted(set(dataset.classes) - set(classes))
     if unknown:
         raise DsnetError(
-            f"{dataset.name} has classes that {owner} does not have: {_first(unknown)} "
-            f"(it has {_first(classes)})"
+            f"{dataset.name} has classes that {owner} does not have: {first_names(unknown)} "
+            f"(it has {first_names(classes)})"
         )
     indices = torch.tensor([classes.index(name) for name in dataset.classes], device=dataset.labels.device)
     return replace(dataset, labels=indices[dataset.labels], classes=classes)
 
 
-def _first(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
+    """Format at most five names for a message."""
     return ", ".join(printable(name, 60) for name in names[:5]) + ", …" * (len(names) > 5)

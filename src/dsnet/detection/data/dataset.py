@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dsnet.core.timer import Progress, silent
 from dsnet.data.dataset import channel_statistics, chunks
 from dsnet.data.decode import DecodeError, catch_decode_errors, decode_ahead, open_image, pillow
 from dsnet.data.transforms.auto_augment import to_device
@@ -29,8 +30,6 @@ __all__ = [
 ]
 
 MAX_DAMAGED = 100  # images
-
-Progress = Callable[[Iterable[Any], int, str], Iterator[Any]]
 
 
 class Boxes(NamedTuple):
@@ -132,7 +131,7 @@ def read_splits(root: str | Path, splits: str, classes: Sequence[str] | None = N
 def load_detection_dataset(
     annotations: VocAnnotations,
     side: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[DetectionDataset, tuple[FileProblem, ...]]:
     """Decode all images to squares.
 
@@ -154,9 +153,7 @@ def load_detection_dataset(
         raise DsnetError(f"{len(items)} images of {side} × {side} pixels do not fit in memory") from None
     kept: list[AnnotatedImage] = []
     decoded = decode_ahead(lambda item: _decode(item, side), items)
-    if progress is not None:
-        decoded = progress(decoded, len(items), "reading images")
-    for item, image in zip(items, decoded, strict=True):
+    for item, image in zip(items, progress(decoded, len(items), "reading images"), strict=True):
         if not isinstance(image, DecodeError):
             images[len(kept)] = image
             kept.append(item)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
+from dsnet.core.timer import Progress, silent
 from dsnet.data.dataset import chunks
-from dsnet.detection.data.dataset import DetectionDataset, Progress
+from dsnet.detection.data.dataset import DetectionDataset
 from dsnet.detection.data.transforms import Preprocessing
 from dsnet.detection.eval.metrics import Detections, Rule, mean_average_precision
 from dsnet.detection.model.fssd import Detector
@@ -66,7 +66,7 @@ def evaluate_detector(
     routes: Iterable[Route | int | None],
     *,
     batch: int = 32,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Iterator[DetectionResult]:
     """Evaluate routes one by one.
 
@@ -89,11 +89,9 @@ def evaluate_detector(
         route = None if number is None else space.resolve(number)
         detections: list[Detections] = []
         route_counts: Counter[int] = Counter()
-        batches: Iterable[Tensor] = chunks(torch.arange(len(dataset)), batch)
-        if progress is not None:
-            label = "gate" if route is None else f"route {route.number}"
-            batches = progress(batches, -(-len(dataset) // batch), f"{label}: batch")
-        for index in batches:
+        batches = chunks(torch.arange(len(dataset)), batch)
+        label = "gate" if route is None else f"route {route.number}"
+        for index in progress(batches, len(batches), f"{label}: batch"):
             x = preprocessing(dataset.images[index.to(dataset.images.device)].to(device))
             if route is None:
                 output, numbers = detector.run(x)
@@ -102,23 +100,13 @@ def evaluate_detector(
                 output = detector(x, route)
                 route_counts[route.number] += len(x)
             detections += decode_detections(*output, priors)
-        yield _result(dataset, detections, route, route_counts, costs)
-
-
-def _result(
-    dataset: DetectionDataset,
-    detections: Sequence[Detections],
-    route: Route | None,
-    route_counts: Counter[int],
-    costs: dict[int, int],
-) -> DetectionResult:
-    by_rule = {rule: mean_average_precision(detections, dataset.truths, rule) for rule in RULES}
-    total = sum(costs[number] * count for number, count in route_counts.items())
-    return DetectionResult(
-        route=None if route is None else route.number,
-        madds=total / sum(route_counts.values()),
-        mean={rule: result.mean for rule, result in by_rule.items()},
-        classes={dataset.classes[label]: ap for label, ap in by_rule["voc2007"].classes.items()},
-        images=len(dataset),
-        route_counts=dict(sorted(route_counts.items())),
-    )
+        by_rule = {rule: mean_average_precision(detections, dataset.truths, rule) for rule in RULES}
+        total = sum(costs[key] * count for key, count in route_counts.items())
+        yield DetectionResult(
+            route=None if route is None else route.number,
+            madds=total / len(dataset),
+            mean={rule: result.mean for rule, result in by_rule.items()},
+            classes={dataset.classes[index]: ap for index, ap in by_rule["voc2007"].classes.items()},
+            images=len(dataset),
+            route_counts=dict(sorted(route_counts.items())),
+        )

@@ -151,7 +151,7 @@ def _finish(
     seen = callback.progress(batches, -(-count // batch), "statistics: batch")
     calibrate_detector_bn(detector, (x for x, _ in seen))
     detector.eval()
-    task.save_trained(loop.folder, "final", loop.data)
+    task.save(loop.folder, "final", step=task.steps, data=loop.data, resumable=False)
 
     def evaluate(routes: Sequence[Route | None]) -> Iterator[DetectionResult]:
         preprocessing = task.saved.preprocessing
@@ -185,7 +185,8 @@ def _train_gate(loop: TrainingLoop, task: DetectorTask, notice: Callable[[str], 
     callback = _GateProgress(gate.epochs, stage2.epoch_steps, notice)
     TrainingLoop(stage2, settings, loop.folder / "gated.stage2", callback=callback).run()
     task.detector.requires_grad_(True)
-    task.save_trained(loop.folder, "gated", {**loop.data, "gate": to_plain(gate)})
+    data = {**loop.data, "gate": to_plain(gate)}
+    task.save(loop.folder, "gated", step=task.steps, data=data, resumable=False)
 
 
 class _GateProgress(Callback):

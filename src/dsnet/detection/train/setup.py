@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,18 +22,13 @@ from dsnet.models.loading import build_network
 from dsnet.training.callbacks import Callback
 from dsnet.training.transfer import checkpoint_of, start_from, trained_on
 
-__all__ = ["PROBLEMS", "check_networks", "make_detector", "open_datasets", "planned_network"]
+__all__ = ["PROBLEMS", "check_networks", "create_network", "make_detector", "open_datasets"]
 
 MAX_GPU_SHARE = 0.4  # of a GPU's free memory that images may take
 PROBLEMS = "problems.txt"  # the file of a run that lists problems with files
 
 
-def planned_network(config: DetectionConfig) -> Supernet:
-    """Create the network of a run without weights."""
-    return _create_network(config, None)
-
-
-def _create_network(config: DetectionConfig, generator: torch.Generator | None) -> Supernet:
+def create_network(config: DetectionConfig, generator: torch.Generator | None = None) -> Supernet:
     """Create the network with weights drawn from a generator; without one, on the meta device."""
     device = "meta" if generator is None else None
     network = create_model(config.model, device=device, generator=generator, **config.options)
@@ -43,7 +39,7 @@ def _create_network(config: DetectionConfig, generator: torch.Generator | None) 
 
 def check_networks(config: DetectionConfig) -> None:
     """Raise an error if the network, or the one to start from, cannot carry the detector."""
-    if (reason := incompatibility(planned_network(config), config.table)) is not None:
+    if (reason := incompatibility(create_network(config), config.table)) is not None:
         raise DsnetError(f"{config.model} cannot carry this detector: {reason}; {_compatible(config)}")
     if config.start is None:
         return
@@ -56,12 +52,8 @@ def check_networks(config: DetectionConfig) -> None:
 
 
 def _compatible(config: DetectionConfig) -> str:
-    networks = [(name, create_model(name, device="meta")) for name in list_models("supernet")]
-    names = [
-        name
-        for name, network in networks
-        if isinstance(network, Supernet) and incompatibility(network, config.table) is None
-    ]
+    configs = (replace(config, model=name, options={}) for name in list_models("supernet"))
+    names = [c.model for c in configs if incompatibility(create_network(c), config.table) is None]
     return f"these can: {', '.join(names) or 'none'}"
 
 
@@ -73,16 +65,16 @@ def make_detector(
     device: torch.device,
 ) -> SavedDetector:
     """Build the detector of a checkpoint, or a new one, with the weights of ``config.start`` if it is set."""
-    made = _new_detector(config, train) if saved is None else detector_from_checkpoint(saved, folder)
-    made.detector.to(device)
+    result = _new_detector(config, train) if saved is None else detector_from_checkpoint(saved, folder)
+    result.detector.to(device)
     if config.run.channels_last:
-        made.detector.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return made
+        result.detector.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return result
 
 
 def _new_detector(config: DetectionConfig, train: DetectionDataset) -> SavedDetector:
     generator = seeded(config.run.seed, "weights")
-    network = _create_network(config, generator)
+    network = create_network(config, generator)
     mean, std = train.statistics()
     if config.start is not None:
         spec = trained_on(start_from(network, config.start), config.start)

@@ -101,22 +101,10 @@ class DetectorTask(TrainingTask[tuple[Tensor, PriorTargets]]):
         return [space.largest, space.smallest, *(between[i] for i in chosen)]
 
     # --- checkpoints ---------------------------------------------------------------------------------
-    def save(self, folder: Path, name: str, *, step: int, data: Mapping[str, Any]) -> None:
-        """Write a checkpoint that training can resume from."""
-        self._save(folder, name, step, data, {"optimizer": optimizer_tensors(self.optimizer)})
-
-    def save_trained(self, folder: Path, name: str, data: Mapping[str, Any]) -> None:
-        """Write a checkpoint of the trained detector, without the optimizer."""
-        self._save(folder, name, self.steps, data, {})
-
-    def _save(
-        self,
-        folder: Path,
-        name: str,
-        step: int,
-        data: Mapping[str, Any],
-        tensors: Mapping[str, Mapping[str, Tensor]],
+    def save(
+        self, folder: Path, name: str, *, step: int, data: Mapping[str, Any], resumable: bool = True
     ) -> None:
+        """Write a checkpoint, with the optimizer if training can resume from it."""
         save_detector(
             folder,
             name,
@@ -124,7 +112,7 @@ class DetectorTask(TrainingTask[tuple[Tensor, PriorTargets]]):
             step=step,
             classes=self.train.classes,
             preprocessing=self.saved.preprocessing,
-            tensors=tensors,
+            tensors={"optimizer": optimizer_tensors(self.optimizer)} if resumable else {},
             data={"trained_on": self._trained_on(), "steps": self.steps, **data},
         )
 
