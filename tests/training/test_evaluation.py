@@ -9,7 +9,7 @@ import dsnet
 from dsnet.data import load_dataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.training import Average, Scheme, Stage1, recalibrate
-from dsnet.training.evaluation import evaluate
+from dsnet.training.evaluation import evaluate, evaluate_gated
 from dsnet.training.optim import cosine, make_optimizer, parameter_groups, set_learning_rate
 from tests.support import TINY, error_of, images, randomise
 
@@ -32,6 +32,17 @@ def test_accuracies_equal_brute_force(name: str) -> None:
     assert len({r.correct for r in results}) > 1, "all routes alike: nothing was compared"
     assert [r.route for r in evaluate(model, batches, [2, 0])] == [2, 0]
     assert "no batch" in error_of(lambda: evaluate(model, []))
+
+
+def test_logits_that_are_not_finite_are_never_right() -> None:
+    model = randomise(dsnet.create_model("ds_mbnet_tiny")).requires_grad_(False)
+    x = images(model, 8)
+    labels = model(x, 3).argmax(1)
+    x[:3] = float("nan")
+    (result,) = evaluate(model, [(x, torch.where(torch.arange(8) < 3, 0, labels))], [3])
+    assert (result.correct, result.images) == (5, 8)  # the best of NaN is class 0
+    gated = evaluate_gated(model, [(torch.full_like(x, float("nan")), torch.zeros_like(labels))])
+    assert gated.correct == 0
 
 
 def test_a_loop_of_the_public_parts_trains_digits() -> None:

@@ -109,6 +109,11 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
         module.train(training)
 
 
+def _count_correct(logits: Tensor, labels: Tensor) -> int:
+    """Count images whose best class is right; NaN would be the best class, whatever it stands for."""
+    return int(((logits.argmax(1) == labels) & logits.isfinite().all(1)).sum())
+
+
 @torch.no_grad()
 def evaluate(
     model: Supernet,
@@ -136,10 +141,10 @@ def evaluate(
         for images, labels in batches:
             states: dict[tuple[int, ...], GateState] = {(): model.run_prefix(images)}
             for route in correct:
-                predictions = model.run_from_states(states, route.choices).argmax(1)
-                correct[route] += int((predictions == labels).sum())
+                logits = model.run_from_states(states, route.choices)
+                correct[route] += _count_correct(logits, labels)
                 if on_predictions is not None:
-                    on_predictions(route, predictions, labels)
+                    on_predictions(route, logits.argmax(1), labels)
             count, shape = count + len(labels), images.shape
     if shape is None:
         raise DsnetError("no images to evaluate on: the data gave no batch")
@@ -176,7 +181,7 @@ def evaluate_gated(model: Supernet, batches: Iterable[tuple[Tensor, Tensor]]) ->
     with eval_mode(model):
         for images, labels in batches:
             output = run_gated(model, images)
-            correct += int((output.logits.argmax(1) == labels).sum())
+            correct += _count_correct(output.logits, labels)
             for choices in output.choices.tolist():
                 number = model.space.of_choices(choices).number
                 taken[number] = taken.get(number, 0) + 1
