@@ -26,7 +26,7 @@ CASES = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCh
 def by_torch_and_kernels(
     monkeypatch: pytest.MonkeyPatch, call: Callable[..., object], *tensors: Tensor
 ) -> list[list[Tensor]]:
-    """What a call writes into copies of the tensors, first with torch operations, then with kernels."""
+    """Return copies of the tensors that a call wrote to, once with torch operations and once with kernels."""
     results = []
     for interpreted in (False, True):
         monkeypatch.setattr(launch, "INTERPRETED", interpreted)

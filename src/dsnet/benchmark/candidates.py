@@ -27,7 +27,7 @@ from dsnet.runtime.stream import stream
 __all__ = ["Candidate", "Candidates", "batches_per_call"]
 
 T = TypeVar("T")
-Run = Callable[[], object]
+Run = Callable[[], Any]
 
 MIN_IMAGES = 20  # per call that runs the mix
 
