@@ -108,7 +108,7 @@ train(replace(config, run=replace(config.run, save_steps=2)), Path(sys.argv[1]),
         ("step", 5),  # at its end, before validation
         ("save_file", 6),  # in the middle of writing the second checkpoint
         ("write_text", 2),  # between renaming it and naming it the last
-        ("prune", 2),  # before the older one is removed
+        ("_prune", 2),  # before the older one is removed
     ],
 )
 def test_a_killed_run_resumes_bit_identically(
