@@ -42,6 +42,17 @@ def test_attention_starts_at_one() -> None:
     assert torch.equal(scaled, x)
 
 
+def test_layers_start_with_the_documented_spread() -> None:
+    gate = Gate(1024, choices=tuple(range(64)))
+    truncated = 0.8796  # standard deviation of a normal distribution cut off at ± 2
+    assert gate.routing is not None
+    for layer, std in ((gate.first, (2 / 256) ** 0.5), (gate.routing.last, 0.01)):
+        assert float(layer.weight.detach().std()) == pytest.approx(truncated * std, rel=0.03)
+        assert not layer.bias.any()
+    gate.replace_routing((0, 1, 2), torch.Generator().manual_seed(0))
+    assert float(gate.routing.last.weight.detach().std()) == pytest.approx(truncated * 0.01, rel=0.1)
+
+
 def test_a_separate_first_layer_reads_the_pooled_features() -> None:
     gate = randomise(Gate(24, choices=(0, 1, 2), form=HeadForm(separate=True), dtype=torch.float64))
     x = torch.randn(4, 20, 5, 5, dtype=torch.float64)

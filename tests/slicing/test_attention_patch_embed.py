@@ -116,3 +116,10 @@ def test_unavailable_sizes_are_errors_in_every_method() -> None:
     assert "embedding 13" in error_of(lambda: layer(torch.zeros(1, 2, 13), 2, 2))
     embed = SlicedPatchEmbed(3, 8, patch=4, grid=2)
     assert "9 × 9" in error_of(lambda: embed(torch.zeros(1, 3, 9, 9), 8))
+
+
+def test_an_embedding_starts_from_a_truncated_normal_distribution() -> None:
+    layer = SlicedPatchEmbed(32, 256, patch=4, grid=16)
+    for weight in (layer.proj.weight, layer.class_token, layer.positions):
+        assert float(weight.detach().std()) == pytest.approx(0.8796 * 0.02, rel=0.2)
+        assert float(weight.detach().abs().max()) <= 0.04

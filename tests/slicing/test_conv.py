@@ -151,6 +151,15 @@ def test_growing_a_convolution_by_zero_weights_changes_nothing() -> None:
         assert_close(layer(x, 3, kernel=5), small, 1e-12)  # a larger kernel with a ring of zeros
 
 
+@pytest.mark.parametrize("groups", [1, 4, 64])
+def test_weights_start_by_the_fan_out_of_a_group(groups: int) -> None:
+    layer = SlicedConv2d(64, 64, kernel=5, groups=groups, bias=True)
+    expected = (2 / (25 * 64 / groups)) ** 0.5
+    assert float(layer.weight.detach().std()) == pytest.approx(expected, rel=0.1)
+    assert layer.bias is not None
+    assert not layer.bias.any()
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -76,3 +76,14 @@ def test_extraction_and_counting_do_not_clip_sizes() -> None:
         lambda: mlp.cost(9, 16, 1),
     ):
         assert "possible: 1 to" in error_of(call)
+
+
+@pytest.mark.parametrize("std", [0.02, 0.5])
+def test_weights_start_from_a_truncated_normal_distribution(std: float) -> None:
+    weight = SlicedLinear(256, 256, init_std=std).weight.detach()
+    assert float(weight.std()) == pytest.approx(0.8796 * std, rel=0.03)  # a normal cut off at ± 2
+    assert float(weight.abs().max()) <= 2 * std
+    zeros = SlicedLinear(4, 4, init_std=0)
+    assert not zeros.weight.any()
+    assert zeros.bias is not None
+    assert not zeros.bias.any()
