@@ -219,7 +219,7 @@ def test_the_same_generator_gives_the_same_view_and_the_images_stay() -> None:
 
 def test_bad_settings_are_errors() -> None:
     assert "padding" in error_of(lambda: Augment(padding=-1))
-    assert "probability" in error_of(lambda: Augment(erase=2.0))
+    assert "erase" in error_of(lambda: Augment(erase=2.0))
     for crop in ((0.0, 1.0), (0.5, 0.2), (0.5, 1.5)):
         assert "crop" in error_of(lambda crop=crop: Augment(crop=crop))
     assert "padding" in error_of(lambda: Augment(crop=(0.1, 1.0), padding=2))
