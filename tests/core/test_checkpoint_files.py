@@ -61,6 +61,16 @@ def flip(path: Path, at: int, bit: int = 0) -> None:
     path.write_bytes(bytes(raw))
 
 
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX")
+def test_weights_have_the_permissions_of_other_files(model: dsnet.Supernet, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        where = save_checkpoint(tmp_path, "final", model, step=1)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in where.iterdir()} == {0o640}
+
+
 # --- damage --------------------------------------------------------------------------------------------
 def test_no_flipped_bit_loads(model: dsnet.Supernet, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, "last", model, step=1)

@@ -195,10 +195,13 @@ def write_checkpoint(
         run.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(started, ignore_errors=True)
         started.mkdir()
+        data_file = started / "checkpoint.json"
+        data_file.write_text(text, encoding="utf-8")
         for group, values in tensors.items():
             contiguous = {key: value.contiguous() for key, value in values.items()}
             save_file(contiguous, started / f"{group}.safetensors")
-        (started / "checkpoint.json").write_text(text, encoding="utf-8")
+            # safetensors lets only the owner read its files, whatever the umask
+            (started / f"{group}.safetensors").chmod(data_file.stat().st_mode)
         _write_sums(started)
         for path in (*started.iterdir(), started):
             flush(path)
