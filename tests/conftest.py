@@ -26,5 +26,8 @@ if (
 @pytest.fixture(autouse=True, scope="session")
 def _time_programs_once() -> Iterator[None]:
     """Time the programs of a plan once: compiling is then several times faster."""
-    with mock.patch.multiple("dsnet.runtime.partition.builders", WARM_UP=1, ROUNDS=1):
+    with (
+        mock.patch.multiple("dsnet.runtime.partition.builders", WARM_UP=1, ROUNDS=1),
+        mock.patch("dsnet.runtime.executors.grouped.ROUNDS", 1),
+    ):
         yield

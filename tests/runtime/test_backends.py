@@ -17,8 +17,8 @@ from tests.support.networks import network, pictures
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
 
 
-def test_signals_are_handled_after_plans_are_gone() -> None:
-    """In a process of its own: OpenVINO sets up a stack for signals, which must not go with a plan."""
+def test_signals_are_handled_after_plans_are_deleted() -> None:
+    """OpenVINO sets up a signal stack, which must outlive a plan. Runs in a separate process."""
     pytest.importorskip("openvino")
     code = """
 import gc, os, signal, torch, dsnet
@@ -31,12 +31,12 @@ gc.collect()
 signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
 os.kill(os.getpid(), signal.SIGTERM)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout == "handled\n"
+    actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert actual.returncode == 0, actual.stderr[-2000:]
+    assert actual.stdout == "handled\n"
 
 
-def test_compiled_programs_stay_what_they_are() -> None:
+def test_compiled_programs_are_not_recompiled() -> None:
     from torch._dynamo.utils import counters
 
     model = network("ds_mbnet_tiny")
@@ -64,8 +64,8 @@ def test_compiled_programs_stay_what_they_are() -> None:
     assert "compiled for" in error_of(lambda: plan.network.segments[()].executables[1](pictures(model, 2)))
 
 
-def test_one_program_takes_any_number_of_images() -> None:
-    """As on a GPU, where programs are then recorded for some numbers."""
+def test_one_program_takes_any_batch_size() -> None:
+    """As on a GPU, where the program is then captured for some batch sizes."""
     model = network("three_gates")
     part = pack(model, [model.gate(g).choices for g in range(3)])[0, 1, 2]
     x, which = part.example(7, torch.Generator().manual_seed(0))
@@ -74,15 +74,15 @@ def test_one_program_takes_any_number_of_images() -> None:
     made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert program(x[:0], which[:0])[0].shape == (0, 10)
     for count in (7, 1, 2, 3, 5):
-        (found,) = program(x[:count], which[:count])
-        assert_close(found, part.module(x[:count], which[:count]), 1e-4)
+        (actual,) = program(x[:count], which[:count])
+        assert_close(actual, part.module(x[:count], which[:count]), 1e-4)
     with torch.inference_mode():
         assert_close(program(x.clone(), which.clone())[0], part.module(x, which), 1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made
     assert "takes images" in error_of(lambda: program(x[:, :-1], which))
 
 
-def test_answers_do_not_depend_on_torch_s_defaults() -> None:
+def test_logits_do_not_depend_on_torch_defaults() -> None:
     pytest.importorskip("openvino")
     model = network("ds_mbnet_tiny")
     plan = runtime.compile(model, backend="openvino", batch_buckets=[1, 2])
@@ -90,11 +90,11 @@ def test_answers_do_not_depend_on_torch_s_defaults() -> None:
     expected = plan(x)
     torch.set_default_dtype(torch.float64)
     try:
-        found = plan(x)
+        actual = plan(x)
     finally:
         torch.set_default_dtype(torch.float32)
     with torch.device("meta"):
         alike = plan(x)
-    for got in (found, alike):
+    for got in (actual, alike):
         assert got.dtype == torch.float32
         assert_close(got, expected, 1e-6)

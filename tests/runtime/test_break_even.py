@@ -32,7 +32,7 @@ def router(kind: str = "gate") -> Router:
     return Router(kind=kind, costs=costs, curve=points)
 
 
-def found(*times: tuple[int, float, float]) -> BreakEven:
+def actual(*times: tuple[int, float, float]) -> BreakEven:
     single = network(NAME).space.resolve(2)
     rows = tuple(Times(batch, routed, 1.0, largest) for batch, routed, largest in times)
     return BreakEven(network=NAME, where="here", shares={0: 0.75, 3: 0.25}, single=single, times=rows)
@@ -42,31 +42,33 @@ def found(*times: tuple[int, float, float]) -> BreakEven:
 def test_every_batch_size_is_timed(name: str, kind: str | None) -> None:
     compiled = plan_of(name, "eager").network
     plan = Plan(compiled) if kind is None else Plan(compiled, router(kind), "60%")
-    told = plan.break_even((4, 1))
-    assert [t.batch for t in told.times] == [1, 4]
-    assert all(min(t[1:]) > 0 for t in told.times)
-    assert abs(sum(told.shares.values()) - 1) < 1e-9
+    result = plan.break_even((4, 1))
+    assert [t.batch for t in result.times] == [1, 4]
+    assert all(min(t[1:]) > 0 for t in result.times)
+    assert abs(sum(result.shares.values()) - 1) < 1e-9
     if kind is not None:
-        assert told.shares == {0: 0.75, 3: 0.25}
+        assert result.shares == {0: 0.75, 3: 0.25}
         costs = CostTable.of_model(network(NAME))
-        assert costs.of(told.single.choices) <= 0.6 * costs.largest < costs.of((told.single.choices[0] + 1,))
+        assert (
+            costs.of(result.single.choices) <= 0.6 * costs.largest < costs.of((result.single.choices[0] + 1,))
+        )
     else:
-        assert told.single == network(name).space.largest
-    assert "Routing pays" in str(told)
-    assert str(told).count("\n") >= 5
+        assert result.single == network(name).space.largest
+    assert "Routing pays" in str(result)
+    assert str(result).count("\n") >= 5
 
 
-def test_from_where_on_it_pays() -> None:
-    told = found((1, 3.0, 2.0), (4, 2.0, 3.0), (16, 2.0, 9.0))
-    assert told.smallest_batch == 4
-    assert "from batches of 4 on" in str(told)
-    assert "75 % route 0, 25 % route 3" in str(told)
-    never = found((1, 3.0, 2.0), (4, 3.0, 3.0))
+def test_smallest_batch_from_which_routing_pays() -> None:
+    result = actual((1, 3.0, 2.0), (4, 2.0, 3.0), (16, 2.0, 9.0))
+    assert result.smallest_batch == 4
+    assert "from batches of 4 on" in str(result)
+    assert "75 % route 0, 25 % route 3" in str(result)
+    never = actual((1, 3.0, 2.0), (4, 3.0, 3.0))
     assert never.smallest_batch is None
     assert "at none of these batch sizes" in str(never)
 
 
-def test_thresholds_send_on_as_many_as_they_are_to() -> None:
+def test_thresholds_give_the_requested_shares() -> None:
     plan, model = plan_of(NAME, "eager"), network(NAME)
     x, costs = pictures(model, 40), CostTable.of_model(model)
     shares = {0: 0.5, 1: 0.3, 3: 0.2}
@@ -92,7 +94,7 @@ def test_batches_are_checked() -> None:
     )
 
 
-def test_shares_are_checked_and_add_up() -> None:
+def test_shares_are_checked_and_normalized() -> None:
     plan = plan_of(NAME, "eager")
     assert plan.break_even(1, {0: 70, 3: 30}).shares == {0: 0.7, 3: 0.3}
     assert plan.break_even(1, {0: 0.2}).shares == {0: 1.0}

@@ -54,12 +54,12 @@ def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend:
     programs = plan.network.num_programs
     for count in (32, 1, 2, 7, 31, 50, 100):
         x = pictures(model, count, seed=count).cuda()
-        expected, found = run_gated(model, x), plan.run(x)
+        expected, actual = run_gated(model, x), plan.run(x)
         routes = torch.tensor([model.space.of_choices(way).number for way in expected.choices.tolist()])
         sure = sure_rows(model, x).cuda()
         assert float(sure.double().mean()) > 0.9
-        assert torch.equal(found.routes[sure].cpu(), routes[sure.cpu()])
-        near(found.logits[sure], expected.logits[sure], 1e-3)
+        assert torch.equal(actual.routes[sure].cpu(), routes[sure.cpu()])
+        near(actual.logits[sure], expected.logits[sure], 1e-3)
         draw = torch.Generator().manual_seed(count)
         ways = [
             torch.tensor(model.gate(g).choices)[
@@ -79,21 +79,21 @@ def test_mixed_batches_equal_the_network(name: str, bn_key: str | None, backend:
 
 
 @pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
-def test_prices_and_cascades(backend: str) -> None:
+def test_penalties_and_cascades(backend: str) -> None:
     model, plan = on_gpu("ds_mbnet_tiny", None, backend)
     graphed, costs = plan.network.executor, CostTable.of_model(model)
     x = pictures(model, 40).cuda()
     for weight in (-2.0, 0.4, 0.0, 3.0):
         expected = GatePolicy(costs=costs, weight=weight)(model, x)
-        found = graphed.run_gate(x, costs.penalties(weight, [model.gate(0).choices]))
-        assert float((found.routes == expected.routes).double().mean()) > 0.95
+        actual = graphed.run_gate(x, costs.penalties(weight, [model.gate(0).choices]))
+        assert float((actual.routes == expected.routes).double().mean()) > 0.95
     for routes, quantile in (((0, 3), 0.4), ((0, 1, 3), 0.7)):
         thresholds = tuple(float(margin(model(x, r)).quantile(quantile)) for r in routes[:-1])
         rule = CascadePolicy(costs=costs, routes=routes, thresholds=thresholds)
-        expected, found = rule(model, x), graphed.run_cascade(x, routes, thresholds)
-        same = found.routes == expected.routes
+        expected, actual = rule(model, x), graphed.run_cascade(x, routes, thresholds)
+        same = actual.routes == expected.routes
         assert float(same.double().mean()) > 0.9
-        near(found.logits[same], expected.logits[same], 1e-3)
+        near(actual.logits[same], expected.logits[same], 1e-3)
 
 
 @pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
@@ -115,11 +115,11 @@ def test_threads_and_streams_take_turns(backend: str) -> None:
     def work(which: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(30):
-                found = plans[which].run(x)
+                actual = plans[which].run(x)
                 torch.cuda.current_stream().synchronize()
-                if not torch.equal(found.routes, alone[which].routes):
+                if not torch.equal(actual.routes, alone[which].routes):
                     wrong.append(which)
-                if not torch.allclose(found.logits, alone[which].logits, atol=1e-4):
+                if not torch.allclose(actual.logits, alone[which].logits, atol=1e-4):
                     wrong.append(which)
 
     torch.cuda.synchronize()
@@ -132,7 +132,7 @@ def test_threads_and_streams_take_turns(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
-def test_bfloat16_is_near_and_memory_stays_what_it_is(backend: str) -> None:
+def test_bfloat16_is_accurate_and_memory_does_not_grow(backend: str) -> None:
     model = copy.deepcopy(network("ds_mbnet_tiny")).cuda()
     plan = runtime.compile(model, backend=backend, precision="bfloat16", batch_buckets=SIZES)
     x = pictures(model, 32).cuda()
@@ -148,12 +148,12 @@ def test_bfloat16_is_near_and_memory_stays_what_it_is(backend: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_an_image_alone_equals_itself_in_a_large_batch_bit_for_bit(precision: str) -> None:
+def test_a_single_image_equals_the_same_image_in_a_large_batch(precision: str) -> None:
     model = copy.deepcopy(network("ds_mbnet_tiny")).cuda()
     plan = runtime.compile(model, backend="triton", precision=precision, batch_buckets=(1, 8, 256))
     x = pictures(model, 200).cuda()
     together = plan.run(x)
     for some in (slice(0, 1), slice(77, 78), slice(30, 37)):
-        found = plan.run(x[some])
-        assert torch.equal(found.logits, together.logits[some])
-        assert torch.equal(found.routes, together.routes[some])
+        actual = plan.run(x[some])
+        assert torch.equal(actual.logits, together.logits[some])
+        assert torch.equal(actual.routes, together.routes[some])

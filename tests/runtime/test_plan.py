@@ -39,7 +39,7 @@ MAKERS = [
 
 
 @pytest.mark.parametrize(("name", "backend", "memory"), MAKERS)
-def test_a_plan_routes_and_answers_as_the_network_does(name: str, backend: str, memory: str) -> None:
+def test_a_plan_has_the_routes_and_logits_of_the_network(name: str, backend: str, memory: str) -> None:
     model, plan = network(name), plan_of(name, backend, memory)
     for count in (1, 2, 37):
         x = pictures(model, count, seed=count)
@@ -55,7 +55,7 @@ def test_a_plan_routes_and_answers_as_the_network_does(name: str, backend: str, 
 
 
 @pytest.mark.parametrize(("name", "backend", "memory"), MAKERS)
-def test_every_route_by_itself_and_no_images_at_all(name: str, backend: str, memory: str) -> None:
+def test_every_route_and_empty_batches(name: str, backend: str, memory: str) -> None:
     model, plan = network(name), plan_of(name, backend, memory)
     x = pictures(model, 5)
     assert plan.routes() == list(model.space)
@@ -68,7 +68,7 @@ def test_every_route_by_itself_and_no_images_at_all(name: str, backend: str, mem
 
 @pytest.mark.parametrize(("name", "backend", "memory"), MAKERS[:5])
 def test_any_mix_of_routes(name: str, backend: str, memory: str) -> None:
-    """Also one where nobody takes most of the routes, and one where everybody takes the same."""
+    """Includes mixes of few routes and of a single route."""
     model, plan = network(name), plan_of(name, backend, memory)
     x, draw = pictures(model, 23), torch.Generator().manual_seed(0)
     options = len(model.gate(0).choices)
@@ -77,20 +77,20 @@ def test_any_mix_of_routes(name: str, backend: str, memory: str) -> None:
         torch.full((23,), options - 1),
         torch.arange(23) % 2 * (options - 1),
     ):
-        found = []
+        actual = []
         for network_ in (model, plan.network):
             left = iter([drawn])
-            found.append(
+            actual.append(
                 run_gated(network_, x, lambda s, gate, _, left=left: next(left) if gate == 0 else s.argmin(1))
             )
-        same = (found[0].choices == found[1].choices).all(1)
+        same = (actual[0].choices == actual[1].choices).all(1)
         assert same.double().mean() > 0.9
-        assert_close(found[1].logits[same], found[0].logits[same], 1e-4)
+        assert_close(actual[1].logits[same], actual[0].logits[same], 1e-4)
 
 
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("memory", ["packed", "shared"])
-def test_in_float64_the_same_image_has_the_same_route_alone_or_in_any_batch(name: str, memory: str) -> None:
+def test_routes_in_float64_do_not_depend_on_the_batch(name: str, memory: str) -> None:
     model = network(name, torch.float64)
     plan = runtime.compile(model, backend="eager", memory=memory)
     x = pictures(model, 19)
@@ -102,7 +102,7 @@ def test_in_float64_the_same_image_has_the_same_route_alone_or_in_any_batch(name
         assert_close(alone.logits[0], together.logits[i], 1e-9)
 
 
-def test_bfloat16_is_near_and_gates_stay_precise() -> None:
+def test_bfloat16_is_accurate_and_gates_stay_in_float32() -> None:
     model = network("ds_mbnet_tiny")
     plan = runtime.compile(model, backend="eager", precision="bfloat16")
     x = pictures(model, 32)
@@ -135,7 +135,7 @@ def test_openvino_in_bfloat16_takes_the_routes_of_float32(name: str) -> None:
 
 
 def routers(model: dsnet.Supernet, x: Tensor) -> tuple[Router, Router]:
-    """A gate and a cascade with two settings each."""
+    """Return a gate or a cascade with two operating points."""
     costs = CostTable.of_model(model)
     last = model.space.largest.number
     sure = margin(model(x, 0)).sort()[0]
@@ -180,7 +180,7 @@ def test_budgets_need_no_new_programs(name: str, backend: str, memory: str, kind
 
 @pytest.mark.parametrize("kind", ["gate", "cascade"])
 def test_a_session_runs_on_a_plan_as_on_the_network(kind: str) -> None:
-    """Its counter and its cap: routes then depend on history, so all batches go through both."""
+    """Routes depend on earlier batches of the session, so all batches run on both."""
     model = network("ds_mbnet_tiny")
     x = pictures(model, 48)
     router = routers(model, x)[kind == "cascade"]
@@ -196,7 +196,7 @@ def test_a_session_runs_on_a_plan_as_on_the_network(kind: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "openvino", "onnxruntime"])
-def test_threads_at_two_budgets_do_not_disturb_each_other(backend: str) -> None:
+def test_threads_at_two_budgets_are_independent(backend: str) -> None:
     model = network("ds_mbnet_tiny")
     x = pictures(model, 30)
     router = routers(model, x)[1]
@@ -208,9 +208,9 @@ def test_threads_at_two_budgets_do_not_disturb_each_other(backend: str) -> None:
 
     def work(which: int) -> None:
         for _ in range(12):
-            found = plans[which].run(x)
-            if not torch.equal(found.routes, alone[which].routes) or not torch.allclose(
-                found.logits, alone[which].logits, atol=1e-5
+            actual = plans[which].run(x)
+            if not torch.equal(actual.routes, alone[which].routes) or not torch.allclose(
+                actual.logits, alone[which].logits, atol=1e-5
             ):
                 wrong.append(which)
 
@@ -222,7 +222,7 @@ def test_threads_at_two_budgets_do_not_disturb_each_other(backend: str) -> None:
     assert wrong == []
 
 
-def test_a_shared_plan_notices_that_its_network_has_changed() -> None:
+def test_a_shared_plan_refuses_a_changed_network() -> None:
     model = copy.deepcopy(network("ds_mbnet_tiny"))
     plan = runtime.compile(model, backend="eager", memory="shared")
     x, before = pictures(model, 3), {name: t.clone() for name, t in model.state_dict().items()}
@@ -238,13 +238,13 @@ def test_autocast_around_a_plan_changes_nothing() -> None:
     model, plan = network("ds_mbnet_tiny"), plan_of("ds_mbnet_tiny", "eager")
     x = pictures(model, 9)
     with torch.autocast("cpu", torch.bfloat16):
-        found = plan.run(x)
-    assert torch.equal(found.logits, plan(x))
-    assert torch.equal(found.routes, plan.route(x))
+        actual = plan.run(x)
+    assert torch.equal(actual.logits, plan(x))
+    assert torch.equal(actual.routes, plan.route(x))
 
 
 # --- bad input -----------------------------------------------------------------------------------------
-def test_what_cannot_be_compiled_says_why() -> None:
+def test_settings_that_cannot_be_compiled() -> None:
     model = network("ds_mbnet_tiny")
     make = functools.partial(runtime.compile, backend="eager")
     assert "possible: auto, eager, cudagraphs, inductor, triton, onnxruntime, openvino" in error_of(
@@ -272,7 +272,7 @@ def test_what_cannot_be_compiled_says_why() -> None:
         assert "no instructions for bfloat16" in error
 
 
-def test_images_that_do_not_fit_and_budgets_without_a_router() -> None:
+def test_images_and_budgets_that_a_plan_refuses() -> None:
     plan = plan_of("ds_mbnet_tiny", "eager")
     assert "made for images of 16 × 16" in error_of(lambda: plan(torch.zeros(1, 3, 32, 32)))
     assert "[batch, 3, height, width]" in error_of(lambda: plan(torch.zeros(3, 16, 16)))

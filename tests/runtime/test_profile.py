@@ -35,7 +35,7 @@ BACKENDS = ["eager", "openvino"]
 
 
 def watched_plans(monkeypatch: pytest.MonkeyPatch) -> list[runtime.Plan]:
-    """The plans that profiling makes, as it makes them."""
+    """Return a list that collects the plans that profiling compiles."""
     plans: list[runtime.Plan] = []
 
     def make(*args: Any, **settings: Any) -> runtime.Plan:  # noqa: ANN401  (compile's own)
@@ -47,7 +47,7 @@ def watched_plans(monkeypatch: pytest.MonkeyPatch) -> list[runtime.Plan]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_parts_together_take_about_what_the_plan_takes(
+def test_segments_together_take_as_long_as_the_plan(
     backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec("openvino" if backend == "openvino" else "torch") is None:
@@ -85,10 +85,10 @@ def three_gates() -> dsnet.Supernet:
     ("build", "parts"),
     [(lambda: dsnet.create_model("ds_vit_plus_tiny"), 1 + 3), (three_gates, 1 + 4 + 2 * 16)],
 )
-def test_every_time_is_in_its_place(
+def test_every_time_belongs_to_its_segment(
     build: Callable[[], dsnet.Supernet], parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a clock that shows multiply-adds; of several gates' histories only the first ways are made."""
+    """The clock returns multiply-adds. Only the first history of each pair of choices is compiled."""
     model, plans = build(), watched_plans(monkeypatch)
     expected = CostTable.of_model(model, 16)
     rows = {}
@@ -111,7 +111,7 @@ def test_every_time_is_in_its_place(
 
 
 def test_the_executor_that_serves_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its calls run whole paths, as a GPU's do: a segment's time is what it adds to the path before it."""
+    """Calls run whole paths, as on a GPU: a segment's time is what it adds to the path before it."""
     model = dsnet.create_model("ds_resnet_tiny")
     expected = CostTable.of_model(model)
     ran: list[tuple[int, ...]] = []
@@ -141,7 +141,7 @@ def test_the_executor_that_serves_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(ran) == (1 + 4 + 16) * (profiling.WARM_UP + 1)
 
 
-def test_the_network_stays_as_it_is_whatever_its_gate_and_statistics() -> None:
+def test_profiling_does_not_change_the_network() -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     model.train()(images(model, 4), 1)  # statistics of one route
     model.reset_routing(model.space.narrow([0, 2]))
@@ -153,7 +153,7 @@ def test_the_network_stays_as_it_is_whatever_its_gate_and_statistics() -> None:
     table.check(model, CPU)  # what serves in bfloat16 may be calibrated in float32
 
 
-def test_auto_names_what_it_took(
+def test_auto_reports_the_backend_it_chose(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DSNET_CACHE", str(tmp_path))
@@ -167,7 +167,7 @@ def test_auto_names_what_it_took(
     assert f"a plan, eager {torch.__version__}, float32, on cpu" in capsys.readouterr().out
 
 
-def test_what_cannot_be_measured_is_refused(
+def test_settings_that_cannot_be_profiled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = dsnet.create_model("ds_mbnet_tiny")

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, LatencyTable]:
-    """Every tiny network, timed while in training mode with a part in eval mode, and left as it was."""
+    """Profile every tiny network in training mode and check that it is unchanged."""
     tables = {}
     for name in NAMES:
         model = dsnet.create_model(name).train()
@@ -42,7 +42,7 @@ def measured() -> dict[str, LatencyTable]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_part_has_a_time(name: str, measured: dict[str, LatencyTable]) -> None:
+def test_every_segment_has_a_time(name: str, measured: dict[str, LatencyTable]) -> None:
     table, model = measured[name], dsnet.create_model(name)
     assert table.batches == (1, 3)
     for batch in table.batches:
@@ -60,8 +60,10 @@ def test_every_part_has_a_time(name: str, measured: dict[str, LatencyTable]) -> 
 
 
 @pytest.mark.parametrize("name", [*NAMES, "ds_resnet_cifar"])  # the last one has four gates
-def test_every_time_is_in_its_place_and_parts_take_turns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that shows multiply-adds, the table must be the one that arithmetic gives."""
+def test_every_time_belongs_to_its_segment_and_calls_alternate(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock returns multiply-adds, so the table must equal the computed one."""
     model = dsnet.create_model(name, dtype=torch.float64)
     expected = CostTable.of_model(model, 32)
     ran: list[tuple[int, ...]] = []
@@ -120,7 +122,7 @@ def test_the_largest_route_takes_longer_than_the_smallest() -> None:
     assert large > 1.2 * small  # 4.5 times the multiply-adds
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_settings_that_cannot_be_profiled() -> None:
     model = dsnet.create_model("ds_mbnet_tiny")
     assert "batches must be positive integers, not none" in error_of(lambda: profile(model, batches=()))
     assert "not 4, 0" in error_of(lambda: profile(model, batches=(4, 0)))
@@ -172,7 +174,7 @@ def test_the_command_shows_every_route_and_writes_the_table(
     assert "sum of its parts" in text
 
 
-def test_threads_are_set_for_the_measurement_alone(
+def test_threads_are_restored_after_profiling(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [3]  # not the real ones: two threads on a busy machine may take a hundred times as long
@@ -216,7 +218,7 @@ def test_the_command_takes_a_run(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["ds_mbnet_tiny", "--device", "tpu"], ["'tpu'", "auto, cpu, cuda"]),
     ],
 )
-def test_the_command_says_what_is_wrong(
+def test_the_command_reports_errors(
     args: list[str], words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["profile", *(arg.format(folder=tmp_path) for arg in args)]) == 2
@@ -236,7 +238,7 @@ def test_the_command_says_what_is_wrong(
         ([], 2, ["MODEL|RUN"]),
     ],
 )
-def test_the_command_teaches(
+def test_the_command_helps(
     args: list[str], status: int, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:

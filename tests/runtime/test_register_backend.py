@@ -55,7 +55,7 @@ def test_plans_run_on_a_registered_backend(any_batch: bool) -> None:
     assert plan.network.backend == backend.name == "traced"
 
 
-def test_auto_times_it_where_it_is_available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_auto_times_a_registered_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DSNET_CACHE", str(tmp_path))
     model, cpu = network("ds_mbnet_tiny"), torch.device("cpu")
     register_traced()

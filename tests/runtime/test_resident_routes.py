@@ -23,7 +23,7 @@ NAME = "ds_mbnet_tiny"
 
 
 def cascade(model: dsnet.Supernet, last: int = 3) -> Router:
-    """Two settings: the smallest route alone, and with a larger one behind it."""
+    """Return a cascade with two operating points: the smallest route alone, and followed by a larger one."""
     costs = CostTable.of_model(model)
     margins = margin(model(pictures(model, 30), 0)).sort().values[10:20]
     widest = int(margins.diff().argmax())  # between two images, so that no image is on the boundary
@@ -39,7 +39,7 @@ def cascade(model: dsnet.Supernet, last: int = 3) -> Router:
 
 
 def gate(model: dsnet.Supernet) -> Router:
-    """Two settings, by which calibration images took few routes."""
+    """Return a gate with two operating points, at which calibration images took few routes."""
     costs = CostTable.of_model(model)
     taken = (((0, 30), (1, 10)), ((0, 10), (3, 30)))
     return Router(
@@ -53,7 +53,7 @@ def gate(model: dsnet.Supernet) -> Router:
 
 
 class Shown:
-    """A progress callback that notes what it is told of."""
+    """A progress callback that records labels."""
 
     def __init__(self) -> None:
         self.labels: list[str] = []
@@ -67,7 +67,7 @@ def numbers(plan: runtime.Plan) -> list[int]:
     return [route.number for route in plan.routes()]
 
 
-def test_a_cascade_holds_the_routes_of_its_budget_and_gets_others() -> None:
+def test_a_cascade_compiles_the_routes_of_its_budget_and_adds_others() -> None:
     model = network(NAME)
     x, router = pictures(model, 30), cascade(model)
     shown, later = Shown(), Shown()
@@ -83,10 +83,10 @@ def test_a_cascade_holds_the_routes_of_its_budget_and_gets_others() -> None:
     assert dear.network.resident > plan.network.resident
     assert dear.network.segments[()] is plan.network.segments[()]
     expected = routed.at(router.curve[1].cost).run(x)
-    found = dear.run(x)
-    assert torch.equal(found.routes, expected.routes)
-    assert len(set(found.routes.tolist())) == 2
-    assert_close(found.logits, expected.logits, 1e-4)
+    actual = dear.run(x)
+    assert torch.equal(actual.routes, expected.routes)
+    assert len(set(actual.routes.tolist())) == 2
+    assert_close(actual.logits, expected.logits, 1e-4)
     later.labels.clear()
     for again in (plan, dear):
         assert again.at(router.curve[1].cost, progress=later).network.segments == dear.network.segments
@@ -95,7 +95,7 @@ def test_a_cascade_holds_the_routes_of_its_budget_and_gets_others() -> None:
     assert numbers(every) == [0, 3]
 
 
-def test_a_gate_holds_what_images_took_and_runs_the_others_on_shared_weights() -> None:
+def test_a_gate_compiles_likely_choices_and_runs_the_others_on_shared_weights() -> None:
     model = network(NAME)
     x, router = pictures(model, 60), gate(model)
     x = x[sure_rows(model, x)]
@@ -108,9 +108,9 @@ def test_a_gate_holds_what_images_took_and_runs_the_others_on_shared_weights() -
     expected = routed.run(x)
     assert set(expected.routes.tolist()) == {0, 1, 2, 3}
     for own in (plan, every, plan.at(router.curve[1].cost), every.at(router.curve[1].cost)):
-        found = own.run(x)
-        assert torch.equal(found.routes, expected.routes)
-        assert_close(found.logits, expected.logits, 1e-4)
+        actual = own.run(x)
+        assert torch.equal(actual.routes, expected.routes)
+        assert_close(actual.logits, expected.logits, 1e-4)
     assert numbers(plan.at(router.curve[1].cost)) == [0, 1, 3]
     assert numbers(plan.at(None)) == [0, 1, 2, 3]
     assert plan.at(None).network.fallback == {}
@@ -119,7 +119,7 @@ def test_a_gate_holds_what_images_took_and_runs_the_others_on_shared_weights() -
     assert numbers(other) == [0, 1, 2, 3], "its weights are not those of the network"
 
 
-def test_a_network_that_has_changed_gives_no_further_routes() -> None:
+def test_a_changed_network_adds_no_routes() -> None:
     model = copy.deepcopy(network(NAME))
     router = cascade(model)
     cheap, dear = (point.cost for point in router.curve)
@@ -131,7 +131,7 @@ def test_a_network_that_has_changed_gives_no_further_routes() -> None:
 
 
 def test_old_and_new_weights_are_not_mixed() -> None:
-    """A gate's plan holds old weights for some routes and takes the network's for the others."""
+    """A gate's plan has copied weights of some routes and runs the network's weights for the others."""
     model = copy.deepcopy(network(NAME))
     x, router = pictures(model, 60), gate(model)
     x = x[sure_rows(model, x)]
@@ -147,7 +147,7 @@ def test_old_and_new_weights_are_not_mixed() -> None:
 
 @pytest.mark.parametrize("bn_key", ["prefix", "stage"])
 def test_several_gates(bn_key: str) -> None:
-    """Where parts depend on which others there are, all are made again."""
+    """Segments that depend on the compiled choices are all compiled again."""
     model = network("three_gates", bn_key=bn_key)
     x, router = pictures(model, 12), cascade(model, last=len(network("three_gates").space) - 1)
     routed = Routed(model, router, router.curve[0].cost)
@@ -159,7 +159,7 @@ def test_several_gates(bn_key: str) -> None:
     assert_close(dear.run(x).logits, expected.logits, 1e-4)
 
 
-def test_programs_for_a_gpu_are_recorded_again() -> None:
+def test_graphs_are_captured_again_for_more_routes() -> None:
     model = network(NAME)
     x, router = pictures(model, 8), cascade(model)
     routed = Routed(model, router, router.curve[0].cost)
@@ -172,7 +172,7 @@ def test_programs_for_a_gpu_are_recorded_again() -> None:
     assert_close(dear.run(x).logits, expected.logits, 1e-4)
 
 
-def test_what_cannot_be_held() -> None:
+def test_settings_that_exclude_each_other() -> None:
     model = network(NAME)
     for wrong in ({"budgets": "some"}, {"budgets": "all", "routes": [0]}):
         assert "'all' or None" in error_of(

@@ -33,7 +33,7 @@ NAME = "ds_mbnet_tiny"
     spoilt=st.sets(st.integers(0, 7), max_size=3),
 )
 @settings(max_examples=60, deadline=None)
-def test_answers_are_those_of_the_batches_in_order(
+def test_results_are_those_of_the_batches_in_order(
     sizes: list[int], together: int, ahead: bool, delay: int, spoilt: set[int]
 ) -> None:
     plan = plan_of(NAME, "eager")
@@ -64,7 +64,7 @@ def test_answers_are_those_of_the_batches_in_order(
 
 @pytest.mark.parametrize("delay", [0, 1, 3, 6])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_nobody_waits_for_more_than_the_delay(delay: int, ahead: bool) -> None:
+def test_no_image_waits_for_more_batches_than_the_delay(delay: int, ahead: bool) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 40)
     given_out = 0
 
@@ -81,17 +81,17 @@ def test_nobody_waits_for_more_than_the_delay(delay: int, ahead: bool) -> None:
     assert len(waited) == 40
 
 
-def test_a_batch_that_does_not_fit_is_answered_by_its_error() -> None:
+def test_a_batch_of_another_shape_gives_errors() -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 4)
     answers = list(plan.stream([x[:2], torch.zeros(3, 3, 8, 8), x[2:]]))
     assert [answer.error is None for answer in answers] == [True, True, False, False, False, True, True]
     assert "16 × 16" in str(answers[2].error)
-    found = torch.stack([a.logits for a in answers if a.logits is not None])
-    assert_close(found, plan(x), 1e-5)
+    actual = torch.stack([a.logits for a in answers if a.logits is not None])
+    assert_close(actual, plan(x), 1e-5)
 
 
 @pytest.mark.parametrize("together", [1, 64])
-def test_images_that_cannot_be_joined_do_not_stop_the_others(together: int) -> None:
+def test_images_that_cannot_be_concatenated_do_not_affect_the_others(together: int) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 4)
     answers = list(plan.stream([x[:2], x[:2].to_sparse(), x[2:]], images=together))
     assert [answer.error is None for answer in answers] == [True, True, False, False, True, True]
@@ -130,15 +130,15 @@ def test_cascades_and_several_gates_stream_too() -> None:
         expected = plan.run(images)
         answers = list(plan.stream(torch.split(images, 4), images=10))
         assert [answer.route for answer in answers] == expected.routes.tolist()
-        found = torch.stack([answer.logits for answer in answers if answer.logits is not None])
-        assert_close(found, expected.logits, 1e-5)
+        actual = torch.stack([answer.logits for answer in answers if answer.logits is not None])
+        assert_close(actual, expected.logits, 1e-5)
         assert len(set(expected.routes.tolist())) > 1
 
 
-def test_batches_are_joined_and_progress_is_told() -> None:
+def test_batches_are_joined_and_progress_is_reported() -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 40)
     seen: list[int] = []
-    told: list[tuple[int, str]] = []
+    result: list[tuple[int, str]] = []
 
     def run(images: Tensor) -> RoutedOutput:
         seen.append(len(images))
@@ -148,14 +148,14 @@ def test_batches_are_joined_and_progress_is_told() -> None:
     assert seen == [16, 16, 8]
 
     def progress(items: Iterable[Any], total: int, label: str) -> Iterable[Any]:
-        told.append((total, label))
+        result.append((total, label))
         return items
 
     assert len(list(plan.stream(torch.split(x, 4), progress=progress))) == 40
-    assert told == [(10, "batch")]
+    assert result == [(10, "batch")]
 
 
-def test_what_came_before_an_error_of_the_source_is_answered() -> None:
+def test_images_before_an_error_of_the_source_have_results() -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 3)
 
     def source() -> Iterator[Tensor]:
@@ -169,14 +169,14 @@ def test_what_came_before_an_error_of_the_source_is_answered() -> None:
 
 
 def threads() -> list[threading.Thread]:
-    """Those that read sources."""
+    """Return the threads that read sources."""
     return [thread for thread in threading.enumerate() if thread.name == "dsnet stream"]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("first", [1, 5])
 def test_no_image_waits_longer_than_the_limit_while_the_source_blocks(first: int, ahead: bool) -> None:
-    """The source gives nothing more until the images so far are answered: a wait for it would not end."""
+    """The source blocks until the images so far have results."""
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 6)
     answered = threading.Event()
 
@@ -202,7 +202,7 @@ def test_no_image_waits_longer_than_the_limit_while_the_source_blocks(first: int
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_images_that_wait_are_answered_before_any_exception(error: type[BaseException], ahead: bool) -> None:
+def test_waiting_images_have_results_before_an_exception(error: type[BaseException], ahead: bool) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 3)
 
     def source() -> Iterator[Tensor]:
@@ -217,7 +217,7 @@ def test_images_that_wait_are_answered_before_any_exception(error: type[BaseExce
 
 
 @pytest.mark.parametrize("when", ["waiting", "running"])
-def test_images_that_wait_are_answered_when_the_program_is_interrupted(
+def test_waiting_images_have_results_when_the_program_is_interrupted(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 3)
@@ -257,7 +257,7 @@ def test_images_that_wait_are_answered_when_the_program_is_interrupted(
     assert all(answer.error is None for answer in answers)
 
 
-def test_a_stream_that_is_given_up_leaves_no_thread_and_reads_no_further() -> None:
+def test_a_closed_stream_ends_its_thread_and_reads_no_further() -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 40)
     read: list[int] = []
     closed_by: list[str] = []
@@ -286,7 +286,7 @@ def test_a_stream_that_is_given_up_leaves_no_thread_and_reads_no_further() -> No
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_image_without_finite_logits_is_an_error_and_the_others_are_not(bad: float) -> None:
+def test_logits_that_are_not_finite_are_errors_of_their_images(bad: float) -> None:
     plan, x = plan_of(NAME, "eager"), pictures(network(NAME), 6).clone()
     x[2, 0, 3, 3] = x[5, 1, 0, 0] = bad
     expected = plan(x)
@@ -315,8 +315,8 @@ def test_routes_that_a_plan_does_not_hold_are_errors_of_their_images() -> None:
 
 
 @pytest.mark.parametrize("backend", ["openvino"])
-def test_other_backends_stream_alike(backend: str) -> None:
+def test_streams_on_another_backend(backend: str) -> None:
     plan, x = plan_of(NAME, backend), pictures(network(NAME), 30)
     answers = list(plan.stream(torch.split(x, 3), images=8, delay=2))
-    found = torch.stack([answer.logits for answer in answers if answer.logits is not None])
-    assert_close(found, plan(x), 1e-4)
+    actual = torch.stack([answer.logits for answer in answers if answer.logits is not None])
+    assert_close(actual, plan(x), 1e-4)

@@ -46,7 +46,7 @@ SIZES = (1, 3, 8)
 
 
 class Counting(StreamPool):
-    """Notes how often the host waited."""
+    """Counts how often the host waited."""
 
     def __init__(self) -> None:
         self.waited = 0
@@ -89,19 +89,19 @@ def numbers(model: dsnet.Supernet, choices: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "bn_key", "shared_segments"), KINDS)
-def test_gates_decide_and_images_come_back_in_their_order(
+def test_routes_and_order_are_those_of_the_network(
     name: str, bn_key: str | None, shared_segments: bool
 ) -> None:
     model, executor = made(name, bn_key, shared_segments)
     for count in (8, 1, 2, 7, 20):  # smaller ones find what larger ones left behind
         x = pictures(model, count, seed=count)
-        expected, found = run_gated(model, x), executor.run_gate(x)
-        assert torch.equal(found.routes, numbers(model, expected.choices))
-        assert_close(found.logits, expected.logits, 1e-10)
-    assert len(set(found.routes.tolist())) > 1
+        expected, actual = run_gated(model, x), executor.run_gate(x)
+        assert torch.equal(actual.routes, numbers(model, expected.choices))
+        assert_close(actual.logits, expected.logits, 1e-10)
+    assert len(set(actual.routes.tolist())) > 1
 
 
-def test_what_is_not_held_is_named() -> None:
+def test_choices_that_are_not_compiled_are_named() -> None:
     model, executor = made("ds_mbnet_tiny", None, False, (0, 3))
     x = pictures(model, 4)
     assert_close(executor.run_route(x, model.space.largest), model(x, 3), 1e-10)
@@ -110,7 +110,7 @@ def test_what_is_not_held_is_named() -> None:
     assert_close(executor.run_route(x, model.space.largest), model(x, 3), 1e-10)
 
 
-def test_a_plan_runs_on_it() -> None:
+def test_a_plan_with_a_grouped_executor() -> None:
     model, executor = made("ds_mbnet_tiny", None, False)
     plan = runtime.compile(model, backend="eager")
     compiled = dataclasses.replace(plan.network, graph_executor=executor)
@@ -131,9 +131,9 @@ def test_a_plan_runs_on_it() -> None:
         routed = Plan(compiled, Router(kind=kind, costs=costs, curve=curve), ends[0])
         for budget in ends:
             expected = dsnet.Routed(model, routed.router, budget).run(x)
-            found = routed.at(budget).run(x)
-            assert torch.equal(found.routes, expected.routes)
-            assert_close(found.logits, expected.logits, 1e-10)
+            actual = routed.at(budget).run(x)
+            assert torch.equal(actual.routes, expected.routes)
+            assert_close(actual.logits, expected.logits, 1e-10)
 
 
 def as_on_a_gpu(model: dsnet.Supernet, **options: Any) -> Plan:  # noqa: ANN401
@@ -146,14 +146,14 @@ def as_on_a_gpu(model: dsnet.Supernet, **options: Any) -> Plan:  # noqa: ANN401
     ("name", "bn_key"),
     [("three_gates", "prefix"), ("three_gates", "stage"), ("ds_resnet_tiny", None), ("ds_mbnet_tiny", None)],
 )
-def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> None:
-    """As a session with a cap does, and a cascade over several gates."""
+def test_segments_can_be_called_one_by_one(name: str, bn_key: str | None) -> None:
+    """Sessions with a cap and cascades over several gates do so."""
     model = network(name, torch.float64, bn_key)
     plan = as_on_a_gpu(model)
     x = pictures(model, 6)
-    expected, found = run_gated_routes(model, x), run_gated_routes(plan.network, x)
-    assert torch.equal(found.routes, expected.routes)
-    assert_close(found.logits, expected.logits, 1e-10)
+    expected, actual = run_gated_routes(model, x), run_gated_routes(plan.network, x)
+    assert torch.equal(actual.routes, expected.routes)
+    assert_close(actual.logits, expected.logits, 1e-10)
     assert_close(plan.run(x).logits, expected.logits, 1e-10)
     state = {(): plan.network.run_prefix(x)}
     for route in list(model.space)[:: max(1, len(model.space) // 8)]:
@@ -163,7 +163,7 @@ def test_its_parts_can_be_asked_one_by_one(name: str, bn_key: str | None) -> Non
 
 @pytest.mark.parametrize("bn_key", ["stage", "prefix"])
 def test_some_routes_of_several_gates(bn_key: str) -> None:
-    """The widest choice before is then not the widest there is."""
+    """The widest compiled choice is then not the widest of the network."""
     model = network("three_gates", torch.float64, bn_key)
     ways = [(0, 2, 1), (2, 0, 3), (2, 2, 3)]
     numbers = [model.space.of_choices(way).number for way in ways]
@@ -171,10 +171,10 @@ def test_some_routes_of_several_gates(bn_key: str) -> None:
     executor = plan.network.executor
     assert isinstance(executor, GroupedExecutor)
     assert {part for part in executor.segments if len(part) == 2} == {(2, 0), (2, 2)}
-    found = executor.run_assigned(x, torch.tensor(ways * 2))
-    assert found.routes.tolist() == numbers * 2
+    actual = executor.run_assigned(x, torch.tensor(ways * 2))
+    assert actual.routes.tolist() == numbers * 2
     for i, number in enumerate(numbers * 2):
-        assert_close(found.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
+        assert_close(actual.logits[i : i + 1], model(x[i : i + 1], number), 1e-10)
         assert_close(plan(x, number), model(x, number), 1e-10)
     assert "does not hold the choices" in error_of(
         lambda: executor.run_assigned(x, torch.tensor([(0, 2, 0)] * 6))
@@ -182,20 +182,20 @@ def test_some_routes_of_several_gates(bn_key: str) -> None:
 
 
 # --- parts that stand in for others ---------------------------------------------------------------------
-def test_one_part_for_every_choice_of_every_gate() -> None:
+def test_one_shared_segment_per_choice() -> None:
     for bn_key, histories in (("stage", [1, 1, 1, 1, 1]), ("prefix", [1, 1, 4, 16, 64])):
         model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
         options = [model.gate(g).choices for g in range(4)]
-        found = segment_histories(model, options, find_shared_segments(model, options))
-        assert len(found) == 1 + 4 + 3 * 4
-        assert set(found) == {(), *((c,) for c in range(4))} | {
+        actual = segment_histories(model, options, find_shared_segments(model, options))
+        assert len(actual) == 1 + 4 + 3 * 4
+        assert set(actual) == {(), *((c,) for c in range(4))} | {
             (*(0,) * before, 3, c) for before in range(3) for c in range(4)
         }
-        assert [max(len(own) for h, own in found.items() if len(h) == n) for n in range(5)] == histories
+        assert [max(len(own) for h, own in actual.items() if len(h) == n) for n in range(5)] == histories
 
 
 @pytest.mark.parametrize("bn_key", ["stage", "prefix"])
-def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
+def test_shared_segments_take_less_memory(bn_key: str) -> None:
     model = network("three_gates", torch.float64, bn_key)
     plan, pairs = as_on_a_gpu(model), runtime.compile(model, backend="eager", batch_buckets=(1,))
     executor = plan.network.executor
@@ -207,14 +207,14 @@ def test_a_plan_on_a_gpu_has_fewer_parts_and_less_memory(bn_key: str) -> None:
     assert [len({id(table.rows) for table in tables.values()}) for tables in executor.tables] == [1, 1, 1]
 
 
-def test_larger_batches_where_parts_stand_in() -> None:
+def test_larger_batches_with_shared_segments() -> None:
     backend, device = get_backend("cudagraphs"), torch.device("cuda")
     assert max(default_buckets(backend, device, pairs=False)) == 1024
     assert max(default_buckets(backend, device, pairs=True)) == 256
 
 
 class Changed(ResNet):
-    """One whose segments are not the blocks alone: something in front of the second, or behind the first."""
+    """A network with a layer in front of the second segment or behind the first."""
 
     def segment_steps(self, choices: tuple[int, ...]) -> list[Step]:
         steps = super().segment_steps(choices)
@@ -247,20 +247,20 @@ def changed(kind: str, bn_key: str) -> tuple[dsnet.Supernet, GroupedExecutor]:
 
 @pytest.mark.parametrize("bn_key", ["stage", "prefix"])
 @pytest.mark.parametrize("kind", ["attention", "depthwise", "sizes"])
-def test_pairs_where_no_part_can_stand_in(kind: str, bn_key: str) -> None:
+def test_pairs_where_segments_cannot_be_shared(kind: str, bn_key: str) -> None:
     model, executor = changed(kind, bn_key)
     assert len(executor.segments) == 1 + 4 + 16
     assert [gate.num_pairs for gate in executor.gates] == [4, 16]
     for count in (8, 3, 20):
         x = pictures(model, count, seed=count)
-        expected, found = run_gated(model, x), executor.run_gate(x)
-        assert torch.equal(found.routes, numbers(model, expected.choices))
-        assert_close(found.logits, expected.logits, 1e-10)
+        expected, actual = run_gated(model, x), executor.run_gate(x)
+        assert torch.equal(actual.routes, numbers(model, expected.choices))
+        assert_close(actual.logits, expected.logits, 1e-10)
     for route in list(model.space)[::5]:
         assert_close(executor.run_route(x, route), model(x, route), 1e-10)
 
 
-def test_an_identity_shortcut_allows_no_stand_in() -> None:
+def test_an_identity_shortcut_prevents_sharing() -> None:
     model = dsnet.create_model("ds_resnet_tiny")
     options = [model.gate(g).choices for g in range(2)]
     assert find_shared_segments(model, options)
@@ -268,19 +268,19 @@ def test_an_identity_shortcut_allows_no_stand_in() -> None:
     assert not find_shared_segments(model, options)
 
 
-def test_rows_get_zeros_for_the_channels_that_are_missing() -> None:
+def test_missing_channels_are_zeros() -> None:
     table = FeatureTable.allocate(torch.ones(1, 6, 3, 2), 4)
     table.rows.fill_(7)
     x = torch.randn(2, 4, 3, 2)
     table.scatter(torch.tensor([3, 1]), x)
-    found = table.gather(torch.tensor([1, 3, 0]))
-    assert torch.equal(found[:2, :4], x.flip(0))
-    assert not found[:2, 4:].any()
-    assert bool((found[2] == 7).all())
+    actual = table.gather(torch.tensor([1, 3, 0]))
+    assert torch.equal(actual[:2, :4], x.flip(0))
+    assert not actual[:2, 4:].any()
+    assert bool((actual[2] == 7).all())
 
 
 @pytest.mark.parametrize(("name", "bn_key", "shared_segments"), KINDS)
-def test_parts_in_fewer_kernels(name: str, bn_key: str | None, shared_segments: bool) -> None:
+def test_fused_segments(name: str, bn_key: str | None, shared_segments: bool) -> None:
     model, plain = made(name, bn_key, shared_segments)
     options = [model.gate(g).choices for g in range(len(model.gates))]
     executor = recorded(model, options, shared_segments, "cudagraphs")
@@ -288,9 +288,9 @@ def test_parts_in_fewer_kernels(name: str, bn_key: str | None, shared_segments: 
         assert [executor._reads_rows(number) for number in range(len(options))] == [True, True]
         assert all((table.widths is not None) is shared_segments for table in executor.tables[1].values())
     x = pictures(model, 8)
-    found, expected = executor.run_gate(x), plain.run_gate(x)
-    assert torch.equal(found.routes, expected.routes)
-    assert_close(found.logits, expected.logits, 1e-9)
+    actual, expected = executor.run_gate(x), plain.run_gate(x)
+    assert torch.equal(actual.routes, expected.routes)
+    assert_close(actual.logits, expected.logits, 1e-9)
     for number in (model.space.smallest.number, model.space.largest.number):
         route = model.space.resolve(number)
         assert_close(executor.run_route(x, route), plain.run_route(x, route), 1e-9)
@@ -315,13 +315,13 @@ def test_as_many_segments_run_at_once_as_was_fastest(
     milliseconds = {(0,): 1.0, (1,): 1.5, (2,): 3.0, (3,): 4.0}
     splitters = {part: BatchSplitter({8: took}) for part, took in milliseconds.items()}
     monkeypatch.setattr(executor, "splitters", executor.splitters | splitters)
-    found = executor.run_assigned(pictures(model, 8), torch.tensor([[0], [1], [2], [3]] * 2))
-    assert found.routes.tolist() == [0, 1, 2, 3] * 2
+    actual = executor.run_assigned(pictures(model, 8), torch.tensor([[0], [1], [2], [3]] * 2))
+    assert actual.routes.tolist() == [0, 1, 2, 3] * 2
     # The longest first, each where it begins first.
     assert streams == {1: [0] * 4, 2: [1, 2, 2, 1], 3: [1, 2, 3, 3], 4: [1, 2, 3, 4]}[concurrency]
 
 
-def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_that_share_memory_never_run_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     model, executor = made("ds_resnet_tiny", "stage", False)  # a part for every pair of choices
     monkeypatch.setattr(executor, "concurrency", dict.fromkeys(executor.sizes, 2))
     started: dict[tuple[int, int], set[int]] = {}  # streams, by gate and memory
@@ -346,7 +346,7 @@ def test_parts_that_share_memory_never_run_side_by_side(monkeypatch: pytest.Monk
     assert set().union(*started.values()) == {1, 2}
 
 
-def test_choices_that_are_not_held_are_refused_and_nothing_is_left_behind() -> None:
+def test_refused_choices_leave_no_state_behind() -> None:
     model, executor = made("ds_mbnet_tiny", None, False, (0, 2))
     x = pictures(model, 3)
     wrong = torch.tensor([[0], [1], [2]])

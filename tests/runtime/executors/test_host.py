@@ -18,7 +18,7 @@ SIZES = st.dictionaries(st.integers(2, 9), st.floats(0.1, 10), max_size=3)
 
 
 class Echo:
-    """Gives its input back, and notes the sizes it saw."""
+    """Returns its input and records the batch sizes."""
 
     def __init__(self, size: int, seen: list[int]) -> None:
         self.size, self.seen = size, seen
@@ -31,13 +31,13 @@ class Echo:
 
 @given(sizes=SIZES, one=st.floats(0.1, 10), images=st.integers(1, 24))
 @settings(max_examples=200, deadline=None)
-def test_batches_hold_all_images_in_the_least_time(sizes: dict[int, float], one: float, images: int) -> None:
+def test_batches_are_split_for_the_least_time(sizes: dict[int, float], one: float, images: int) -> None:
     times = {1: one, **sizes}
     seen: list[int] = []
     runner = BucketedProgram({size: Echo(size, seen) for size in times}, times)
     x = torch.arange(images)
-    found, doubled = runner(x)
-    assert torch.equal(found, x)
+    actual, doubled = runner(x)
+    assert torch.equal(actual, x)
     assert torch.equal(doubled, 2 * x)
     assert sum(seen) - images < min(seen)  # the last batch may have room left
 
@@ -59,7 +59,7 @@ def test_programs_of_any_size_run_in_the_best_one(times: dict[int, float], image
     assert 0 < sizes[-1] <= best
 
 
-def test_threads_divide_alike() -> None:
+def test_threads_split_batches_alike() -> None:
     times = {1: 1.0, 2: 1.5, 4: 2.4, 8: 4.0, 16: 7.0}
     expected, before = [BatchSplitter(times)(n) for n in range(1, 257)], sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -136,7 +136,7 @@ def test_other_backends_are_batch_invariant_by_default(name: str, backend: str) 
     assert_alike(scores_of(plan), pictures(model, IMAGES))
 
 
-def test_cascades_are_where_logits_are() -> None:
+def test_cascades_are_batch_invariant_if_logits_are() -> None:
     for backend, invariant in (("eager", False), ("openvino", False), ("onnxruntime", True)):
         plan = plan_of("ds_mbnet_tiny", backend)
         compiled = replace(plan.network, batch_invariant=True)
@@ -158,7 +158,7 @@ def test_plans_for_large_images_are_batch_invariant_by_default() -> None:
 
 
 def test_an_image_on_a_decision_boundary_takes_one_route() -> None:
-    """Without the order of sums being kept, this gate changes its mind with the company."""
+    """With another order of sums, the decision of this gate depends on the batch."""
     model = network("ds_mbnet_tiny")
     plan = runtime.compile(model, backend="eager", batch_buckets=(64,), batch_invariant=True)
     x = pictures(model, IMAGES)
@@ -179,7 +179,7 @@ def test_an_image_on_a_decision_boundary_takes_one_route() -> None:
         assert len(taken) == 1
 
 
-def test_what_is_not_batch_invariant_says_so() -> None:
+def test_bfloat16_is_not_batch_invariant() -> None:
     made = runtime.compile(
         network("ds_mbnet_tiny"),
         backend="eager",
@@ -190,8 +190,8 @@ def test_what_is_not_batch_invariant_says_so() -> None:
     assert not made.batch_invariant
 
 
-def test_the_training_of_gates_sums_as_it_did() -> None:
-    """Only passes in which gates decide are changed."""
+def test_training_of_gates_is_not_changed() -> None:
+    """Only passes in which gates decide are batch-invariant."""
     model = network("ds_mbnet_tiny")
     x = pictures(model, 5)
     state = model.run_prefix(x)

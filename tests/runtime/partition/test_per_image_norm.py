@@ -16,7 +16,7 @@ ACTS = {"none": nn.Identity(), "relu": nn.ReLU(), "silu": nn.SiLU(), "hard_swish
 
 
 class _Net(nn.Module):
-    """A norm alone, one with an activation, one with a branch and an activation, one that is read twice."""
+    """Norms: alone, with an activation, with a residual and an activation, and with two readers."""
 
     def __init__(self, act: nn.Module) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ def networks(act: str) -> list[_Net]:
 
 
 @pytest.mark.parametrize("act", ["relu", "silu", "hard_swish"])
-def test_every_image_has_the_norms_of_its_history(act: str) -> None:
+def test_every_image_is_normalised_by_its_history(act: str) -> None:
     made, whole = networks(act), by_history(networks(act))
     norms = [module for module in whole.modules() if isinstance(module, Affine)]
     assert len(norms) == 5
     assert sum(norm.act is not None for norm in norms) == 2  # behind the first, and behind the sum
     x, which = torch.randn(5, 3, 6, 6, dtype=torch.float64), torch.tensor([2, 0, 1, 1, 2])
     with torch.no_grad():
-        found = whole(x, which)
-        assert_close(found, torch.cat([made[w](x[i : i + 1]) for i, w in enumerate(which.tolist())]), 1e-12)
+        actual = whole(x, which)
+        assert_close(actual, torch.cat([made[w](x[i : i + 1]) for i, w in enumerate(which.tolist())]), 1e-12)
 
 
-def test_what_others_read_too_stays() -> None:
+def test_outputs_with_several_readers_are_kept() -> None:
     class Read(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -88,5 +88,5 @@ def test_on_a_gpu(act: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     with torch.no_grad():
         expected = by_history(networks(act))(x, which)
         given = x.cuda().to(dtype).to(memory_format=torch.channels_last)
-        found = whole(given, which.cuda()).double().cpu()
-    assert_close(found, expected, 1e-4 if dtype == torch.float32 else 5e-2)
+        actual = whole(given, which.cuda()).double().cpu()
+    assert_close(actual, expected, 1e-4 if dtype == torch.float32 else 5e-2)

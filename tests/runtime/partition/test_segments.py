@@ -20,7 +20,7 @@ from tests.support.networks import NEEDS, network, pictures, plan_of
 pytestmark = pytest.mark.xdist_group("plans")  # they share plans, which take seconds to make
 
 
-def test_packed_weights_are_the_plans_own() -> None:
+def test_packed_weights_are_copies() -> None:
     model = copy.deepcopy(network("ds_mbnet_tiny"))
     plan = runtime.compile(model, backend="eager")
     x = pictures(model, 4)
@@ -35,7 +35,7 @@ def test_packed_weights_are_the_plans_own() -> None:
     assert gone() is None, "a packed plan keeps no supernet"
 
 
-def test_bytes_are_told_for_both_memories() -> None:
+def test_weight_bytes_of_both_memories() -> None:
     model = network("ds_mbnet_tiny")
     own = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     shared, packed = (plan_of("ds_mbnet_tiny", "eager", memory).network for memory in ("shared", "packed"))
@@ -50,7 +50,7 @@ def test_bytes_are_told_for_both_memories() -> None:
 
 
 @pytest.mark.parametrize(("bn_key", "parts"), [("prefix", 1 + 4 + 16), ("stage", 1 + 4 + 16)])
-def test_several_gates_have_a_part_for_every_pair_of_choices(bn_key: str, parts: int) -> None:
+def test_segments_of_every_pair_of_choices(bn_key: str, parts: int) -> None:
     model = network("ds_resnet_tiny", torch.float64, bn_key)
     plan = runtime.compile(model, backend="eager")
     assert len(plan.network.segments) == parts
@@ -59,7 +59,7 @@ def test_several_gates_have_a_part_for_every_pair_of_choices(bn_key: str, parts:
 
 
 @pytest.mark.parametrize("backend", ["eager", "openvino", "onnxruntime", "inductor"])
-def test_a_part_tells_histories_apart_on_every_backend(backend: str) -> None:
+def test_segments_tell_histories_apart_on_every_backend(backend: str) -> None:
     if backend in NEEDS:
         pytest.importorskip(NEEDS[backend])
     model = network("three_gates")
@@ -71,13 +71,13 @@ def test_a_part_tells_histories_apart_on_every_backend(backend: str) -> None:
     which = torch.tensor([3, 0, 2, 0])
     made = get_backend(backend).convert(part.module, x, which)(x, which)
     for order in (which, which.flip(0)):
-        (found,) = made(x, order)
+        (actual,) = made(x, order)
         for i, first in enumerate(order.tolist()):
-            assert_close(found[i : i + 1], model.segment_output(x[i : i + 1], (first, 1, 2)), 1e-4)
+            assert_close(actual[i : i + 1], model.segment_output(x[i : i + 1], (first, 1, 2)), 1e-4)
 
 
-def test_parts_of_four_gates_are_counted() -> None:
-    """4 + 3 × 16, whether norms are kept by stage or by all choices before."""
+def test_number_of_segments_of_four_gates() -> None:
+    """4 + 3 × 16 behind the prefix, whatever the key of the norms."""
     for bn_key, count in (("stage", 1 + 4 + 3 * 16), ("prefix", 1 + 4 + 3 * 16)):
         model = dsnet.create_model("ds_resnet_cifar", device="meta", bn_key=bn_key)
         options = [model.gate(g).choices for g in range(4)]
@@ -94,7 +94,7 @@ def test_only_some_routes() -> None:
 
 
 def test_one_route_of_three_gates_without_the_first_choice() -> None:
-    """The name of a part counts two choices alone, so others in it need not be among those of the plan."""
+    """A segment key depends on two choices only, so its other choices need not be compiled."""
     model = network("three_gates")
     (route,) = (route for route in model.space if route.choices == (3, 2, 1))
     plan = runtime.compile(model, backend="eager", routes=[route.number])

@@ -53,21 +53,21 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def same(module: nn.Module, inputs: tuple[Tensor, ...], tolerance: float = 1e-10) -> nn.Module:
     made = fuse(module)
     with torch.no_grad():
-        expected, found = module(*inputs), made(*inputs)
+        expected, actual = module(*inputs), made(*inputs)
         if leaves_scaling(made):
-            features, scores, by = found
-            found = scale_by_attention(features, by), scores
-    for a, b in zip(_all(found), _all(expected), strict=True):
+            features, scores, by = actual
+            actual = scale_by_attention(features, by), scores
+    for a, b in zip(_all(actual), _all(expected), strict=True):
         assert_close(a, b, tolerance)
     return made
 
 
-def _all(found: Tensor | tuple[Tensor, ...]) -> Iterator[Tensor]:
-    yield from found if isinstance(found, tuple) else (found,)
+def _all(actual: Tensor | tuple[Tensor, ...]) -> Iterator[Tensor]:
+    yield from actual if isinstance(actual, tuple) else (actual,)
 
 
 @pytest.mark.parametrize(("name", "bn_key"), NETWORKS)
-def test_parts_and_whole_networks_are_what_they_were(name: str, bn_key: str | None) -> None:
+def test_fused_segments_and_networks_give_the_same_results(name: str, bn_key: str | None) -> None:
     model = network(name, torch.float64, bn_key)
     options = [model.gate(g).choices[:2] for g in range(len(model.gates))]
     for part in pack(model, options).values():
@@ -110,7 +110,7 @@ def test_detectors(name: str) -> None:
     same(head.module, (rows, torch.tensor([0, 1, 1]) % len(choices)))
 
 
-def test_weights_are_shared_and_left_alone() -> None:
+def test_fused_modules_share_weights_without_changing_them() -> None:
     conv = nn.Conv2d(3, 4, 3)
     made = fuse(nn.Sequential(conv, nn.ReLU()))
     (own,) = (layer for layer in made.modules() if isinstance(layer, nn.Conv2d))
@@ -198,7 +198,7 @@ def test_kernels_of_rows(channels: int, less: int, positions: int, rows: int) ->
     images=st.integers(1, 4),
     ragged=st.booleans(),
 )
-def test_features_are_read_where_they_lie(
+def test_features_are_read_from_rows(
     monkeypatch: pytest.MonkeyPatch,
     channels: int,
     outs: int,
@@ -222,9 +222,9 @@ def test_features_are_read_where_they_lie(
         expected = conv(dense)
         for interpreted in (False, True):
             monkeypatch.setattr(launch, "INTERPRETED", interpreted)
-            found = pointwise_conv(rows, conv.weight, stride)
-            assert_close(found, expected, 1e-4)
-    assert found.is_contiguous(memory_format=torch.channels_last)
+            actual = pointwise_conv(rows, conv.weight, stride)
+            assert_close(actual, expected, 1e-4)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
 @needs_interpreter
@@ -276,9 +276,9 @@ def test_linear(channels: int, outs: int, rows: int, act: str) -> None:
     layer, x = nn.Linear(channels, outs), torch.randn(rows, channels)
     with torch.no_grad():
         expected = ACTIVATIONS[act](layer(x))
-        found = linear(x, layer, act)
-        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
-        assert torch.equal(linear(x[:1], layer, act), found[:1])
+        actual = linear(x, layer, act)
+        assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(linear(x[:1], layer, act), actual[:1])
 
 
 @needs_interpreter
@@ -301,12 +301,12 @@ def test_on_a_gpu(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     with torch.no_grad():
         expected = module(x)
         made = fuse(module).cuda().to(dtype).to(memory_format=torch.channels_last)
-        found = made(x.cuda().to(dtype).to(memory_format=torch.channels_last)).double().cpu()
-    assert_close(found, expected, 1e-4 if dtype == torch.float32 else 8e-2)
+        actual = made(x.cuda().to(dtype).to(memory_format=torch.channels_last)).double().cpu()
+    assert_close(actual, expected, 1e-4 if dtype == torch.float32 else 8e-2)
 
 
 class _Odd(nn.Module):
-    """What a rewriting may get wrong: modules called twice, readers in between, activations in place."""
+    """Graphs that are hard to rewrite: modules called twice, several readers, in-place activations."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -353,21 +353,21 @@ class _Odd(nn.Module):
         *("changed in place", "lines", "no weights", "a number times attention"),
     ],
 )
-def test_odd_networks_are_what_they_were(kind: str) -> None:
+def test_unusual_graphs_give_the_same_results(kind: str) -> None:
     torch.manual_seed(0)
     module = _Odd(kind).double().eval()
     randomise(module)
     same(module, (torch.randn(2, 4, 3, 3).double(),))
 
 
-def test_scales_keep_their_precision() -> None:
+def test_scales_stay_in_float32() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(8).eval().requires_grad_(False)
     nn.init.normal_(norm.running_mean, std=4.0)  # type: ignore[arg-type]
     x = torch.randn(2, 8, 5, 5).bfloat16()
     expected = norm(x.float())
     module = in_precision(fuse(nn.Sequential(norm)), torch.bfloat16)
-    found = module(x)
-    assert found.dtype == torch.bfloat16
-    same_numbers = (found == expected.bfloat16()).double().mean()  # rounded once, at the end
+    actual = module(x)
+    assert actual.dtype == torch.bfloat16
+    same_numbers = (actual == expected.bfloat16()).double().mean()  # rounded once, at the end
     assert float(same_numbers) > 0.98
