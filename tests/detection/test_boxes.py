@@ -1,4 +1,4 @@
-"""Boxes: codes that invert each other, matching and suppression against the plainest way of doing them."""
+"""Box geometry against references in plain loops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def iou_by_hand(a: list[float], b: list[float]) -> float:
     return width * height / union if union > 0 else 0.0
 
 
-def test_by_hand() -> None:
+def test_handmade_boxes() -> None:
     a, b = torch.tensor([[0.0, 0.0, 2.0, 2.0]]), torch.tensor([[1.0, 1.0, 3.0, 2.0], [5.0, 5.0, 6.0, 6.0]])
     assert iou(a, b).tolist() == [[pytest.approx(1 / 5), 0.0]]
     assert area(torch.tensor([[0.0, 0.0, 2.0, 3.0], [2.0, 0.0, 1.0, 1.0]])).tolist() == [6.0, 0.0]
@@ -46,7 +46,7 @@ def test_by_hand() -> None:
 
 
 @given(st.integers(1, 30), st.integers(0, 10_000))
-def test_codes_invert_each_other(count: int, seed: int) -> None:
+def test_encoding_and_decoding_are_inverse(count: int, seed: int) -> None:
     boxes, priors = some_boxes(count, seed), to_centres(some_boxes(count, seed + 1))
     assert torch.allclose(decode(encode(boxes, priors), priors), boxes, atol=1e-9)
     offsets = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -55,7 +55,7 @@ def test_codes_invert_each_other(count: int, seed: int) -> None:
 
 
 @given(st.integers(0, 12), st.integers(1, 9), st.integers(0, 10_000))
-def test_iou_one_by_one(n: int, m: int, seed: int) -> None:
+def test_iou_equals_a_loop(n: int, m: int, seed: int) -> None:
     a, b = some_boxes(n, seed, grid=8), some_boxes(m, seed + 1, grid=8)
     found = iou(a, b)
     for i in range(n):
@@ -65,7 +65,7 @@ def test_iou_one_by_one(n: int, m: int, seed: int) -> None:
 
 @given(st.integers(0, 6), st.integers(6, 40), st.integers(0, 10_000))
 @settings(deadline=None)
-def test_matching(count: int, priors: int, seed: int) -> None:
+def test_matching_equals_the_reference(count: int, priors: int, seed: int) -> None:
     boxes, own = some_boxes(count, seed), to_centres(some_boxes(priors, seed + 1))
     found = match(own, boxes).tolist()
     shared = [[iou_by_hand(p, b) for b in boxes.tolist()] for p in to_corners(own).tolist()]
@@ -98,7 +98,9 @@ def test_more_boxes_than_priors() -> None:
     st.integers(0, 40), st.integers(1, 3), st.integers(0, 10_000), st.sampled_from([None, 6]), st.booleans()
 )
 @settings(deadline=None)
-def test_suppression(count: int, kinds: int, seed: int, grid: int | None, one: bool) -> None:
+def test_suppression_equals_the_reference(
+    count: int, kinds: int, seed: int, grid: int | None, one: bool
+) -> None:
     boxes = some_boxes(count, seed, grid=grid)
     draw = torch.Generator().manual_seed(seed)
     scores = torch.randint(0, 10, (count,), generator=draw) / 10  # many are equal
@@ -151,7 +153,7 @@ def test_many_images_keep_the_boxes_that_each_keeps_alone(seed: int, count: int)
         assert found[image].nonzero()[:, 0].tolist() == keep
 
 
-def test_a_box_that_shares_nothing_has_no_prior() -> None:
+def test_a_box_without_overlap_has_no_prior() -> None:
     priors = torch.tensor([[0.1, 0.1, 0.1, 0.1], [0.5, 0.5, 0.1, 0.1]])
     far = torch.tensor([[0.9, 0.9, 0.91, 0.91]])
     assert match(priors, far).tolist() == [-1, -1]

@@ -1,4 +1,4 @@
-"""Boxes of answers against plain loops, and by kernels, which Triton's interpreter runs here."""
+"""Decoding of predictions against plain loops; Triton's interpreter runs the kernels without a GPU."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def check(found: list[Detections], expected: list[list[Row]]) -> None:
     most=st.sampled_from([0, 1, 3, 200]),
 )
 @settings(max_examples=60, deadline=None)
-def test_boxes_by_hand(
+def test_boxes_of_handmade_predictions(
     seed: int, images: int, count: int, kinds: int, score: float, overlap: float, most: int
 ) -> None:
     given = answers(images, count, kinds, seed)
@@ -122,7 +122,7 @@ def test_boxes_by_hand(
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @settings(max_examples=25, deadline=None)
-def test_kernels_by_hand(
+def test_kernels_on_handmade_predictions(
     seed: int,
     images: int,
     count: int,
@@ -163,7 +163,7 @@ def chain(count: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     overlap=st.sampled_from([-1.0, 0.0, 0.45, 0.75, 0.9]),
 )
 @settings(max_examples=25, deadline=None)
-def test_kernels_where_each_suppresses_the_next(seed: int, count: int, width: int, overlap: float) -> None:
+def test_kernels_on_chains_of_suppression(seed: int, count: int, width: int, overlap: float) -> None:
     given = chain(count, width, seed)
     expected = by_hand(given, 0.01, overlap, 200)
     if count > 2 and overlap == 0.45 and width == 3:
@@ -176,7 +176,7 @@ def test_kernels_where_each_suppresses_the_next(seed: int, count: int, width: in
 
 
 @interpreted
-def test_kernels_as_without(apart: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_kernels_equal_torch(apart: tuple[Tensor, Tensor, Tensor]) -> None:
     given, setting = (
         (apart[0][:1], apart[1][:1], apart[2]),
         {"score": 0.01, "overlap": 0.45, "max_detections": 100},
@@ -187,7 +187,7 @@ def test_kernels_as_without(apart: tuple[Tensor, Tensor, Tensor]) -> None:
 
 
 @interpreted
-def test_kernels_give_as_many_as_can_be_and_refuse_what_does_not_fit() -> None:
+def test_kernels_return_fixed_shapes_and_reject_bad_ones() -> None:
     offsets, logits, priors = answers(2, 10, 2, 0)
     setting = {"score": 0.1, "overlap": 0.45, "max_boxes": 3, "candidates": 4, "variances": (0.1, 0.2)}
     assert nms_kernels.select_boxes(offsets, logits, priors, **setting).shape == (2, 3, 6)
@@ -224,12 +224,12 @@ def test_of_equal_scores_the_first_prior_is_kept() -> None:
         ({"max_detections": 1.5}, "at least 0, not 1.5"),
     ],
 )
-def test_boxes_that_cannot_be_asked_for(wanted: dict[str, Any], message: str) -> None:
+def test_bad_thresholds_are_errors(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(DsnetError, match=message):
         decode_detections(*answers(1, 10, 2, 0), **wanted)
 
 
-def test_what_is_not_a_number_is_not_found() -> None:
+def test_nan_predictions_give_no_boxes() -> None:
     offsets, logits, priors = answers(2, 10, 2, 0)
     logits[0, :5] = math.nan
     logits[1] = math.nan
@@ -241,13 +241,13 @@ def test_what_is_not_a_number_is_not_found() -> None:
 
 
 @pytest.mark.parametrize(("images", "count", "kinds"), [(0, 3, 2), (2, 0, 2), (2, 3, 0)])
-def test_nothing(images: int, count: int, kinds: int) -> None:
+def test_empty_batches_give_no_boxes(images: int, count: int, kinds: int) -> None:
     found = decode_detections(*answers(images, count, kinds, 0))
     assert [own.boxes.shape for own in found] == [(0, 4)] * images
     assert [own.classes.shape for own in found] == [(0,)] * images
 
 
-def test_answers_in_a_graph_of_gradients() -> None:
+def test_predictions_that_require_gradients() -> None:
     offsets, logits, priors = answers(2, 10, 2, 0)
     plain = decode_detections(offsets, logits, priors)
     for own, alike in zip(plain, decode_detections(offsets.requires_grad_(), logits, priors), strict=True):
@@ -278,7 +278,7 @@ def check_near(found: list[Detections], expected: list[Detections]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("most_priors", [nms_kernels.MAX_PRIORS, 100])  # by kernels, and without
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_gpu_finds_the_same(
+def test_a_gpu_gives_the_same_boxes(
     apart: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype, most_priors: int
 ) -> None:
     if not torch.cuda.is_available():
@@ -296,7 +296,7 @@ def test_a_gpu_finds_the_same(
     ("images", "count", "kinds"), [(1, 1, 1), (2, 33, 2), (3, 1000, 3), (2, 9602, 3), (1, 24564, 20)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_by_hand(images: int, count: int, kinds: int, dtype: torch.dtype) -> None:
+def test_a_gpu_on_handmade_predictions(images: int, count: int, kinds: int, dtype: torch.dtype) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     offsets, logits, priors = exact_answers(images, count, kinds, 1)
@@ -306,7 +306,7 @@ def test_a_gpu_by_hand(images: int, count: int, kinds: int, dtype: torch.dtype) 
 
 
 @pytest.mark.gpu
-def test_a_gpu_waits_for_nothing(apart: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_a_gpu_does_not_synchronise(apart: tuple[Tensor, Tensor, Tensor]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     given = [part.to("cuda") for part in apart]
@@ -321,7 +321,7 @@ def test_a_gpu_waits_for_nothing(apart: tuple[Tensor, Tensor, Tensor]) -> None:
 
 
 @pytest.mark.gpu
-def test_threads_do_not_mix(apart: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_threads_get_their_own_boxes(apart: tuple[Tensor, Tensor, Tensor]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     offsets, logits, priors = (part.to("cuda") for part in apart)

@@ -1,4 +1,4 @@
-"""Prediction: what the network says at the route it reports, from files of every kind; what is refused."""
+"""Predictions for image files equal those of the network; plans, preparation and errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHOSEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids=str)
-def test_answers_are_the_networks_at_the_reported_route(
+def test_predictions_equal_the_network_at_the_reported_route(
     run: Path, files: list[str], digits: Tensor, chosen: dict[str, Any]
 ) -> None:
     predictor = open_predictor(run, **chosen, device="cpu")
@@ -71,7 +71,9 @@ def test_answers_are_the_networks_at_the_reported_route(
 
 
 @pytest.mark.parametrize("router", ["auto", "gate", "cascade"])
-def test_routes_and_costs_are_the_rules(run: Path, files: list[str], digits: Tensor, router: str) -> None:
+def test_routes_and_costs_equal_those_of_the_router(
+    run: Path, files: list[str], digits: Tensor, router: str
+) -> None:
     routed = dsnet.load(run, "gated").routed("45%", router=router)
     predictor = open_predictor(run, budget="45%", router=router, device="cpu")
     results = predicted(predictor, files, batch=COUNT)
@@ -157,7 +159,7 @@ def saved(folder: Path, name: str, **data: object) -> Path:
     return folder
 
 
-def test_the_side_and_the_names_are_the_runs(tmp_path: Path) -> None:
+def test_size_and_class_names_come_from_the_run(tmp_path: Path) -> None:
     def opened(name: str, **data: object) -> Predictor:
         return open_predictor(saved(tmp_path, name, **data), route=0, device="cpu")
 
@@ -199,7 +201,7 @@ def test_a_run_trained_at_one_route_uses_it(tmp_path: Path, files: list[str]) ->
         assert "route 2 alone" in message
 
 
-def test_a_route_without_statistics_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_route_without_statistics_is_an_error(tmp_path: Path) -> None:
     model = dsnet.create_model("ds_mbnet_tiny").train()
     model(torch.rand(4, 3, 16, 16), 0)
     save_checkpoint(tmp_path, "final", model, step=1, data={"input": CHANNELS})

@@ -1,4 +1,4 @@
-"""`dsnet.load`: any run, its routers, and images prepared as in its test split."""
+"""`dsnet.load`: all kinds of runs, their routers, and images prepared as in the test split."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_budget_gives_the_calibrated_router(run: Path) -> None:
     assert "calibrate" in error_of(lambda: classifier(run, "final").routed("45%"))
 
 
-def test_without_the_normalisation_of_a_run_no_image_is_prepared(tmp_path: Path, run: Path) -> None:
+def test_a_run_without_normalisation_prepares_no_image(tmp_path: Path, run: Path) -> None:
     save_checkpoint(tmp_path, "last", load_model(run), step=1)
     assert "dsnet recalibrate" in error_of(
         lambda: classifier(tmp_path).prepare(np.zeros((16, 16, 3), np.uint8))
     )
 
 
-def test_a_detectors_run_gives_the_detector(tmp_path: Path) -> None:
+def test_a_run_of_a_detector_gives_the_detector(tmp_path: Path) -> None:
     model = copy.deepcopy(detector("ds_mbnet_tiny")).float()
     spec = Preprocessing(64, (0.5,) * 3, (0.2,) * 3)
     save_detector(tmp_path, "final", model, step=1, classes=("a", "b", "c"), preprocessing=spec)
@@ -77,5 +77,5 @@ def test_a_detectors_run_gives_the_detector(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.detector(x, 0).logits, model(x, 0).logits)
 
 
-def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_run_is_an_error(tmp_path: Path) -> None:
     assert "does not exist" in error_of(lambda: dsnet.load(tmp_path / "missing"))

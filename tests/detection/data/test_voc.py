@@ -1,4 +1,4 @@
-"""Folders in VOC's layout, whole and broken."""
+"""Folders in VOC's layout, complete and damaged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_folder_and_its_splits(tmp_path: Path) -> None:
     assert read_voc(tmp_path, classes=["dog", "cat", "ant"]).items[1].truth.classes.tolist() == [1]
 
 
-def test_what_is_wrong_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_problems_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     write(tmp_path, "fine", ("cat", (1, 1, 5, 5)))
     write(tmp_path, "outside", ("cat", (-5, 2, 10, 30)), ("cat", (30, 2, 40, 5)), ("cat", (7, 2, 3, 5)))
     write(tmp_path, "zero", ("cat", (0, 0, 20, 10)))  # counts from 0: nothing to speak of
@@ -100,7 +100,7 @@ def test_what_is_wrong_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert np.concatenate([item.truth.boxes for item in found.items]).shape == (3, 4)
 
 
-def test_a_turned_image_says_so(tmp_path: Path) -> None:
+def test_an_image_rotated_by_exif_is_reported(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     tag = image.Exif()
     tag[0x0112] = 6  # shown a quarter to the right
@@ -152,14 +152,14 @@ def test_a_name_that_no_file_can_have_is_left_out(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 1000
 
 
-def test_a_class_name_that_no_checkpoint_takes_is_refused_before_training(tmp_path: Path) -> None:
+def test_too_long_class_names_are_errors(tmp_path: Path) -> None:
     write(tmp_path, "long", ("c" * 100_000, (1, 1, 5, 5)))
     message = error_of(lambda: read_voc(tmp_path))
     assert "a name of 100,000 characters, expected at most 1000" in message
     assert len(message) < 1000
 
 
-def test_what_cannot_be_used_at_all(tmp_path: Path) -> None:
+def test_unusable_folders_are_errors(tmp_path: Path) -> None:
     assert "no folder in VOC's layout: it needs Annotations" in error_of(lambda: read_voc(tmp_path))
     path = write(tmp_path, "a", ("cat", (1, 1, 5, 5)))
     assert "no split 'val'; possible: none" in error_of(lambda: read_voc(tmp_path, "val"))

@@ -1,4 +1,4 @@
-"""Plans of detectors: how their backend is chosen, and programs as a GPU replays them, without a GPU."""
+"""Plans of detectors: the choice of their backend, and CUDA graphs, replayed without a GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.detectors import detector as detector_of
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_auto_times_what_runs_all_of_a_detector(known: bool) -> None:
+def test_auto_times_the_backends_that_run_the_whole_detector(known: bool) -> None:
     asked: list[Sequence[str]] = []
 
     def choose(model: object, *, candidates: Sequence[str], **given: Any) -> str:  # noqa: ANN401
@@ -64,7 +64,7 @@ def recorded(detector: Detector, size: int, routes: list[int] | None = None) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -> None:
+def test_the_shared_head_runs_mixed_batches(name: str) -> None:
     detector, size = detector_of(name), 32
     network = detector.network
     x = images(network, 7, size=size)
@@ -90,7 +90,7 @@ def test_what_is_behind_the_projections_runs_for_all_routes_at_once(name: str) -
         assert_close(plan.split(row).logits, detector(x, route).logits, 1e-10)
 
 
-def test_some_routes_of_a_detector() -> None:
+def test_a_plan_of_some_routes() -> None:
     detector = detector_of(NAMES[0])
     x = images(detector.network, 3, size=32)
     assert_close(recorded(detector, 32, [1])(x, 1).logits, detector(x, 1).logits, 1e-10)
@@ -104,7 +104,7 @@ def test_some_routes_of_a_detector() -> None:
 
 @pytest.mark.parametrize("choices", [(0, 2, 3), (1,)])
 @pytest.mark.parametrize("name", NAMES)
-def test_parts_that_end_with_the_fused_map(name: str, choices: tuple[int, ...]) -> None:
+def test_segments_that_end_with_the_fused_map(name: str, choices: tuple[int, ...]) -> None:
     detector = detector_of(name)
     x = images(detector.network, len(choices), size=16)
     parts, end = split_detector(detector, choices, fused=True, image_size=16)
@@ -192,7 +192,7 @@ def test_boxes_without_kernels() -> None:
 
 
 @pytest.mark.usefixtures("has_static_shape")
-def test_boxes_by_programs() -> None:
+def test_boxes_by_captured_graphs() -> None:
     plan = recorded(detector_of(NAMES[0]), 16)
     assert plan.decoder is not None
     for count in (1, 2, 3, 4, 6):  # there is room for 4
@@ -211,7 +211,7 @@ def test_boxes_by_programs() -> None:
 
 
 @pytest.mark.usefixtures("has_static_shape")
-def test_boxes_of_images_by_programs() -> None:
+def test_detections_by_captured_graphs() -> None:
     detector = detector_of(NAMES[0])
     plan, x = recorded(detector, 16), images(detector.network, 3, size=16)
     setting: dict[str, Any] = {"score": 0.1, "max_detections": 7}
@@ -234,7 +234,7 @@ def test_boxes_by_kernels() -> None:
 
 
 @pytest.mark.usefixtures("has_static_shape")
-def test_boxes_stay_when_others_are_found() -> None:
+def test_detections_are_copies() -> None:
     plan = recorded(detector_of(NAMES[0]), 16)
     given = [rows_of(plan, 2, seed) for seed in (1, 2)]
     first, second = [plan.boxes(row) for row in given]
@@ -244,12 +244,12 @@ def test_boxes_stay_when_others_are_found() -> None:
 
 
 @pytest.mark.usefixtures("has_static_shape")
-def test_boxes_for_threads() -> None:
+def test_threads_share_captured_graphs() -> None:
     in_threads(recorded(detector_of(NAMES[0]), 16), 2, score=0.3)
 
 
 @pytest.mark.usefixtures("has_static_shape")
-def test_few_programs_for_boxes_are_kept() -> None:
+def test_the_number_of_captured_graphs_is_limited() -> None:
     plan = recorded(detector_of(NAMES[0]), 16)
     assert plan.decoder is not None
     row = rows_of(plan, 1)
@@ -262,7 +262,7 @@ def test_few_programs_for_boxes_are_kept() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["cudagraphs", "triton"])
 @pytest.mark.parametrize("name", NAMES)
-def test_on_a_gpu(name: str, backend: str) -> None:
+def test_plans_on_a_gpu(name: str, backend: str) -> None:
     detector = copy.deepcopy(detector_of(name)).cuda().float()
     network = detector.network
     x = images(network, 7, size=32).cuda()
@@ -306,7 +306,7 @@ def test_boxes_on_a_gpu(backend: str) -> None:
 @pytest.mark.parametrize(
     "mode", [torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)], ids=["inference", "autocast"]
 )
-def test_a_plan_does_not_depend_on_the_mode_that_it_is_made_in(
+def test_a_plan_does_not_depend_on_the_mode_it_is_compiled_in(
     mode: contextlib.AbstractContextManager[object],
 ) -> None:
     detector = copy.deepcopy(detector_of(NAMES[0])).float()

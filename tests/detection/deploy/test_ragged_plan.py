@@ -1,4 +1,4 @@
-"""Detectors in which every image has its own widths, run by Triton's interpreter, against the detectors."""
+"""The ragged executor on detectors, by Triton's interpreter, against the detectors themselves."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pictures(count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_plan_answers_as_the_detector_does(name: str) -> None:
+def test_a_plan_equals_the_detector(name: str) -> None:
     """More images than there is room for; in DS-MBNet++ routes have maps of different sizes."""
     x, programs = pictures(3), plan(name).network.num_programs
     expected, found = detector(name).run(x), plan(name).run(x)
@@ -71,7 +71,7 @@ def test_a_plan_answers_as_the_detector_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_image_at_its_route(name: str) -> None:
+def test_mixed_batches_with_assigned_routes(name: str) -> None:
     x, routes = pictures(4), (3, 0, 2, 1)
     found = plan(name).split(recorded(plan(name)).run_assigned(x, torch.tensor(routes)[:, None]).logits)
     for i, route in enumerate(routes):
@@ -81,14 +81,14 @@ def test_every_image_at_its_route(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_route_in_one_go_or_part_by_part(name: str) -> None:
+def test_one_route_at_once_or_segment_by_segment(name: str) -> None:
     x, expected = pictures(1), detector(name)(pictures(1), 0)
     assert_close(plan(name)(x, 0).logits, expected.logits, EXACT)
     row = plan(name).network.run_last_segment(plan(name).network.run_prefix(x), (0,))
     assert_close(plan(name).split(row).logits, expected.logits, EXACT)
 
 
-def test_an_image_is_fused_alike_in_any_batch_bit_for_bit() -> None:
+def test_the_fused_map_is_batch_invariant() -> None:
     mixed, x, given = recorded(plan(NAMES[1])), pictures(2), torch.tensor([[3], [0]])
     mixed.run_assigned(x, given)
     together = mixed.logits[:2].clone()
@@ -96,7 +96,7 @@ def test_an_image_is_fused_alike_in_any_batch_bit_for_bit() -> None:
     assert torch.equal(mixed.logits[0], together[1])
 
 
-def test_some_routes() -> None:
+def test_a_plan_of_some_routes() -> None:
     some, x = compiled(detector(NAMES[0]), [0, 3]), pictures(2)
     found = some.split(recorded(some).run_assigned(x, torch.tensor([[3], [0]])).logits)
     for i, route in enumerate((3, 0)):
@@ -131,7 +131,7 @@ def test_a_network_of_one_route() -> None:
     assert torch.equal(scores, open_scores)
 
 
-def test_what_is_refused() -> None:
+def test_unsupported_layers_are_errors() -> None:
     deep = Detector(dsnet.create_model("mbnet_depth_cifar"), 2, TABLE).eval()
     message = error_of(lambda: compiled(deep))
     assert "backend triton: there is no kernel for" in message
@@ -142,7 +142,7 @@ def test_what_is_refused() -> None:
     )
 
 
-def test_bytes_are_those_of_the_joined_weights() -> None:
+def test_resident_bytes_count_joined_weights() -> None:
     made = detector(NAMES[0])
     _, shared = split_detector(made, (0, 1, 2, 3), fused=True, image_size=SIZE)
     end = sum(p.numel() for p in (*shared.module.parameters(), *shared.module.buffers()))

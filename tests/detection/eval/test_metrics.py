@@ -1,4 +1,4 @@
-"""Mean average precision by hand and against implementations of others."""
+"""Mean average precision of handmade detections, and against other implementations."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def by_mean_average_precision(found: list[Detections], truths: list[GroundTruth]
 
 @given(st.integers(0, 100_000), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_coco_as_pycocotools(seed: int, difficult: bool) -> None:
+def test_coco_equals_pycocotools(seed: int, difficult: bool) -> None:
     found, truths = drawn(seed, difficult=difficult)
     assert mean_average_precision(found, truths, "coco").mean == pytest.approx(
         by_pycocotools(found, truths), abs=1e-9
@@ -110,7 +110,7 @@ def test_coco_as_pycocotools(seed: int, difficult: bool) -> None:
 
 @given(st.integers(0, 100_000))
 @settings(max_examples=60, deadline=None)
-def test_voc_as_mean_average_precision(seed: int) -> None:
+def test_voc_equals_mean_average_precision(seed: int) -> None:
     found, truths = drawn(seed, difficult=False)
     eleven = by_mean_average_precision(found, truths, np.arange(0.0, 1.1, 0.1))
     area = by_mean_average_precision(found, truths, None)
@@ -118,7 +118,7 @@ def test_voc_as_mean_average_precision(seed: int) -> None:
     assert mean_average_precision(found, truths, "voc2010").mean == pytest.approx(area, abs=1e-6)
 
 
-def test_by_hand() -> None:
+def test_handmade_detections() -> None:
     """Two boxes; the first detection right, the second a repetition, the third right."""
     box = np.array([[0.0, 0, 10, 10], [50, 50, 60, 60]])
     truth = GroundTruth(box, np.zeros(2, int))
@@ -133,7 +133,7 @@ def test_by_hand() -> None:
     assert mean_average_precision([nothing], [truth], "coco").mean == 0
 
 
-def test_a_detection_belongs_to_the_box_it_shares_most_with() -> None:
+def test_a_detection_matches_the_box_of_largest_overlap() -> None:
     """By VOC's rule, even if that is taken; by COCO's it takes another that shares enough."""
     truth = GroundTruth(np.array([[0.0, 0, 10, 10], [0, 0, 10, 7]]), np.zeros(2, int))
     found = Detections(np.array([[0.0, 0, 10, 10], [0, 0, 10, 9.5]]), np.array([0.9, 0.8]), np.zeros(2, int))
@@ -141,7 +141,7 @@ def test_a_detection_belongs_to_the_box_it_shares_most_with() -> None:
     assert mean_average_precision([found], [truth], "coco").mean > 0.5
 
 
-def test_what_cannot_be_judged() -> None:
+def test_bad_input_is_an_error() -> None:
     truth = GroundTruth(np.zeros((0, 4)), np.zeros(0, int))
     found = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
     assert "no image has a box" in error_of(lambda: mean_average_precision([found], [truth]))

@@ -1,4 +1,4 @@
-"""The detector: answers alone or in a batch, priors that do not depend on the route, costs that add up."""
+"""The detector: outputs in any batch, priors that do not depend on the route, costs of all layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.detectors import NAMES, TABLE, detector
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [16, 32])
-def test_answers_are_one_for_every_prior_at_every_route(name: str, size: int) -> None:
+def test_every_route_predicts_each_prior(name: str, size: int) -> None:
     made = detector(name)
     x = images(made.network, 2, size=size)
     priors = made.priors(size)
@@ -33,7 +33,7 @@ def test_answers_are_one_for_every_prior_at_every_route(name: str, size: int) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_routed_answers_are_those_of_the_route_alone_or_in_a_batch(name: str) -> None:
+def test_routed_outputs_equal_those_of_the_route_for_any_batch(name: str) -> None:
     made = detector(name)
     x = images(made.network, 9, size=16)
     found, routes = made(x), made.route(x).tolist()
@@ -45,7 +45,7 @@ def test_routed_answers_are_those_of_the_route_alone_or_in_a_batch(name: str) ->
     assert made(x[:0]).offsets.shape == (0, len(made.priors(16)), 4)
 
 
-def test_a_position_answers_for_its_own_priors() -> None:
+def test_a_position_predicts_its_own_priors() -> None:
     """What one position of a map is changed by is what its priors are answered by."""
     made = detector("ds_mbnet_tiny")
     seen: list[Tensor] = []
@@ -67,7 +67,7 @@ def test_a_position_answers_for_its_own_priors() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_costs_are_those_of_the_layers_that_ran(name: str) -> None:
+def test_costs_equal_those_of_the_layers_that_ran(name: str) -> None:
     made = detector(name)
     counted: list[int] = []
 
@@ -89,7 +89,7 @@ def test_costs_are_those_of_the_layers_that_ran(name: str) -> None:
         hook.remove()
 
 
-def test_it_learns_and_every_norm_has_a_key_for_every_route() -> None:
+def test_every_parameter_gets_gradients_and_every_norm_a_key_per_route() -> None:
     made = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE).train()
     assert {norm.keys for norm in made.norms()} == {len(made.network.space)}
     assert len(made.norms()) == 2 + 1 + 2
@@ -105,7 +105,7 @@ def test_it_learns_and_every_norm_has_a_key_for_every_route() -> None:
     assert float(stem.abs().sum()) > 0
 
 
-def test_what_it_cannot_be_built_on() -> None:
+def test_unsuitable_networks_and_tables_are_errors() -> None:
     assert "one gate" in error_of(lambda: Detector(dsnet.create_model("ds_resnet_tiny"), 2, TABLE))
     message = error_of(lambda: Detector(dsnet.create_model("ds_mbnet_tiny"), 2))
     assert "no features of stride 16, 32, only of 1, 2, 4, 8" in message
@@ -115,7 +115,7 @@ def test_what_it_cannot_be_built_on() -> None:
     assert "at least 1" in error_of(lambda: FssdTable(project=0))
 
 
-def test_the_papers_detector_costs_about_what_the_paper_says() -> None:
+def test_the_detector_of_the_paper_has_about_its_cost() -> None:
     """DS-MBNet-S and -L at 320 pixels: 2.3 and 3.2 billion multiply-adds (Table "voc"), gates included."""
     made = Detector(dsnet.create_model("ds_mbnet"), 20)
     small, large = (made.cost(route, 320).madds() / 1e9 for route in (0, 13))

@@ -1,4 +1,4 @@
-"""A detector from a folder of images with boxes: trained, stopped and gone on with, saved, used, planned."""
+"""Training runs of detectors: saved, stopped, resumed, evaluated, used for prediction, compiled."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(voc: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_leaves_what_is_needed_to_use_it(run: Path, voc: Path) -> None:
+def test_a_run_saves_detector_results_and_settings(run: Path, voc: Path) -> None:
     saved = load_detector(run)
     assert saved.classes == ("blue", "red")
     assert saved.preprocessing.size == SIZE
@@ -109,7 +109,7 @@ class _StopAt(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(run: Path, voc: Path, tmp_path: Path) -> None:
     stopped = train_detector(config(voc), tmp_path / "run", callback=_StopAt(4))
     assert (stopped.status.step, stopped.status.signal) == (4, signal.SIGTERM)
     assert stopped.results == ()
@@ -125,13 +125,13 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run: Path, voc: Pa
     assert "optim.lr was 0.05, not 0.01" in message
 
 
-def test_a_run_that_was_stopped_before_its_first_step_goes_on(voc: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_step_resumes(voc: Path, tmp_path: Path) -> None:
     stopped = train_detector(config(voc), tmp_path / "run", callback=_StopAt(0))
     assert (stopped.status.step, stopped.status.signal) == (0, signal.SIGTERM)
     assert train_detector(config(voc), tmp_path / "run", resume=True).status.finished
 
 
-def test_a_checkpoint_without_the_optimizers_state_is_refused(voc: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_optimizer_state_cannot_resume(voc: Path, tmp_path: Path) -> None:
     train_detector(config(voc), tmp_path / "run", callback=_StopAt(4))
     path = tmp_path / "run" / "last-00000004" / "checkpoint.json"
     data = json.loads(path.read_text())
@@ -185,7 +185,7 @@ def test_a_stop_after_training_says_what_is_saved(
     assert (tmp_path / "run" / "results.json").is_file()
 
 
-def test_a_run_does_not_go_on_with_other_data(voc: Path, tmp_path: Path) -> None:
+def test_a_run_cannot_resume_with_other_data(voc: Path, tmp_path: Path) -> None:
     root = tmp_path / "voc"
     shutil.copytree(voc, root)
     train_detector(config(root), tmp_path / "run", callback=_StopAt(2))
@@ -211,7 +211,7 @@ def test_a_detector_is_no_classifier(run: Path, command: str, capsys: pytest.Cap
     assert sorted(path.name for path in run.iterdir()) == before
 
 
-def test_what_is_wrong_with_the_data_is_said_before_training(voc: Path, tmp_path: Path) -> None:
+def test_problems_with_the_data_are_reported_before_training(voc: Path, tmp_path: Path) -> None:
     root = tmp_path / "voc"
     shutil.copytree(voc, root)
     for path in (root / "Annotations").iterdir():
@@ -227,7 +227,7 @@ def test_what_is_wrong_with_the_data_is_said_before_training(voc: Path, tmp_path
     assert "names image18 3 times" in read.problems[0].what
 
 
-def test_names_may_have_spaces(voc: Path, tmp_path: Path) -> None:
+def test_file_names_may_have_spaces(voc: Path, tmp_path: Path) -> None:
     root = tmp_path / "voc"
     shutil.copytree(voc, root)
     for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
@@ -244,7 +244,7 @@ def test_learning_rates() -> None:
     assert [detector_lr(smooth, step, 10) for step in (0, 50)] == pytest.approx([1.0, 0.5])
 
 
-def test_pictures_that_cannot_be_used_are_left_out(voc: Path, tmp_path: Path) -> None:
+def test_unusable_images_are_left_out(voc: Path, tmp_path: Path) -> None:
     root = tmp_path / "voc"
     shutil.copytree(voc, root)
     (root / "JPEGImages" / "image0.png").write_bytes(b"no image")
@@ -270,7 +270,7 @@ def test_targets_of_padded_boxes(voc: Path, run: Path) -> None:
     assert_close(found.offsets, expected.offsets, 1e-6)
 
 
-def test_boxes_of_files(run: Path, voc: Path, tmp_path: Path) -> None:
+def test_detections_in_files(run: Path, voc: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.jpg"
     damaged.write_bytes(b"nothing")
     paths = [voc / "JPEGImages" / "image3.png", damaged, voc / "JPEGImages" / "image5.png"]
@@ -291,7 +291,7 @@ def test_boxes_of_files(run: Path, voc: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "value"), [("offsets", float("nan")), ("logits", float("nan")), ("logits", float("inf"))]
 )
-def test_answers_that_are_not_finite_are_an_error_of_their_image(
+def test_predictions_that_are_not_finite_are_an_error_of_their_image(
     run: Path,
     voc: Path,
     part: str,
@@ -358,7 +358,7 @@ def test_an_image_that_cannot_be_drawn_keeps_its_boxes(
 @pytest.mark.parametrize(
     ("backend", "memory"), [("eager", "packed"), ("eager", "shared"), ("openvino", "packed")]
 )
-def test_a_plan_finds_what_the_detector_finds(
+def test_a_plan_equals_the_detector(
     run: Path, voc: Path, backend: str, memory: Literal["packed", "shared"]
 ) -> None:
     pytest.importorskip("torch" if backend == "eager" else backend)
@@ -417,7 +417,7 @@ def test_evaluate_and_predict(
     assert "broken.png" in capsys.readouterr().err
 
 
-def test_drawn_images_lie_as_the_images_do(run: Path, voc: Path, tmp_path: Path) -> None:
+def test_drawings_keep_the_layout_of_their_folders(run: Path, voc: Path, tmp_path: Path) -> None:
     nest, out = tmp_path / "nest", tmp_path / "out"
     for inside in ("a", "b/c"):
         (nest / inside).mkdir(parents=True)
@@ -436,7 +436,7 @@ def test_drawn_images_lie_as_the_images_do(run: Path, voc: Path, tmp_path: Path)
     assert len([path for path in out.rglob("*.png") if path.is_file()]) == 3
 
 
-def test_problems_are_told_in_short(
+def test_only_the_first_problems_are_printed(
     run: Path, voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, listed = tmp_path / "voc", tmp_path / "problems.txt"
@@ -535,7 +535,7 @@ def test_train_by_a_recipe(voc: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["bccd_ds_mbnet", "--set", "epochs=3"], "optim.epochs or gate.epochs?"),
     ],
 )
-def test_what_cannot_be_trained(
+def test_settings_that_cannot_be_trained(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["detect", "train", *arguments, "--out", str(tmp_path / "run")]) == 2
@@ -556,7 +556,7 @@ def test_a_split_with_an_unknown_class_stops_before_training(voc: Path, tmp_path
     assert "is no folder in VOC's layout" in message
 
 
-def test_recipes_are_whole() -> None:
+def test_recipes_are_complete() -> None:
     for name in list_recipes(DetectionConfig):
         recipe = get_recipe(name, DetectionConfig)
         assert recipe.expect

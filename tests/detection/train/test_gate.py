@@ -1,4 +1,4 @@
-"""What a detector's gate pays, by hand; and that nothing else learns."""
+"""Stage II of detectors: handmade losses, and that only the gate learns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def some_answers(
     return answers, PriorTargets(torch.zeros(images, priors, 4), classes)
 
 
-def test_a_one_hot_draw_takes_a_routes_answers() -> None:
+def test_a_one_hot_draw_selects_the_outputs_of_a_route() -> None:
     answers, targets = some_answers()
     taken = [0, 2, 1, 2]
     draw = torch.eye(3)[taken].requires_grad_()
@@ -67,7 +67,7 @@ def test_a_one_hot_draw_takes_a_routes_answers() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "wanted"), [(1.0, [0, 2, 2, 0]), (1e9, [0, 0, 0, 0])])
-def test_easy_images_are_those_that_the_smallest_route_answers_nearly_as_well(
+def test_images_are_easy_if_the_smallest_route_has_nearly_the_same_loss(
     ratio: float, wanted: list[int]
 ) -> None:
     answers, targets = some_answers()
@@ -116,7 +116,7 @@ def test_shares_of_priors_with_the_right_class() -> None:
     )
 
 
-def test_what_a_gate_cannot_be() -> None:
+def test_bad_settings_are_errors() -> None:
     assert "solved must be at least 0 and at most 1, not 1.5" in error_of(
         lambda: DetectorGateConfig(solved=1.5)
     )
@@ -159,7 +159,7 @@ def test_costs_are_shares_of_the_largest_route_of_the_whole_network() -> None:
         assert paid.item() == pytest.approx((cost / largest) ** 2, rel=1e-5)
 
 
-def test_a_step_runs_the_prefix_once_and_pays_the_same() -> None:
+def test_a_step_runs_the_prefix_once_with_the_same_losses() -> None:
     gate, images, boxes = training_of(DetectorGateConfig())
     detector = gate.detector
     randomise(detector)
@@ -180,7 +180,7 @@ def test_a_step_runs_the_prefix_once_and_pays_the_same() -> None:
     assert all(torch.equal(one[name], two[name]) for name in two)
 
 
-def test_the_gate_learns_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_gate_learns(tmp_path: Path) -> None:
     settings = DetectorGateConfig(
         space="0,3", epochs=30, batch=8, target=0.0, sgs=0.0, complexity=5.0, lr=0.5
     )
@@ -196,7 +196,7 @@ def test_the_gate_learns_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_heads_on_a_gpu_are_those_on_the_host() -> None:
+def test_heads_on_a_gpu_equal_those_on_the_host() -> None:
     here, there = dsnet.create_model("ds_mbnet_tiny"), dsnet.create_model("ds_mbnet_tiny").cuda()
     for network in (here, there):
         network.reset_routing(generator=torch.Generator().manual_seed(3))

@@ -1,4 +1,4 @@
-"""Priors and the multibox loss, worked out by hand."""
+"""Priors and the multibox loss on handmade values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import error_of
 from tests.support.boxes import reference_targets
 
 
-def test_priors_by_hand() -> None:
+def test_handmade_priors() -> None:
     found = prior_boxes([(2, 1), (1, 1), (1, 1)], [(2.0,), (), ()], (0.2, 0.8))
     assert len(found) == 2 * priors_per_position((2.0,)) + 2 * priors_per_position(())
     between, root = math.sqrt(0.1 * 0.2), math.sqrt(2)
@@ -40,7 +40,7 @@ def test_priors_by_hand() -> None:
     assert "above 0" in error_of(lambda: prior_boxes([(1, 1)], [(0.0,)]))
 
 
-def test_targets_by_hand() -> None:
+def test_handmade_targets() -> None:
     priors = torch.tensor([[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0], [0.5, 0.5, 0.1, 0.1]])
     box = torch.tensor([[0.0, 0.0, 0.4, 1.0]])
     found = reference_targets(priors, [box, box[:0]], [torch.tensor([4]), torch.tensor([], dtype=torch.long)])
@@ -49,7 +49,7 @@ def test_targets_by_hand() -> None:
     assert found.offsets[0, 1:].abs().sum() == found.offsets[1].abs().sum() == 0
 
 
-def test_targets_of_any_numbers() -> None:
+def test_targets_equal_the_reference() -> None:
     """Files give float64 and whatever integers; crops leave boxes without a side."""
     priors = torch.tensor([[0.25, 0.5, 0.5, 1.0], [0.3, 0.5, 0.5, 1.0], [0.5, 0.5, 0.1, 0.1]])
     boxes = torch.tensor([[0.0, 0.0, 0.5, 1.0], [0.3, 0.3, 0.3, 0.5]], dtype=torch.float64)
@@ -60,7 +60,7 @@ def test_targets_of_any_numbers() -> None:
     assert reference_targets(priors, [], []).offsets.shape == (0, 3, 4)
 
 
-def test_what_does_not_count_may_be_infinite() -> None:
+def test_predictions_that_do_not_count_may_be_infinite() -> None:
     priors = torch.tensor([[0.5, 0.5, 1.0, 1.0], *[[0.1, 0.1, 0.05, 0.05]] * 9])
     targets = reference_targets(priors, [torch.tensor([[0.0, 0.0, 1.0, 1.0]])], [torch.tensor([0])])
     offsets, logits = torch.zeros(1, 10, 4), torch.zeros(1, 10, 2)
@@ -77,7 +77,7 @@ def test_what_does_not_count_may_be_infinite() -> None:
     assert bool(logits.grad.isfinite().all())
 
 
-def test_the_loss_by_hand() -> None:
+def test_a_handmade_loss() -> None:
     """One box, five priors: one stands for it; of the four others the three worst count."""
     targets = reference_targets(
         torch.tensor([[0.5, 0.5, 1.0, 1.0], *[[0.1 * i, 0.1, 0.05, 0.05] for i in range(4)]]),
@@ -102,7 +102,7 @@ def test_the_loss_by_hand() -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 30))
 @settings(deadline=None, max_examples=40)
-def test_mining_one_by_one(seed: int, images: int, count: int) -> None:
+def test_hard_negative_mining_equals_a_loop(seed: int, images: int, count: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     priors = torch.rand(count, 4, generator=draw) * 0.5 + 0.2
     boxes, classes = [], []

@@ -1,4 +1,4 @@
-"""The passes of a step, against the loss of all routes in one piece."""
+"""The passes of a training step against the loss of all routes together."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def setting(name: str) -> tuple[Detector, Tensor, PriorTargets]:
 
 
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
-def test_route_by_route_is_the_mean_of_all(name: str) -> None:
+def test_passes_equal_the_mean_loss_of_all_routes(name: str) -> None:
     detector, x, targets = setting(name)
     whole, space = copy.deepcopy(detector), detector.network.space
     routes = [space.largest, space.smallest, space[1]]
-    paid = RoutePasses(detector).step(x, targets, routes)
+    passes = RoutePasses(detector).step(x, targets, routes)
     losses = [multibox_loss(*answers, targets).mean() for answers in whole.outputs(x, routes)]
     torch.stack(losses).mean().backward()
     assert_close(
-        torch.stack([loss.offsets + loss.classes for loss in paid]), torch.stack(losses), 1e-6
+        torch.stack([loss.offsets + loss.classes for loss in passes]), torch.stack(losses), 1e-6
     )  # losses are float32
     for (key, a), b in zip(detector.named_parameters(), whole.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None), key
@@ -47,7 +47,7 @@ def test_route_by_route_is_the_mean_of_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
-def test_replays_give_what_passes_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_equal_eager_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_cuda(monkeypatch)
     detector, x, targets = setting(name)
     other, space = copy.deepcopy(detector), detector.network.space
@@ -69,7 +69,7 @@ def test_replays_give_what_passes_give(name: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_mbnet_plus_tiny"])
-def test_graphs_give_what_passes_give(name: str) -> None:
+def test_cuda_graphs_equal_eager_passes(name: str) -> None:
     detector, x, targets = setting(name)
     detector, x = detector.cuda().float(), x.cuda().float()
     targets = PriorTargets(*(tensor.cuda() for tensor in targets))
@@ -79,8 +79,10 @@ def test_graphs_give_what_passes_give(name: str) -> None:
         routes = [space.largest, space.smallest, space[1 + number % 2]]
         for network in (detector, other):
             network.zero_grad()
-        paid, wanted = (p.step(x + number, targets, routes) for p in (ours, theirs))
-        assert_close(torch.stack([*map(torch.stack, paid)]), torch.stack([*map(torch.stack, wanted)]), 1e-4)
+        losses, expected = (p.step(x + number, targets, routes) for p in (ours, theirs))
+        assert_close(
+            torch.stack([*map(torch.stack, losses)]), torch.stack([*map(torch.stack, expected)]), 1e-4
+        )
         for (key, a), b in zip(detector.named_parameters(), other.parameters(), strict=True):
             assert (a.grad is None) == (b.grad is None), key
             assert a.grad is None or torch.allclose(a.grad, b.grad, rtol=1e-2, atol=1e-4), key

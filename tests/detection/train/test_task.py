@@ -1,4 +1,4 @@
-"""A tiny detector on made-up images: squares and stripes on noise."""
+"""A tiny detector on generated images: squares and stripes on noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import assert_close, error_of
 from tests.support.boxes import SIZE, TABLE, made_up, reference_targets
 
 
-def test_answers_become_boxes() -> None:
+def test_outputs_decode_to_boxes() -> None:
     priors = to_centres(torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.12, 0.1, 0.5, 0.5], [0.6, 0.6, 0.9, 0.9]]))
     boxes = torch.tensor([[0.2, 0.1, 0.5, 0.4], [0.2, 0.1, 0.5, 0.42], [0.5, 0.5, 1.2, 0.8]])
     logits = torch.tensor([[0.0, 3.0, 0.0], [0.0, 2.0, 0.0], [0.0, -9.0, 1.0]])[None]
@@ -33,7 +33,7 @@ def test_answers_become_boxes() -> None:
     assert nothing.boxes.shape == (0, 4)
 
 
-def test_eight_images_are_learned_at_every_route() -> None:
+def test_every_route_learns_eight_images() -> None:
     torch.manual_seed(0)
     detector = Detector(dsnet.create_model("ds_mbnet_tiny"), 2, TABLE).train()
     images, boxes, classes = made_up(8)
@@ -59,7 +59,7 @@ def test_eight_images_are_learned_at_every_route() -> None:
         assert mean_average_precision(found, truths, "voc2010").mean > 0.9, route
 
 
-def test_statistics_are_those_of_the_pass() -> None:
+def test_calibrated_statistics_equal_those_of_the_pass() -> None:
     detector = Detector(dsnet.create_model("ds_mbnet_tiny", dtype=torch.float64), 2, TABLE)
     x = torch.randn(16, 3, SIZE, SIZE, dtype=torch.float64)
     assert calibrate_detector_bn(detector, [x]) == 16

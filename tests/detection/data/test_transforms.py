@@ -27,7 +27,7 @@ def painted(box: tuple[int, int, int, int], side: int = 64) -> tuple[torch.Tenso
     flip=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_boxes_are_where_the_pixels_are(window: tuple[int, int, int, int], flip: bool) -> None:
+def test_boxes_follow_their_pixels(window: tuple[int, int, int, int], flip: bool) -> None:
     image, boxes = painted((20, 24, 44, 40))
     left, top, width, height = window
     corners = torch.tensor([[left, top, left + width, top + height]]) / 64
@@ -49,14 +49,14 @@ def test_boxes_are_where_the_pixels_are(window: tuple[int, int, int, int], flip:
     assert bool(white[inner].all())
 
 
-def test_around_an_image_there_is_the_mean() -> None:
+def test_the_area_around_an_image_has_the_mean() -> None:
     image, boxes = painted((20, 24, 44, 40))
     found, _ = crop_windows(image, boxes, torch.tensor([[-1.0, -1, 1, 1]]), torch.tensor([False]), 64, MEAN)
     assert found[0, :, 0, 0].tolist() == pytest.approx([255 * value for value in MEAN])
     assert found[0, :, 40, 40].tolist() == pytest.approx([0, 0, 0], abs=1e-3)  # black inside
 
 
-def test_a_whole_image_stays_what_it_is() -> None:
+def test_a_whole_window_changes_nothing() -> None:
     image = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     boxes = Boxes(torch.rand(2, 3, 4).sort(2).values, torch.tensor([[0, 1, -1], [2, -1, -1]]))
     boxes = Boxes(boxes.corners[..., [0, 1, 2, 3]], boxes.classes)
@@ -69,7 +69,7 @@ def test_a_whole_image_stays_what_it_is() -> None:
 
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 6))
 @settings(max_examples=30, deadline=None)
-def test_windows_hold_a_box_or_the_whole_image(seed: int, count: int) -> None:
+def test_windows_contain_a_box_or_the_whole_image(seed: int, count: int) -> None:
     draws = torch.Generator().manual_seed(seed)
     low = torch.rand(count, 4, 2, generator=draws) * 0.7
     corners = torch.cat([low, low + 0.05 + 0.25 * torch.rand(count, 4, 2, generator=draws)], 2)

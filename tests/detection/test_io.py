@@ -1,4 +1,4 @@
-"""Images as users have them, made ready for a detector; and the Python of the docs."""
+"""Preparation of images in all forms for a saved detector; the Python examples of the docs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_all_kinds_of_images_are_prepared_as_predict_does(saved: SavedDetector, 
     assert torch.equal(both[:1], ready)
 
 
-def test_a_photo_is_turned_upright(saved: SavedDetector, tmp_path: Path) -> None:
+def test_photos_are_rotated_upright(saved: SavedDetector, tmp_path: Path) -> None:
     tag = Image.Exif()
     tag[0x0112] = 6
     Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(30, 40, 3)).save(
@@ -70,7 +70,7 @@ def test_a_photo_is_turned_upright(saved: SavedDetector, tmp_path: Path) -> None
         (np.zeros((8, 8, 3), np.int64), "not of int64"),
     ],
 )
-def test_what_is_no_image(saved: SavedDetector, given: object, message: str) -> None:
+def test_bad_images_are_errors(saved: SavedDetector, given: object, message: str) -> None:
     assert message in error_of(lambda: saved.prepare(given))
 
 
