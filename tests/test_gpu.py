@@ -214,16 +214,16 @@ def test_gate_steps_from_graphs_equal_plain_ones(config: GateConfig) -> None:
         images = torch.randint(0, 256, (1, batch, 3, 16, 16), dtype=torch.uint8, generator=draw).to(device)
         labels = torch.randint(0, 10, (batch,), generator=draw).to(device)
         model.zero_grad()
-        told = task.step(images, labels, step)
+        losses = task.step(images, labels, step)
         (x,), _ = views(images, labels, count=1, step=step, classes=10)
         reseed(task.noise, config.seed, "gate", 0, step)
-        expected, gradients = task._learned(task._signals(x, labels))
-        assert told.keys() == expected.keys()
+        expected, gradients = task._losses_of_signals(task._compute_signals(x, labels))
+        assert losses.keys() == expected.keys()
         for name, value in expected.items():
-            assert torch.allclose(told[name], value, atol=1e-5), name
+            assert torch.allclose(losses[name], value, atol=1e-5), name
         for parameter, gradient in zip(task.parameters, gradients, strict=True):
             assert parameter.grad is not None
             assert torch.allclose(parameter.grad, gradient, atol=1e-6)
             with torch.no_grad():
                 parameter -= 0.1 * gradient  # graphs see new values
-    assert task._learn._captured is not None
+    assert task._graphed_losses._captured is not None

@@ -63,7 +63,7 @@ def number(name: str) -> int:
     return OPERATIONS.index(name)
 
 
-def every(name: str, images: Tensor, arguments: Tensor, mode: policies.Mode = "nearest") -> Tensor:
+def every(name: str, images: Tensor, arguments: Tensor, mode: policies.Interpolation = "nearest") -> Tensor:
     operations = torch.full((1, len(images)), number(name))
     return apply_operations(images, operations, arguments[None], mode)
 
@@ -201,7 +201,7 @@ def choices(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 @settings(deadline=None, max_examples=60)
 @given(choices(), st.integers(1, 20), st.integers(1, 20), st.sampled_from(["nearest", "bilinear"]))
 def test_an_image_is_the_same_alone_and_in_a_batch(
-    drawn: tuple[Tensor, Tensor], height: int, width: int, mode: policies.Mode
+    drawn: tuple[Tensor, Tensor], height: int, width: int, mode: policies.Interpolation
 ) -> None:
     operations, arguments = drawn
     images = pictures("noise", operations.shape[1], height, width)
