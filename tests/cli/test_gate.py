@@ -273,6 +273,17 @@ def test_recalibrating_norms_removes_the_calibration(
     assert load_checkpoint(copy).data["network"]["gates"] == before
 
 
+def test_escape_sequences_in_a_folder_name_are_not_printed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "\x1b[31mred")
+    for words in (["gate", "--set", "epochs=1"], ["calibrate"]):
+        assert main([words[0], str(copy), *words[1:], "--device", "cpu"]) == 0
+        printed = capsys.readouterr()
+        assert "\x1b" not in printed.out + printed.err
+        assert "\\x1b[31mred" in printed.out
+
+
 def test_training_a_gate_in_a_log_says_how_far_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gate", str(run), "--device", "cpu", "--set", "epochs=2", "--save-as", "logged"]) == 0
     lines = capsys.readouterr().err.splitlines()

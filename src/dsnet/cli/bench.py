@@ -21,7 +21,7 @@ from dsnet.cli.threads import set_threads_for
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.core.device import pick_device
 from dsnet.core.files import write_output
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, list_models
 from dsnet.report.bench import bench_page, bench_plot, bench_text
 from dsnet.report.provenance import provenance
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     print(bench_text(result))
     for path in (args.out, args.plot):
         if path is not None:
-            print(f"\nwrote {path}")
+            print(printable(f"\nwrote {path}"))
     return 0
 
 

@@ -14,7 +14,7 @@ from dsnet.cli.output import print_json
 from dsnet.cli.progress import progress
 from dsnet.cli.threads import forward_work, set_threads
 from dsnet.core.device import pick_device
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 from dsnet.models.loading import build_network, load_classifier
 from dsnet.report.run_page import update_run_page
 from dsnet.report.text import table
@@ -87,10 +87,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{verdict}")
         print("Both were chosen on these images; `dsnet evaluate --routed` judges them on others.")
     if not gated:
-        print(f"\nNo gate: the gates are not trained (`dsnet gate {args.run}`).")
+        print(printable(f"\nNo gate: the gates are not trained (`dsnet gate {args.run}`)."))
     if budget is not None:
         _advise(calibration, rows[0], args.router)
-    print(f"\nSaved in {args.run / calibrated.name}. Next: dsnet evaluate {run_text(args)} --routed")
+    saved_in = args.run / calibrated.name
+    print(printable(f"\nSaved in {saved_in}. Next: dsnet evaluate {run_text(args)} --routed"))
     return 0
 
 

@@ -24,7 +24,7 @@ from dsnet.core.metrics_log import read_metrics
 from dsnet.core.schema import read_json
 from dsnet.core.timer import time_interleaved
 from dsnet.data.transforms.augment import Augment
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, create_model
 from dsnet.recipes import get_recipe
 from dsnet.report.comparison import router_table
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(threads)
     report = args.out / "report.html"
     write_text(report, page)
-    print(f"\nReport: {report}")
-    print(f"Test images, by digit: {args.out / 'images'}")
+    print(printable(f"\nReport: {report}"))
+    print(printable(f"Test images, by digit: {args.out / 'images'}"))
     return 0
 
 

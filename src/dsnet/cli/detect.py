@@ -131,7 +131,7 @@ def run_predict(args: argparse.Namespace) -> int:
         header = ["image", "route", "MAdds", "found", *(["drawn"] if args.draw is not None else [])]
         print(table(header, rows, left=("image", "found", "drawn")))
         if args.draw is not None:
-            print(f"\nImages with their boxes: {args.draw}")
+            print(printable(f"\nImages with their boxes: {args.draw}"))
     return 1 if failures else 0
 
 

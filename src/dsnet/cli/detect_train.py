@@ -20,7 +20,7 @@ from dsnet.detection.io import load_detector
 from dsnet.detection.train.api import RESULTS, DetectionOutcome, train_detector
 from dsnet.detection.train.config import DetectionConfig
 from dsnet.detection.train.setup import PROBLEMS, create_network
-from dsnet.errors import DsnetError
+from dsnet.errors import DsnetError, printable
 from dsnet.inference.detect import ImageDetections, detect_files
 from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.detection import detection_page, detection_table
@@ -58,20 +58,21 @@ def run(args: argparse.Namespace) -> int:
         return 128 + (status.signal or signal.SIGINT)
     report = folder / "report.html"
     if outcome.train is None:
-        print(f"{folder} is finished: all {status.steps} steps, results and gate", file=sys.stderr)
+        print(printable(f"{folder} is finished: all {status.steps} steps, results and gate"), file=sys.stderr)
     else:
         _write_page(config, outcome, report)
     if args.json:
         print((folder / RESULTS).read_text(encoding="utf-8"), end="")
         return 0
-    print(f"\n{config.model} on {config.data.root}\n\n{detection_table(outcome.results)}\n")
+    print(f"\n{config.model} on {printable(config.data.root)}\n\n{detection_table(outcome.results)}\n")
     if outcome.problems:
-        print(f"{plural(len(outcome.problems), 'problem')} with files: {folder / PROBLEMS}")
+        print(printable(f"{plural(len(outcome.problems), 'problem')} with files: {folder / PROBLEMS}"))
     last = outcome.results[-1].route
     route = "" if last is None or len(outcome.results) == 1 else f" --route {last}"
-    print(f"Detector: {folder}; find boxes with `dsnet detect predict {folder} IMAGE --draw found{route}`")
+    name = printable(str(folder))
+    print(f"Detector: {name}; find boxes with `dsnet detect predict {name} IMAGE --draw found{route}`")
     if report.is_file():
-        print(f"Report: {report}")
+        print(printable(f"Report: {report}"))
     return 0
 
 
@@ -111,4 +112,4 @@ def _write_page(config: DetectionConfig, outcome: DetectionOutcome, path: Path) 
         with locked(outcome.folder):
             write_text(path, text)
     except LockedError as error:
-        print(f"dsnet: {path} is not written: {error}", file=sys.stderr)
+        print(printable(f"dsnet: {path} is not written: {error}"), file=sys.stderr)

@@ -13,6 +13,7 @@ from dsnet.cli.train import stop_status
 from dsnet.core.device import pick_device
 from dsnet.core.interrupt import stopped_status
 from dsnet.core.settings import override, parse_assignments, to_plain
+from dsnet.errors import printable
 from dsnet.models.loading import build_network, load_classifier
 from dsnet.report.run_page import update_run_page
 from dsnet.report.text import counts_table
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt as stopped:  # gates trained from outputs in memory cannot resume
         print(
-            f"Stopped; nothing of this gate is saved, {args.run} is as it was. "
+            f"Stopped; nothing of this gate is saved, {printable(str(args.run))} is as it was. "
             "The same command trains it from the beginning.",
             file=sys.stderr,
         )
@@ -76,7 +77,7 @@ def report_gates(outcome: GateOutcome, *, as_json: bool) -> int:
     if outcome.first and as_json:
         print_json([report.to_dict() for report in outcome.reports])
     elif outcome.first:
-        print(_report_text(outcome))
+        print(printable(_report_text(outcome)))
     return 0
 
 

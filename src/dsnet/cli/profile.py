@@ -12,6 +12,7 @@ from dsnet.cli.progress import progress
 from dsnet.cli.threads import set_threads_for
 from dsnet.core.device import pick_device
 from dsnet.cost import madds
+from dsnet.errors import printable
 from dsnet.models import Supernet
 from dsnet.report.text import bar, human, table
 from dsnet.routes import evenly_spaced
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     _show(model, measured, args.repeats)
     if args.out is not None:
-        print(f"\nwrote {args.out}")
+        print(printable(f"\nwrote {args.out}"))
     return 0
 
 

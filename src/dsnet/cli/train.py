@@ -191,7 +191,7 @@ def print_stopped(stopped: KeyboardInterrupt, folder: Path) -> int:
     saved = "Nothing was saved yet."
     if has_last(folder):
         saved = f"{folder} keeps what was saved. Go on with the same command and --resume."
-    print(f"Stopped. {saved}", file=sys.stderr)
+    print(printable(f"Stopped. {saved}"), file=sys.stderr)
     return stopped_status(stopped)
 
 
@@ -199,7 +199,7 @@ def stop_status(status: RunStatus, folder: Path | None = None) -> int:
     """Print where a run stopped and how to continue; return the exit status of its signal."""
     saved = "" if folder is None else f"; saved in {folder}"
     text = f"Stopped after step {status.step} of {status.steps}{saved}."
-    print(f"{text} Go on with the same command and --resume.", file=sys.stderr)
+    print(printable(f"{text} Go on with the same command and --resume."), file=sys.stderr)
     return 128 + (status.signal or signal.SIGINT)
 
 

@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
     folder: Path = args.out or args.run.with_name(f"{args.run.name}-{Path(args.data).name}")
     finished = args.resume and (folder / "final").is_file()
     if finished and (folder / "gated").is_file():
-        print(f"{folder} is finished, its gate included: nothing is left to train.", end=" ")
-        print(f"Next: dsnet calibrate {folder}")
+        print(printable(f"{folder} is finished, its gate included: nothing is left to train."), end=" ")
+        print(printable(f"Next: dsnet calibrate {folder}"))
         return 0
     if finished and gate is None:
-        print(f"{folder} is finished: nothing is left to train. `dsnet gate {folder}` would train a gate.")
+        text = f"{folder} is finished: nothing is left to train. `dsnet gate {folder}` would train a gate."
+        print(printable(text))
         return 0
     if not finished:
         inspect_dataset(config.data.name, config.data.root).check()
@@ -84,7 +85,7 @@ def _gate_config(args: argparse.Namespace, saved: Checkpoint) -> GateConfig | No
 
 
 def _train_gate(folder: Path, config: GateConfig, device: str, *, resume: bool) -> int:
-    saved = f"The network is finished and saved: {folder / 'final'}."
+    saved = printable(f"The network is finished and saved: {folder / 'final'}.")
     try:
         outcome = train_gate(folder, config, device=device, resume=resume, callback=TrainingProgress())
     except KeyboardInterrupt as stopped:  # gates trained from outputs in memory cannot resume

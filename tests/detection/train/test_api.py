@@ -319,6 +319,16 @@ def test_predictions_that_are_not_finite_are_an_error_of_their_image(
     assert [json.loads(line)["path"] for line in lines.read_text().splitlines()] == [names[0], names[2]]
 
 
+def test_escape_sequences_in_folder_names_are_not_printed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "\x1b[31mred")
+    assert main(["detect", "train", str(copy / "recipe.json"), "--out", str(copy), "--resume"]) == 0
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out + printed.err
+    assert "\\x1b[31mred" in printed.out
+
+
 def test_a_detector_whose_weights_are_not_finite_is_not_loaded(run: Path, tmp_path: Path) -> None:
     saved = load_detector(run)
     with torch.no_grad():
