@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -142,7 +142,7 @@ def split_detector(
 
 
 def _handed_sizes(detector: Detector, choices: Sequence[int], image_size: ImageSize) -> list[tuple[int, int]]:
-    """Return the size of each projected map: its own where all choices have the same, else the fused one."""
+    """Return the size of each projected map: its own if all choices agree on it, else the fused map's."""
     network, fused = detector.network, detector.fused_shape(image_size)
     shapes = [network.feature_shapes(network.space.of_choices((c,)), image_size) for c in choices]
     by_stride = [{shape[stride][1:] for shape in shapes} for stride in detector.table.strides]
@@ -163,43 +163,38 @@ def _pack(
     for route in routes:
         network.require_statistics(route)
     image = network.input_spec.shape(image_size)
-    blocks, taps, behind = _blocks(detector, (), image, 1, started=False)
+    blocks, taps, shape, stride = _blocks(detector, (), image, 1, started=False)
     prefix_taps = {stride: tap for stride, tap in taps.items() if stride in strides}
     shapes = network.feature_shapes(routes[0], image_size)
-    row_shapes = {**{stride: shapes[stride] for stride in prefix_taps}, 0: behind.shape}
-    gate = network.gate(0).extract_with_routing(behind.shape.channels)
+    row_shapes = {**{stride: shapes[stride] for stride in prefix_taps}, 0: shape}
+    gate = network.gate(0).extract_with_routing(shape.channels)
     front = Front(blocks, list(prefix_taps.values()), gate).eval()
     parts: dict[SegmentKey, Segment] = {(): Segment(in_precision(front.to(device), precision), image)}
-    row = Shape(sum(math.prod(shape) for shape in row_shapes.values()), 1, 1)
+    row = Shape(sum(map(math.prod, row_shapes.values())), 1, 1)
     for route in routes:
-        blocks, taps, last = _blocks(detector, route.choices, behind.shape, behind.stride, started=True)
-        taps[last.stride] = len(blocks)
+        blocks, taps, _, last = _blocks(detector, route.choices, shape, stride, started=True)
+        taps[last] = len(blocks)
         taps = {stride: tap for stride, tap in taps.items() if stride in strides}
         part = Behind(blocks, row_shapes, taps, strides, head(route)).eval()
         parts[route.choices] = Segment(in_precision(part.to(device), precision), row)
     return parts
 
 
-class _End(NamedTuple):
-    shape: Shape
-    stride: int
-
-
 def _blocks(
     detector: Detector, history: SegmentKey, shape: Shape, stride: int, *, started: bool
-) -> tuple[list[nn.Module], dict[int, int], _End]:
-    """Return plain blocks, the position of the block that reads each stride's map, and what follows them."""
-    made: list[nn.Module] = []
+) -> tuple[list[nn.Module], dict[int, int], Shape, int]:
+    """Return plain blocks, which of them reads each stride's map, and the shape and stride behind them."""
+    blocks: list[nn.Module] = []
     taps: dict[int, int] = {}
     for block, size, key in detector.network.chain(history):
         if block.stride > 1:
             if started:
-                taps[stride] = len(made)
+                taps[stride] = len(blocks)
             stride *= block.stride
-        made.append(block.extract(shape, size, key, fold_bn=True))
+        blocks.append(block.extract(shape, size, key, fold_bn=True))
         _, shape = block.cost(shape, size)
         started = True
-    return made, taps, _End(shape, stride)
+    return blocks, taps, shape, stride
 
 
 def _projections(detector: Detector, route: Route, image_size: ImageSize) -> Projections:
