@@ -66,8 +66,8 @@ def share_detector(
     image = network.input_spec.shape(image_size)
     weight = detector.norm.weight
     with torch.no_grad():
-        prefix = detector.enter(torch.zeros(1, *image, device=weight.device, dtype=weight.dtype))
-    row = Shape(sum(x.numel() for x in prefix.tensors()), 1, 1)
+        prefix = detector.enter(torch.zeros(0, *image, device=weight.device, dtype=weight.dtype))
+    row = Shape(sum(math.prod(x.shape[1:]) for x in prefix.tensors()), 1, 1)
     segments: dict[SegmentKey, Segment] = {(): Segment(_SlicedFront(detector), image)}
     for route in routes:
         segments[route.choices] = Segment(_SlicedBehind(detector, route, prefix), row)
