@@ -259,6 +259,10 @@ def _split(
     for position in set(positions):
         if not 0 <= position < len(options):
             raise DsnetError(f"decide gave position {position}; gate {stage} has 0 to {len(options) - 1}")
+    if len(groups) == 1 and len(set(positions)) == 1:  # the whole batch goes on together
+        choice = options[positions[0]]
+        choices[:, stage] = choice
+        return [groups[0]._replace(choices=(*groups[0].choices, choice))]
     parts, start = [], 0
     for group, decision in zip(groups, decisions, strict=True):
         count = len(group.rows)
