@@ -108,3 +108,13 @@ def test_scoring_without_a_routing_head_is_an_error() -> None:
     _, encoding = gate(torch.zeros(1, 8, 2, 2))
     assert "no routing head" in error_of(lambda: gate.score(encoding))
     assert "onehot, scalar" in error_of(lambda: HeadForm(kind="softmax"))
+
+
+def test_a_gate_reports_the_choices_and_form_of_its_head() -> None:
+    form = HeadForm(kind="scalar")
+    gate = Gate(24, choices=(1, 3), form=form)
+    assert (gate.choices, gate.form) == ((1, 3), form)
+    gate.replace_routing((0, 2))
+    assert (gate.choices, gate.form) == ((0, 2), form)
+    attention = Gate(24)
+    assert (attention.choices, attention.form) == ((), HeadForm())
