@@ -104,18 +104,18 @@ def register_reference(
 
 
 def list_models(kind: Kind | None = None) -> list[str]:
-    """Return the names of the registered models.
+    """Return the names of the registered models in alphabetical order, supernets first.
 
     Args:
         kind: ``supernet``, or ``twin`` for reference networks (default: both).
 
     Examples:
         >>> list_models("twin")
-        ['mobilenet_v1', 'resnet50', 'deit']
+        ['deit', 'mobilenet_v1', 'resnet50']
     """
     if kind not in (None, "supernet", "twin"):
         raise DsnetError(f"unknown kind of model {shorten(kind)}; possible: supernet, twin")
-    entries = sorted(_REGISTRY.values(), key=lambda entry: entry.kind)  # stable: supernets, then twins
+    entries = sorted(_REGISTRY.values(), key=lambda entry: (entry.kind, entry.name))
     return [entry.name for entry in entries if kind in (None, entry.kind)]
 
 
