@@ -136,11 +136,13 @@ class Compiler:
         progress: Progress,
     ) -> _Programs:
         backend, device, precision = self.backend, self.device, self.precision
+        modules = [segment.module for segment in segments.values()]
+        weights = weight_bytes([*modules, *([] if head is None else [head.module])])
         if not backend.captures(device):
             programs = bucketed_programs(
                 segments, backend, buckets, device=device, precision=precision, progress=progress
             )
-            return _Programs(programs, None, weight_bytes(segment.module for segment in segments.values()))
+            return _Programs(programs, None, weights)
         if len(network.gates) == 1 and backend.ragged:
             fused = self._compile_ragged(network, segments, head, buckets, progress)
             if fused is not None:
@@ -162,8 +164,6 @@ class Compiler:
             streams=stream_pool(device, 1 + side_streams),
             progress=progress,
         )
-        modules = [segment.module for segment in segments.values()]
-        weights = weight_bytes([*modules, *([] if head is None else [head.module])])
         if compiled_head is not None:
             options = sorted(key[-1] for key in calls if key)
             calls |= {(c,): SegmentWithHead(calls[c,], compiled_head, i) for i, c in enumerate(options)}
