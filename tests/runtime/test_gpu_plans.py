@@ -1,4 +1,4 @@
-"""Plans on a GPU against the network there: recorded programs, lanes side by side, one wait a gate."""
+"""Plans on a GPU equal the network: captured programs, concurrent streams, one host wait per gate."""
 
 from __future__ import annotations
 
