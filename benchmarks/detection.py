@@ -41,13 +41,13 @@ from dsnet.cli.progress import TrainingProgress
 from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.device import pick_device
 from dsnet.core.settings import override, parse_assignments, to_plain
-from dsnet.detection.deploy.partition import pack_detector
+from dsnet.detection.deploy._partition import pack_detector
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.model.fssd import Detector
+from dsnet.detection.train._task import DetectorTask, calibrate_detector_bn
 from dsnet.detection.train.api import train_detector
 from dsnet.detection.train.config import DetectionConfig
 from dsnet.detection.train.setup import make_detector, open_datasets
-from dsnet.detection.train.task import DetectorTask, calibrate_detector_bn
 from dsnet.recipes import get_recipe
 from dsnet.report.text import table
 from dsnet.runtime.backends.base import get_backend

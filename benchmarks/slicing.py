@@ -27,7 +27,7 @@ import dsnet
 from benchmarks.script import make_parser, report
 from benchmarks.tables import METHODS
 from benchmarks.timing import environment, interleaved
-from dsnet.benchmark.baselines import indexing, masking
+from dsnet.benchmark._baselines import indexing, masking
 from dsnet.core.cuda_graphs.capture import capture
 
 CASES = {

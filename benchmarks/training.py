@@ -26,7 +26,7 @@ from benchmarks.timing import environment, interleaved
 from dsnet.data.transforms.augment import Augment, normalise
 from dsnet.training import Average, Scheme, Stage1
 from dsnet.training.optim import make_optimizer, parameter_groups
-from dsnet.training.stage1.graphed_step import GraphedStep
+from dsnet.training.stage1._graphed_step import GraphedStep
 from dsnet.training.stage1.step import Passes
 
 Calls = dict[str, Callable[[], object]]

@@ -60,6 +60,29 @@ def imports_of(path: Path) -> set[str]:
     return {name for name in found if name.startswith("dsnet.") and name in MODULES}
 
 
+FOUND_BY_NAME = ("dsnet.cli", "dsnet.recipes", "dsnet.runtime.backends", "dsnet.data.readers")
+
+
+def test_modules_that_only_their_folder_imports_start_with_an_underscore() -> None:
+    """Where the folder's ``__init__`` imports a module, its names are public."""
+    paths = {name: Path(importlib.util.find_spec(name).origin) for name in MODULES}  # type: ignore[union-attr, arg-type]
+    users: dict[str, list[Path]] = {name: [] for name in MODULES}
+    for path in paths.values():
+        for name in imports_of(path) | strings_of(path):
+            users[name].append(path)
+    for name, path in paths.items():
+        if path.name == "__init__.py" or path.parent == ROOT or name.startswith(FOUND_BY_NAME):
+            continue
+        private = all(user.parent == path.parent and user.name != "__init__.py" for user in users[name])
+        assert path.name.startswith("_") == private, f"{name}: imported by {users[name]}"
+
+
+def strings_of(path: Path) -> set[str]:
+    """Modules that are imported by name when they are needed."""
+    tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.value for node in tree if isinstance(node, ast.Constant) and node.value in MODULES}
+
+
 def test_every_package_has_a_layer() -> None:
     packages = {package_of(m) for m in MODULES if m not in ROOTS}
     assert packages == set(LAYER)

@@ -17,7 +17,7 @@ from dsnet.routing import CostTable
 from dsnet.slicing import Mode
 from dsnet.training import Average, GateConfig, Scheme, Stage1
 from dsnet.training.config import MixConfig
-from dsnet.training.stage1.graphed_step import GraphedStep
+from dsnet.training.stage1._graphed_step import GraphedStep
 from dsnet.training.stage1.step import Passes
 from dsnet.training.stage1.views import Views
 from dsnet.training.stage2.task import GateObjective

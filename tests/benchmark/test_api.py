@@ -16,10 +16,10 @@ from benchmarks.tables import bench_table
 
 import dsnet
 from dsnet import runtime
+from dsnet.benchmark._candidates import Candidates
+from dsnet.benchmark._static_baselines import StaticNetwork, static_networks
 from dsnet.benchmark.api import WARM_UP, bench
-from dsnet.benchmark.candidates import Candidates
 from dsnet.benchmark.results import Baseline, BenchResult
-from dsnet.benchmark.static_baselines import StaticNetwork, static_networks
 from dsnet.benchmark.workloads import CASCADE_SHARE
 from dsnet.core.timer import TimeLimit, TimeUpError
 from dsnet.counts import human

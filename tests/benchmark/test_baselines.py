@@ -8,7 +8,7 @@ import pytest
 import torch
 from benchmarks import slicing
 
-from dsnet.benchmark.baselines import IndexedConv2d, IndexedLinear, indexing, masking
+from dsnet.benchmark._baselines import IndexedConv2d, IndexedLinear, indexing, masking
 from dsnet.models.group_by_route import run_assigned
 from dsnet.slicing import SlicedConv2d, SlicedLinear
 from tests.support import assert_close, random_model

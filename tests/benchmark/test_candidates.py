@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dsnet
-from dsnet.benchmark.candidates import Candidate, Candidates, batches_per_call
+from dsnet.benchmark._candidates import Candidate, Candidates, batches_per_call
 from dsnet.benchmark.workloads import Mix, mix_of
 from dsnet.core.cuda_graphs import StreamPool
 from dsnet.runtime.backends.base import get_backend

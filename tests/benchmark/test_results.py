@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dsnet.benchmark.conditions import _cpu_mhz, conditions
+from dsnet.benchmark._conditions import _cpu_mhz, conditions
 from tests.support.bench_result import bench_result
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dsnet
+from dsnet.benchmark._static_baselines import StaticNetwork, compile_static, static_networks
 from dsnet.benchmark.results import Baseline
-from dsnet.benchmark.static_baselines import StaticNetwork, compile_static, static_networks
 from dsnet.runtime.backends.base import get_backend
 from tests.support import assert_close
 from tests.support.networks import plan_of
@@ -35,9 +35,9 @@ def test_the_half_width_mobilenet_has_the_papers_cost(monkeypatch: pytest.Monkey
     compiled = plan_of("ds_mbnet_tiny", "eager").network
     compiled = dataclasses.replace(compiled, image_size=(224, 224))
     monkeypatch.setattr(
-        "dsnet.benchmark.static_baselines.bucketed_programs", lambda *args, **options: compiled.segments
+        "dsnet.benchmark._static_baselines.bucketed_programs", lambda *args, **options: compiled.segments
     )
-    monkeypatch.setattr("dsnet.benchmark.static_baselines._milliseconds_per_image", lambda *args: 1.0)
+    monkeypatch.setattr("dsnet.benchmark._static_baselines._milliseconds_per_image", lambda *args: 1.0)
     half = StaticNetwork("half", "mobilenet_v1", {"width": 0.5})
     baseline, _ = compile_static(half, compiled, (1,), any_backend=False)
     assert baseline == Baseline("half", "mobilenet_v1 × 0.5", "eager", baseline.madds)
@@ -46,10 +46,10 @@ def test_the_half_width_mobilenet_has_the_papers_cost(monkeypatch: pytest.Monkey
 
 def test_static_networks_run_on_the_fastest_backend_or_on_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     usable = [name for name in ("eager", "onnxruntime") if _usable(name)]
-    monkeypatch.setattr("dsnet.benchmark.static_baselines.list_backends", lambda: usable)
+    monkeypatch.setattr("dsnet.benchmark._static_baselines.list_backends", lambda: usable)
     small = nn.Sequential(nn.Conv2d(3, 7, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    monkeypatch.setattr("dsnet.benchmark.static_baselines.create_model", lambda name: small)
-    monkeypatch.setattr("dsnet.benchmark.static_baselines.madds", lambda module, image_size: 1)
+    monkeypatch.setattr("dsnet.benchmark._static_baselines.create_model", lambda name: small)
+    monkeypatch.setattr("dsnet.benchmark._static_baselines.madds", lambda module, image_size: 1)
     speed = {"eager": 3.0, "onnxruntime": 1.0}
     timed = []
 
@@ -58,7 +58,7 @@ def test_static_networks_run_on_the_fastest_backend_or_on_the_plans(monkeypatch:
         timed.append(name)
         return speed[name]
 
-    monkeypatch.setattr("dsnet.benchmark.static_baselines._milliseconds_per_image", pretend)
+    monkeypatch.setattr("dsnet.benchmark._static_baselines._milliseconds_per_image", pretend)
     compiled, static = plan_of("ds_mbnet_tiny", "eager").network, StaticNetwork("twin", "small", {})
     baseline, program = compile_static(static, compiled, (2,), any_backend=True, buckets=(1,))
     assert timed == usable

@@ -10,9 +10,9 @@ import torch
 
 import dsnet
 from dsnet.calibration import RouteOutputs, calibrate
+from dsnet.calibration._verdict import PairedTest, RouterComparison, verdict
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.compare import compare
-from dsnet.calibration.verdict import PairedTest, RouterComparison, verdict
 from dsnet.core.checkpoint import Checkpoint
 from dsnet.routing import CostTable, OperatingPoint, Routed, Router
 from dsnet.routing.policies import SingleRoutePolicy

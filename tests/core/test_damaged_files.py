@@ -21,7 +21,7 @@ from dsnet.cli import build_parser
 from dsnet.models.loading import build_network
 from dsnet.report.run_page import update_run_page
 from dsnet.routing import LatencyTable
-from dsnet.runtime.autotune import _read_cache, cache_file
+from dsnet.runtime._autotune import _read_cache, cache_file
 from dsnet.runtime.profile import profile
 from dsnet.training import load_checkpoint
 from dsnet.training.run_dir import read_config

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsnet.data.decode_workers import BatchDecoder
+from dsnet.data._decode_workers import BatchDecoder
 from tests.support import error_of
 from tests.support.image_files import lazy
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dsnet import runtime
-from dsnet.runtime import autotune
-from dsnet.runtime.autotune import cache_file, choose_backend
+from dsnet.runtime import _autotune as autotune
+from dsnet.runtime._autotune import cache_file, choose_backend
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures
 

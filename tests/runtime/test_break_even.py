@@ -8,7 +8,7 @@ import torch
 from dsnet.routing import CascadePolicy, CostTable
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.router import Router
-from dsnet.runtime.break_even import BreakEven, Times, _thresholds, measure
+from dsnet.runtime._break_even import BreakEven, Times, _thresholds, measure
 from dsnet.runtime.plan import Plan
 from tests.support import error_of
 from tests.support.networks import network, pictures, plan_of

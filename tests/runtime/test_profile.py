@@ -24,8 +24,9 @@ from dsnet.models import Factory
 from dsnet.models.options import ConvOptions
 from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CostTable, LatencyTable
-from dsnet.runtime import autotune, profile_plan
+from dsnet.runtime import _autotune as autotune
 from dsnet.runtime import profile as profiling
+from dsnet.runtime import profile_plan
 from dsnet.runtime.executors.host import HostExecutor
 from dsnet.runtime.executors.segment_calls import SegmentCalls
 from tests.support import error_of, images

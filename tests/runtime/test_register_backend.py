@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dsnet import runtime
 from dsnet.cli import main
-from dsnet.runtime.autotune import cache_file, choose_backend
+from dsnet.runtime._autotune import cache_file, choose_backend
 from dsnet.runtime.backends import base
 from tests.support import assert_close, error_of
 from tests.support.networks import network, pictures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsnet.benchmark.conditions import Conditions
+from dsnet.benchmark._conditions import Conditions
 from dsnet.benchmark.results import Baseline, BatchResult, BenchResult, Spread
 from dsnet.benchmark.workloads import Cascade, Mix
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsnet.detection.boxes import encode, match
 from dsnet.detection.model.fssd import FssdTable
-from dsnet.detection.train.loss import PriorTargets
+from dsnet.detection.train._loss import PriorTargets
 
 SIDE = 64
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from dsnet.benchmark.candidates import Candidate, Candidates
-from dsnet.benchmark.conditions import conditions, load_average
+from dsnet.benchmark._candidates import Candidate, Candidates
+from dsnet.benchmark._conditions import conditions, load_average
+from dsnet.benchmark._static_baselines import compile_static, static_networks
 from dsnet.benchmark.results import Baseline, BatchResult, BenchResult, Spread
-from dsnet.benchmark.static_baselines import compile_static, static_networks
 from dsnet.benchmark.workloads import Mix, gated_routes, mix_of
 from dsnet.core.timer import Progress, TimeLimit, TimeUpError, silent, time_interleaved, timed
 from dsnet.cost import madds

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dsnet.benchmark.conditions import Conditions
+from dsnet.benchmark._conditions import Conditions
 from dsnet.benchmark.workloads import Mix
 
 __all__ = ["Baseline", "BatchResult", "BenchResult", "Spread"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from dsnet.calibration._verdict import PairedTest, RouterComparison, Verdict, verdict
 from dsnet.calibration.calibration import Calibration
 from dsnet.calibration.difficulty import DIFFICULTIES, difficulties, mutual_information
 from dsnet.calibration.search import interpolate, oracle, random_router, static_points
-from dsnet.calibration.verdict import PairedTest, RouterComparison, Verdict, verdict
 from dsnet.errors import DsnetError
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.route_outputs import RouteOutputs, simulate

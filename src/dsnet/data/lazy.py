@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dsnet.core.cpus import available_cpus
 from dsnet.core.ranges import check_range
+from dsnet.data._decode_workers import BatchDecoder, decode_batches
 from dsnet.data.dataset import Crops, ImageDataset, channel_statistics, check_labels, check_ratio, chunks
 from dsnet.data.decode import DecodeErrors, ImageList, pillow
-from dsnet.data.decode_workers import BatchDecoder, decode_batches
 from dsnet.errors import DsnetError
 
 __all__ = ["LazyDataset", "default_workers"]

@@ -16,14 +16,9 @@ from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed
-from dsnet.runtime.autotune import choose_backend
-from dsnet.runtime.backends.base import get_backend, list_backends
-from dsnet.runtime.compiler import Compiler
-from dsnet.runtime.executors.host import Memory
-from dsnet.runtime.executors.ragged.support import unsupported
-from dsnet.runtime.partition.partitioner import PartitionRequest, partitioner_of, segment_modules
-from dsnet.runtime.plan import Plan
-from dsnet.runtime.resident_routes import (
+from dsnet.runtime._autotune import choose_backend
+from dsnet.runtime._compiler import Compiler
+from dsnet.runtime._resident_routes import (
     Options,
     RouteExtender,
     SourceNetwork,
@@ -31,6 +26,11 @@ from dsnet.runtime.resident_routes import (
     choices_of_routes,
     needed_choices,
 )
+from dsnet.runtime.backends.base import get_backend, list_backends
+from dsnet.runtime.executors.host import Memory
+from dsnet.runtime.executors.ragged.support import unsupported
+from dsnet.runtime.partition.partitioner import PartitionRequest, partitioner_of, segment_modules
+from dsnet.runtime.plan import Plan
 
 __all__ = ["CompileOptions", "compile"]
 
@@ -86,7 +86,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
             as eager) is not timed: it runs batches of up to this size whole.
         image_size: Height and width, or one number for both (default: the network's).
         routes: The routes to compile (default: those that the budget needs, see
-            `dsnet.runtime.resident_routes`; `Plan.at` adds what another budget needs).
+            `dsnet.runtime._resident_routes`; `Plan.at` adds what another budget needs).
         budgets: ``"all"`` compiles the routes of all budgets at once.
         batch_invariant: Whether the gates of backend eager on a CPU decide bitwise alike in every batch
             (default: for images of at least 96 pixels, where that costs less than 5 % of the time). See

@@ -16,10 +16,10 @@ from dsnet.routes import Route
 from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import CascadePolicy, GatePolicy, Policy, RoutedOutput
 from dsnet.routing.router import Routed, Router, parse_budget
+from dsnet.runtime._break_even import BreakEven, measure
+from dsnet.runtime._resident_routes import RouteExtender
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.break_even import BreakEven, measure
 from dsnet.runtime.executors.host import CompiledNetwork
-from dsnet.runtime.resident_routes import RouteExtender
 from dsnet.runtime.stream import MAX_DELAY_MS, StreamResult, stream
 
 __all__ = ["Plan"]

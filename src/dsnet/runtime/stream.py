@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.routing.policies import RoutedOutput
-from dsnet.runtime.batch_source import BatchSource, Event
+from dsnet.runtime._batch_source import BatchSource, Event
 
 __all__ = ["MAX_DELAY_MS", "StreamResult", "stream"]
 

@@ -19,7 +19,7 @@ import dsnet
 from dsnet import runtime
 from dsnet.detection import postprocess as found_boxes
 from dsnet.detection.deploy import plan as detecting
-from dsnet.detection.deploy.partition import split_detector
+from dsnet.detection.deploy._partition import split_detector
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.model.fssd import Detector

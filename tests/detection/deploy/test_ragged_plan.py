@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dsnet
 from dsnet import runtime
-from dsnet.detection.deploy.partition import split_detector
+from dsnet.detection.deploy._partition import split_detector
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.model.fssd import Detector, FssdTable
 from dsnet.runtime.backends.triton import TritonBackend

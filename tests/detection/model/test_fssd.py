@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import dsnet
 from dsnet.detection.boxes import priors_per_position
 from dsnet.detection.model.fssd import Detector, FssdTable
-from dsnet.detection.train.loss import multibox_loss
+from dsnet.detection.train._loss import multibox_loss
 from tests.support import assert_close, error_of, images
 from tests.support.boxes import reference_targets
 from tests.support.detectors import NAMES, TABLE, detector

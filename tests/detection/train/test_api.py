@@ -24,6 +24,8 @@ from dsnet.data.decode import DecodeError
 from dsnet.detection.data.dataset import load_detection_dataset, read_splits
 from dsnet.detection.deploy.plan import DetectorPlan
 from dsnet.detection.io import load_detector, save_detector
+from dsnet.detection.train._loss import prior_targets
+from dsnet.detection.train._task import detector_lr
 from dsnet.detection.train.api import train_detector
 from dsnet.detection.train.config import (
     DetectionConfig,
@@ -32,8 +34,6 @@ from dsnet.detection.train.config import (
     DetectionRunConfig,
     DetectorGateConfig,
 )
-from dsnet.detection.train.loss import prior_targets
-from dsnet.detection.train.task import detector_lr
 from dsnet.detection.visualize import drawing_paths
 from dsnet.inference import detect
 from dsnet.inference.classify import FailedImage

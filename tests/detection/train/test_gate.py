@@ -13,10 +13,10 @@ from dsnet.core.settings import override
 from dsnet.detection.data.dataset import Boxes
 from dsnet.detection.io import Preprocessing, SavedDetector
 from dsnet.detection.model.fssd import Detector, DetectorOutput
+from dsnet.detection.train._gate import DetectorGateTask, gate_losses, mix_outputs
+from dsnet.detection.train._loss import PriorTargets, correct_shares, multibox_loss, prior_targets
+from dsnet.detection.train._task import calibrate_detector_bn
 from dsnet.detection.train.config import DetectionConfig, DetectionDataConfig, DetectorGateConfig
-from dsnet.detection.train.gate import DetectorGateTask, gate_losses, mix_outputs
-from dsnet.detection.train.loss import PriorTargets, correct_shares, multibox_loss, prior_targets
-from dsnet.detection.train.task import calibrate_detector_bn
 from dsnet.training import Checkpoint
 from dsnet.training.loop import LoopConfig, TrainingLoop
 from dsnet.training.stage1.joint import gumbel_one_hot

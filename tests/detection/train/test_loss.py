@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsnet.detection.boxes import encode, prior_boxes, priors_per_position, to_corners
-from dsnet.detection.train.loss import multibox_loss
+from dsnet.detection.train._loss import multibox_loss
 from tests.support import error_of
 from tests.support.boxes import reference_targets
 

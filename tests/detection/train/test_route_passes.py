@@ -10,8 +10,8 @@ from torch import Tensor
 
 import dsnet
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.train.loss import PriorTargets, multibox_loss
-from dsnet.detection.train.route_passes import GraphedRoutePasses, RoutePasses
+from dsnet.detection.train._loss import PriorTargets, multibox_loss
+from dsnet.detection.train._route_passes import GraphedRoutePasses, RoutePasses
 from tests.support import assert_close
 from tests.support.boxes import SIZE, TABLE, made_up, reference_targets
 from tests.support.replays import pretend_cuda

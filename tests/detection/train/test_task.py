@@ -11,8 +11,8 @@ from dsnet.detection import GroundTruth, mean_average_precision
 from dsnet.detection.boxes import encode, to_centres
 from dsnet.detection.model.fssd import Detector
 from dsnet.detection.postprocess import decode_detections
-from dsnet.detection.train.loss import multibox_loss
-from dsnet.detection.train.task import calibrate_detector_bn
+from dsnet.detection.train._loss import multibox_loss
+from dsnet.detection.train._task import calibrate_detector_bn
 from dsnet.slicing import KeyState
 from tests.support import assert_close, error_of
 from tests.support.boxes import SIZE, TABLE, made_up, reference_targets

@@ -23,9 +23,9 @@ from dsnet.models.resnet import DS_RESNET_TINY, ResNet
 from dsnet.routing import CostTable
 from dsnet.routing.policies import OperatingPoint, run_gated_routes
 from dsnet.routing.router import Router
+from dsnet.runtime._compiler import default_buckets
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.compiler import default_buckets
-from dsnet.runtime.executors.batching import BatchSplitter
+from dsnet.runtime.executors._batching import BatchSplitter
 from dsnet.runtime.executors.buffers import FeatureTable
 from dsnet.runtime.executors.grouped import GroupedExecutor
 from dsnet.runtime.partition.segments import find_shared_segments, pack, segment_histories

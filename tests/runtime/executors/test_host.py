@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsnet.runtime.executors.batching import BatchSplitter
+from dsnet.runtime.executors._batching import BatchSplitter
 from dsnet.runtime.executors.host import BucketedProgram
 
 SIZES = st.dictionaries(st.integers(2, 9), st.floats(0.1, 10), max_size=3)

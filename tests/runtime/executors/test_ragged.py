@@ -28,10 +28,10 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed: pip install triton", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("on a GPU kernels are compiled: see test_gpu_plans.py", allow_module_level=True)
-from dsnet.runtime.executors.ragged import layers as ragged
-from dsnet.runtime.executors.ragged.assignment import RouteAssignment
+from dsnet.runtime.executors.ragged import _layers as ragged
+from dsnet.runtime.executors.ragged._assignment import RouteAssignment
+from dsnet.runtime.executors.ragged._layers import State, sums_of
 from dsnet.runtime.executors.ragged.executor import RaggedExecutor
-from dsnet.runtime.executors.ragged.layers import State, sums_of
 from dsnet.runtime.executors.ragged.network import Ragged
 from dsnet.runtime.executors.ragged.support import unsupported
 

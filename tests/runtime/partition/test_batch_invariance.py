@@ -17,7 +17,7 @@ from dsnet.models.group_by_route import run_gated
 from dsnet.routing import CostTable
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.router import Router
-from dsnet.runtime import compiler
+from dsnet.runtime import _compiler as compiler
 from dsnet.runtime.partition.batch_invariance import _OneDnnConv, _RowLinear, make_invariant
 from dsnet.runtime.partition.segments import Segment, SegmentKey
 from dsnet.runtime.plan import Plan

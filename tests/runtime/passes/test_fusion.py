@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import dsnet
 from dsnet.counts import Shape
-from dsnet.detection.deploy.partition import pack_detector, split_detector
+from dsnet.detection.deploy._partition import pack_detector, split_detector
 from dsnet.errors import DsnetError
 from dsnet.extract import extract
 from dsnet.kernels import launch

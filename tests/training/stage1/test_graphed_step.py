@@ -10,7 +10,7 @@ import torch
 import dsnet
 from dsnet.slicing import KeyState, Mode
 from dsnet.training import Scheme, Stage1
-from dsnet.training.stage1.graphed_step import GraphedStep
+from dsnet.training.stage1._graphed_step import GraphedStep
 from tests.support import error_of, images
 from tests.support.replays import pretend_cuda
 from tests.support.stage1 import KINDS, SCHEMES, setting
@@ -19,7 +19,7 @@ from tests.support.stage1 import KINDS, SCHEMES, setting
 @pytest.fixture
 def _cuda_in_name(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_cuda(monkeypatch)
-    monkeypatch.setattr("dsnet.training.stage1.graphed_step._check", lambda stage, device: None)
+    monkeypatch.setattr("dsnet.training.stage1._graphed_step._check", lambda stage, device: None)
 
 
 @pytest.mark.usefixtures("_cuda_in_name")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsnet.training.stage1.losses import ensemble, hard_labels, hierarchical, label_loss, soft_loss
+from dsnet.training.stage1._losses import ensemble, hard_labels, hierarchical, label_loss, soft_loss
 
 
 def t(*rows: tuple[float, ...]) -> Tensor:

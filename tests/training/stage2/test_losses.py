@@ -15,7 +15,7 @@ from torch import Tensor
 import dsnet
 from dsnet.routing import CostTable
 from dsnet.training.stage1.joint import gumbel_one_hot
-from dsnet.training.stage2 import gate_signals as signals
+from dsnet.training.stage2 import _gate_signals as signals
 from dsnet.training.stage2.losses import (
     complexity_penalty,
     even_weights,
@@ -126,7 +126,7 @@ def test_signals_in_lower_precision_are_near() -> None:
 def given_draws(monkeypatch: pytest.MonkeyPatch, draws: list[Tensor]) -> None:
     """Replace the draws of the gates."""
     left = iter(draws)
-    monkeypatch.setattr("dsnet.training.stage2.gate_signals.gumbel_one_hot", lambda scores, noise: next(left))
+    monkeypatch.setattr("dsnet.training.stage2._gate_signals.gumbel_one_hot", lambda *_: next(left))
 
 
 def one_by_one(

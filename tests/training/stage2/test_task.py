@@ -33,7 +33,7 @@ from dsnet.training.classifier_task import ClassifierTask
 from dsnet.training.config import MixConfig, OptimConfig
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage1.views import Views
-from dsnet.training.stage2.cache import compute_signals
+from dsnet.training.stage2._cache import compute_signals
 from dsnet.training.stage2.calibrate import calibrate_run
 from dsnet.training.stage2.task import GateObjective
 from tests.support import error_of, random_model

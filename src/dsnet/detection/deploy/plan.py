@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.process_bound import InProcess
-from dsnet.detection.deploy.partition import pack_detector, share_detector, split_detector
+from dsnet.detection.deploy._partition import pack_detector, share_detector, split_detector
 from dsnet.detection.eval.metrics import Detections
 from dsnet.detection.model.fssd import Detector, DetectorOutput, RoutedDetectorOutput
 from dsnet.detection.postprocess import (

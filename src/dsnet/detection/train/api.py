@@ -20,10 +20,10 @@ from dsnet.detection.data.dataset import Boxes, DetectionDataset
 from dsnet.detection.data.summary import SplitCounts, count_split, describe_run, plural
 from dsnet.detection.data.voc import FileProblem
 from dsnet.detection.eval.evaluate import DetectionResult, evaluate_detector
+from dsnet.detection.train._gate import DetectorGateTask
+from dsnet.detection.train._task import DetectorTask, calibrate_detector_bn
 from dsnet.detection.train.config import DetectionConfig, DetectionRunConfig, DetectorGateConfig
-from dsnet.detection.train.gate import DetectorGateTask
 from dsnet.detection.train.setup import PROBLEMS, check_networks, make_detector, open_datasets
-from dsnet.detection.train.task import DetectorTask, calibrate_detector_bn
 from dsnet.errors import DsnetError, printable
 from dsnet.routes import Route, evenly_spaced
 from dsnet.training.callbacks import Callback

@@ -33,7 +33,7 @@ from dsnet.routes import Route, RouteSpace
 from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.backends.base import Executable
-from dsnet.runtime.executors.batching import BatchSplitter
+from dsnet.runtime.executors._batching import BatchSplitter
 from dsnet.runtime.executors.buffers import FeatureTable, GateBuffers
 from dsnet.runtime.executors.graph_executor import GraphExecutor
 from dsnet.runtime.executors.segment_calls import SegmentCalls, segment_paths

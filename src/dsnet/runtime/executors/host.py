@@ -28,8 +28,8 @@ from dsnet.routing.policies import (
     unsure,
 )
 from dsnet.runtime.backends.base import Executable, WritingExecutable
+from dsnet.runtime.executors._batching import BatchSplitter
 from dsnet.runtime.executors.base import Executor, GateChoices
-from dsnet.runtime.executors.batching import BatchSplitter
 from dsnet.runtime.executors.segment_calls import SegmentCalls, calls_of_network
 from dsnet.runtime.partition.segments import SegmentKey, canonical_key
 from dsnet.slicing import Mode

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.routes import Route, RouteSpace
-from dsnet.training.stage1.losses import soft_loss
+from dsnet.training.stage1._losses import soft_loss
 
 __all__ = ["Scheme", "register_scheme", "sandwich", "single_route"]
 

@@ -19,8 +19,8 @@ from dsnet.gate import GateEncoding
 from dsnet.models import GateState, Supernet
 from dsnet.routes import Route
 from dsnet.slicing import Mode
+from dsnet.training.stage1._losses import ensemble, hard_labels, hierarchical, label_loss
 from dsnet.training.stage1.ema import Average
-from dsnet.training.stage1.losses import ensemble, hard_labels, hierarchical, label_loss
 from dsnet.training.stage1.projector import Projector
 from dsnet.training.stage1.scheme import Scheme
 

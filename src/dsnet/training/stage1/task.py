@@ -19,9 +19,9 @@ from dsnet.slicing import Mode
 from dsnet.training.classifier_task import Objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.optim import parameter_groups
-from dsnet.training.stage1.compiled import compiled, enough_programs
+from dsnet.training.stage1._compiled import compiled, enough_programs
+from dsnet.training.stage1._graphed_step import GraphedStep
 from dsnet.training.stage1.ema import TEACHER, Average
-from dsnet.training.stage1.graphed_step import GraphedStep
 from dsnet.training.stage1.projector import Projector
 from dsnet.training.stage1.scheme import Scheme, single_route
 from dsnet.training.stage1.step import Passes, Stage1, StepLosses

@@ -32,7 +32,7 @@ from dsnet.training.config import MixConfig, OptimConfig
 from dsnet.training.loop import RunStatus
 from dsnet.training.run_dir import going_on
 from dsnet.training.stage1.views import Views
-from dsnet.training.stage2.cache import cached_bytes, train_from_signals
+from dsnet.training.stage2._cache import cached_bytes, train_from_signals
 from dsnet.training.stage2.config import GateConfig
 from dsnet.training.stage2.task import GateObjective
 from dsnet.training.stage2.trained_run import TrainedRun, lock_run, open_trained

@@ -19,8 +19,8 @@ from dsnet.routing.cost_table import CostTable
 from dsnet.training.classifier_task import Objective
 from dsnet.training.stage1.joint import gumbel_one_hot
 from dsnet.training.stage1.views import Views
+from dsnet.training.stage2._gate_signals import Signals, one_gate, several_gates
 from dsnet.training.stage2.config import GateConfig
-from dsnet.training.stage2.gate_signals import Signals, one_gate, several_gates
 from dsnet.training.stage2.losses import (
     complexity_penalty,
     even_weights,

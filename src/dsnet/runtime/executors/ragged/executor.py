@@ -24,8 +24,8 @@ from dsnet.routing.policies import RoutedOutput, margin, unsure
 from dsnet.runtime.backends.base import Executable
 from dsnet.runtime.executors.buffers import GateBuffers
 from dsnet.runtime.executors.graph_executor import GraphExecutor
-from dsnet.runtime.executors.ragged.assignment import RouteAssignment
-from dsnet.runtime.executors.ragged.layers import Gated, State
+from dsnet.runtime.executors.ragged._assignment import RouteAssignment
+from dsnet.runtime.executors.ragged._layers import Gated, State
 from dsnet.runtime.executors.ragged.network import Ragged
 from dsnet.runtime.executors.segment_calls import SegmentCalls
 

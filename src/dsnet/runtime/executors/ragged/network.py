@@ -13,8 +13,8 @@ from dsnet.errors import DsnetError
 from dsnet.gate import InferenceGate
 from dsnet.kernels.launch import on_device_of
 from dsnet.runtime.backends.base import Executable
-from dsnet.runtime.executors.ragged.assignment import RouteAssignment
-from dsnet.runtime.executors.ragged.layers import (
+from dsnet.runtime.executors.ragged._assignment import RouteAssignment
+from dsnet.runtime.executors.ragged._layers import (
     Attention,
     ClassifierLayer,
     Depthwise,

@@ -18,7 +18,7 @@ from dsnet.kernels import ragged as kernels
 from dsnet.kernels.activations import CODES
 from dsnet.kernels.dispatch import TILE
 from dsnet.kernels.launch import STAGES, fit_depth, power_of_two
-from dsnet.runtime.executors.ragged.assignment import RouteAssignment, constant_tensor
+from dsnet.runtime.executors.ragged._assignment import RouteAssignment, constant_tensor
 from dsnet.runtime.executors.ragged.support import MAX_KERNEL_SIZES
 from dsnet.runtime.partition.feature_maps import ToFused
 from dsnet.runtime.partition.per_image_norm import ACTIVATIONS

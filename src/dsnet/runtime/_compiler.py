@@ -12,6 +12,7 @@ from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.timer import Progress
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
+from dsnet.runtime._resident_routes import Options
 from dsnet.runtime.backends.base import Backend, Executable, get_backend
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.eager_segments import SegmentWithHead, programs_of, unshared
@@ -28,7 +29,6 @@ from dsnet.runtime.partition.segments import (
     find_shared_segments,
     weight_bytes,
 )
-from dsnet.runtime.resident_routes import Options
 
 __all__ = ["Compiler"]
 

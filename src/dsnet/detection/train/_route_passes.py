@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsnet.core.cuda_graphs import CapturedPass, TrainingGraphs
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.train.loss import PriorTargets, multibox_loss
+from dsnet.detection.train._loss import PriorTargets, multibox_loss
 from dsnet.models.features import PrefixFeatures
 from dsnet.routes import Route
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from dsnet.core.seeding import seeded
 from dsnet.training.classifier_task import ClassifierTask
 from dsnet.training.loop import LoopConfig, RunStatus, TrainingLoop, TrainingTask
-from dsnet.training.stage2.gate_signals import Signals
+from dsnet.training.stage2._gate_signals import Signals
 from dsnet.training.stage2.task import GateObjective
 
 __all__ = ["CachedGateTask", "cached_bytes", "compute_signals", "train_from_signals"]

@@ -21,8 +21,8 @@ from dsnet.detection.data.transforms import (
     draw_augmentation,
     resize,
 )
+from dsnet.detection.train._loss import PriorTargets, prior_targets
 from dsnet.detection.train.config import DetectionConfig
-from dsnet.detection.train.loss import PriorTargets, prior_targets
 from dsnet.errors import DsnetError
 
 __all__ = ["DetectionBatches"]

@@ -18,8 +18,8 @@ from dsnet.core.seeding import seeded
 from dsnet.detection.data.dataset import Boxes
 from dsnet.detection.io import SavedDetector
 from dsnet.detection.model.fssd import DetectorOutput
+from dsnet.detection.train._loss import PriorTargets, correct_shares, multibox_loss, prior_targets
 from dsnet.detection.train.config import DetectionConfig, DetectorGateConfig
-from dsnet.detection.train.loss import PriorTargets, correct_shares, multibox_loss, prior_targets
 from dsnet.training.loop import TrainingTask
 from dsnet.training.optim import make_optimizer, scheduled_rate
 from dsnet.training.stage1.joint import gumbel_one_hot

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from dsnet.benchmark.baselines import indexing, masking
+from dsnet.benchmark._baselines import indexing, masking
 from dsnet.benchmark.workloads import Mix, gated_routes
 from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.timer import Progress, silent

@@ -15,10 +15,10 @@ from dsnet.core.seeding import seeded
 from dsnet.detection.data.dataset import DetectionDataset
 from dsnet.detection.io import SavedDetector, save_detector
 from dsnet.detection.model.fssd import Detector
-from dsnet.detection.train.batches import DetectionBatches
+from dsnet.detection.train._batches import DetectionBatches
+from dsnet.detection.train._loss import PriorTargets
+from dsnet.detection.train._route_passes import GraphedRoutePasses, RoutePasses
 from dsnet.detection.train.config import DetectionConfig, DetectionOptimConfig
-from dsnet.detection.train.loss import PriorTargets
-from dsnet.detection.train.route_passes import GraphedRoutePasses, RoutePasses
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.slicing import Mode
