@@ -128,7 +128,7 @@ def test_impossible_settings_are_refused_with_a_reason(
 
 def test_a_file_without_a_recipe_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "recipe.json"
-    for text, told in (("{", "not JSON"), ("[]", "no settings"), ('{"lr": 1}', "no setting 'lr'")):
+    for text, told in (("{", "not JSON"), ("[]", "expected an object"), ('{"lr": 1}', "no setting 'lr'")):
         path.write_text(text)
         assert main(["train", str(path)]) == 2
         assert told in capsys.readouterr().err

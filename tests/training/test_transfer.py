@@ -131,7 +131,8 @@ def test_runs_that_do_not_fit_are_errors(first: Path, folder: Path, tmp_path: Pa
     nowhere = error_of(lambda: train(replace(config, start=str(tmp_path / "no")), tmp_path / "c"))
     assert f"no folder {tmp_path / 'no'} to start from" in nowhere
     assert f"`dsnet train RECIPE --out {tmp_path / 'no'}`" in nowhere
-    assert "one alone" in error_of(lambda: replace(config, scheme=replace(config.scheme, route=0)))
+    alone = replace(config.scheme, route=0)
+    assert "start and scheme.route cannot be combined" in error_of(lambda: replace(config, scheme=alone))
     words = ["transfer", str(first), "--data", str(folder), "--out", str(tmp_path / "d")]
     assert main([*words, "--gate-set", "space=S"]) == 2  # before anything is trained
     assert not (tmp_path / "d").exists()
