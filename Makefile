@@ -28,7 +28,7 @@ test: lint docs
 	$(BIN)/python -m pytest -n auto --dist loadgroup -q
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -n auto --dist loadgroup -q -m slow
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.slicing

@@ -110,7 +110,10 @@ def test_torch_compile_of_a_bound_route(name: str) -> None:
     assert_close(torch.compile(bound, fullgraph=True)(x), model(x, 1), 1e-5)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("ds_resnet")) for name in FAMILIES],
+)
 def test_a_bound_route_of_every_family_is_one_graph(name: str) -> None:
     """Only traces; the slow test below also generates code."""
     model = random_model(name, torch.float32)

@@ -115,7 +115,7 @@ def test_bfloat16_is_accurate_and_gates_stay_in_float32() -> None:
     assert relative_error(got, scores) <= 1.5 * relative_error(rounded, scores)
 
 
-@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_vit_plus_tiny"])
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", pytest.param("ds_vit_plus_tiny", marks=pytest.mark.slow)])
 def test_openvino_in_bfloat16_takes_the_routes_of_float32(name: str) -> None:
     pytest.importorskip("openvino")
     reason = runtime.get_backend("openvino").unavailable(torch.device("cpu"), torch.bfloat16)

@@ -70,11 +70,7 @@ REACHED = {
     ("vit", "ed+mvco"): (85.0, 89.1),
 }
 SLACK = 8.0  # percent, for other processors and versions
-QUICK = [
-    ("mbnet", "h-ib+mvco"),
-    ("vit", "ed+mvco"),
-    ("resnet", "ib"),
-]
+QUICK = [("mbnet", "h-ib+mvco")]
 TEACHER = ("mbnet", "label")
 OTHERS = [pair for pair in itertools.product(KINDS, SCHEMES) if pair not in (*QUICK, TEACHER)]
 
