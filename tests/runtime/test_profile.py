@@ -32,7 +32,7 @@ from dsnet.runtime.executors.segment_calls import SegmentCalls
 from tests.support import error_of, images
 
 CPU = torch.device("cpu")
-BACKENDS = ["eager", "openvino"]
+BACKENDS = ["eager", pytest.param("openvino", marks=pytest.mark.slow)]
 
 
 def watched_plans(monkeypatch: pytest.MonkeyPatch) -> list[runtime.Plan]:

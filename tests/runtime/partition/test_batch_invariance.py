@@ -124,7 +124,7 @@ def test_plans_that_share_weights_are_not_batch_invariant() -> None:
 
 
 @pytest.mark.xdist_group("plans")
-@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "three_gates"])
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", pytest.param("three_gates", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
 def test_other_backends_are_batch_invariant_by_default(name: str, backend: str) -> None:
     pytest.importorskip(NEEDS[backend])
