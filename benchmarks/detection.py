@@ -237,9 +237,9 @@ def run_speed(args: argparse.Namespace) -> None:
     )
     x = x.to(dtype)
     shares = {number: 1 / len(routes) for number in routes}
-    taken = [network.space.resolve(number) for number in sample_routes(shares, args.batch)]
+    routes_of_images = [network.space.resolve(number) for number in sample_routes(shares, args.batch)]
     calls: dict[str, Any] = {}
-    gated = assigned_call(plan.network, taken)
+    gated = assigned_call(plan.network, routes_of_images)
     calls["plan"] = lambda: gated(x)
     for number in routes:
         calls[f"alone {number}"] = _alone(detector, number, plan, x)

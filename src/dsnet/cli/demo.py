@@ -49,7 +49,7 @@ FILES = 2  # test images of every class that are written as files
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo."""
+    """Train, calibrate and evaluate a small supernet on digits, and write a report."""
     args.out.mkdir(parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     # Small networks: more threads only wait for each other.

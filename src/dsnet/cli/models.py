@@ -15,7 +15,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list."""
+    """Print all models with their image size, routes, gates and multiply-adds."""
     rows = [_facts(name) for name in list_models(args.kind)]
     if args.json:
         print_json(rows)

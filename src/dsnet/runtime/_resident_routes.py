@@ -59,8 +59,8 @@ def needed_choices(
         return NeededChoices(options, options)
     if all_budgets or budget is None or len(gates) > 1:
         return NeededChoices(gates, gates)
-    taken = {route for point in points for route, count in point.route_counts if count}
-    return NeededChoices(choices_of_routes(network, taken) if taken else gates, gates)
+    used = {route for point in points for route, count in point.route_counts if count}
+    return NeededChoices(choices_of_routes(network, used) if used else gates, gates)
 
 
 def choices_of_routes(network: Supernet, routes: Iterable[int]) -> tuple[tuple[int, ...], ...]:

@@ -90,13 +90,13 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_threads(self) -> None:
-        """Add ``--threads``."""
+        """Add ``--threads``, the number of CPU threads or ``auto``."""
         self.add_argument(
             "--threads",
             type=threads,
             metavar="N|auto",
-            help="CPU threads; auto: the fastest number by a short measurement (default: with --resume "
-            "that of the run, else OMP_NUM_THREADS, else auto)",
+            help="CPU threads; auto: the fastest number by a short measurement (default: OMP_NUM_THREADS, "
+            "else auto; a resumed run keeps its own)",
         )
 
     def add_device(self) -> None:
@@ -134,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--root", help=text)
 
     def add_batch(self, default: int) -> None:
-        """Add ``--batch``."""
+        """Add ``--batch``, the size of a batch."""
         self.add_argument("--batch", type=positive, default=default, help=f"batch size (default: {default})")
 
     def add_plan_backend(self) -> None:
@@ -144,16 +144,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--backend", default="eager", metavar="NAME", help=text)
 
     def add_settings(self, text: str = "change a setting", option: str = "--set") -> None:
-        """Add ``--set KEY=VALUE``."""
+        """Add ``--set KEY=VALUE``, which changes one setting and may be repeated."""
         text += "; may be repeated"
         self.add_argument(option, action="append", default=[], metavar="KEY=VALUE", help=text)
 
     def add_json(self, text: str = "print JSON") -> None:
-        """Add ``--json``."""
+        """Add ``--json``, which prints the result as JSON in place of tables."""
         self.add_flag("--json", text)
 
     def add_resume(self) -> None:
-        """Add ``--resume``."""
+        """Add ``--resume``, which continues a run from its last checkpoint."""
         self.add_flag("--resume", "continue from the folder's last checkpoint")
 
     def add_flag(self, option: str, text: str) -> None:

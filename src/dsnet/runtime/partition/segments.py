@@ -147,9 +147,9 @@ def segment_histories(
     for gates in range(1, len(options) + 1):
         for history in itertools.product(*options[:gates]):
             key = canonical_key(history)
-            own = histories.setdefault((shared_segments or {}).get(key, key), [])
-            if not own or not model.merges:
-                own.append(history)
+            members = histories.setdefault((shared_segments or {}).get(key, key), [])
+            if not members or not model.merges:
+                members.append(history)
     return histories
 
 

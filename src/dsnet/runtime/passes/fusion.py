@@ -231,9 +231,9 @@ def _means_of_affine(traced: fx.GraphModule, node: object, dtype: torch.dtype | 
         return None
     if layer.means is not None or _changed_in_place(traced, node):
         return None
-    own = copy.copy(layer)  # the original module is not changed
-    own.means = dtype or "own"
-    traced.set_submodule(str(node.target), own)
+    copied = copy.copy(layer)  # the original module is not changed
+    copied.means = dtype or "own"
+    traced.set_submodule(str(node.target), copied)
     with traced.graph.inserting_after(node):
         features, mean = (traced.graph.call_function(operator.getitem, (node, i)) for i in (0, 1))
     node.replace_all_uses_with(features, delete_user_cb=lambda user: user not in (features, mean))

@@ -130,9 +130,13 @@ def train_gate(
             model.requires_grad_(True)
             reports = gate_reports(collect(model, run.seen(judged)), objective.costs)
             if ranks.first:
-                made = {"gate": to_plain(config), "gate_reports": [report.to_dict() for report in reports]}
+                gate_data = {
+                    "gate": to_plain(config),
+                    "gate_reports": [report.to_dict() for report in reports],
+                }
                 data = {key: value for key, value in run.saved.own_data.items() if key != "routing"}
-                save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data={**data, **made})
+                data |= gate_data
+                save_checkpoint(folder, save_as, model, step=run.saved.data["step"], data=data)
             ranks.wait()
     return GateOutcome(
         folder=folder,
