@@ -97,7 +97,7 @@ class Candidates:
         return candidates | (self._eager_networks(x, routes) if self.eager else {})
 
     def _forced_routes(self, images: int, size: int) -> list[list[Route]]:
-        """Return the routes of so many images in the shares of the mix, in groups of ``size``."""
+        """Return routes for images in the shares of the mix, in groups of ``size``."""
         routes = [self.compiled.space.resolve(number) for number in sample_routes(self.mix.shares, images)]
         return _split(routes, size)
 

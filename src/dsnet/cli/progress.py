@@ -96,7 +96,7 @@ class TrainingProgress(Callback):
     Args:
         quiet: Print warnings only.
         expected: Seconds that training was estimated to take; corrected after the first epoch if far off.
-        epochs: Print a line at the end of each of so many epochs, and the duration as soon as it is known.
+        epochs: The number of epochs: a line is printed at the end of each, and the duration once it is known.
             None: runs that validate, or that were estimated before.
     """
 

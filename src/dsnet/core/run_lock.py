@@ -56,7 +56,7 @@ def locked(folder: Path) -> Iterator[None]:
                 ) from None
             except OSError as error:
                 raise DsnetError(f"{lock} cannot be locked on this file system: {error.strerror}") from error
-            if not _is_at(handle, lock):  # the folder was removed meanwhile: this lock excludes nobody
+            if not _is_at(handle, lock):  # the folder was removed meanwhile: this lock has no effect
                 continue
             try:
                 _write_owner(handle, _this_process())

@@ -145,7 +145,7 @@ def make_objective(
     ranks: Ranks,
     teacher: Teacher | None = None,
 ) -> Objective:
-    """Create the objective of a run of so many steps, on images of ``size`` pixels a side."""
+    """Create the objective of a run of ``steps`` steps, on images of ``size`` pixels a side."""
     if config.scheme.joint is not None:
         return JointObjective(config, model, views, ranks=ranks, image_size=size)
     return Stage1Objective(config, model, views, steps=steps, ranks=ranks, teacher=teacher)

@@ -143,7 +143,7 @@ def _step_seconds(config: TrainConfig, classes: int, size: int) -> float:
 
 
 def timed_step(config: TrainConfig, classes: int, size: int) -> Callable[[int], float]:
-    """Return a function that trains on so many random images and returns the seconds of the step."""
+    """Return a function that trains on a number of random images and returns the seconds of the step."""
     device = pick_device(config.run.device)
     config = replace(config, run=replace(config.run, compile=False))
     model = build_model(config, classes, device)

@@ -153,7 +153,7 @@ class Scheme:
         return len(self.draw(space, random, torch.Generator().manual_seed(0)))
 
     def views(self, networks: int) -> int:
-        """Return the number of views of the images that a step of so many networks needs."""
+        """Return the number of views of the images that a step of ``networks`` networks needs."""
         return networks + (self.external is not None) if self.own_views else 1
 
 

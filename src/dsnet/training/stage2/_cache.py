@@ -80,7 +80,7 @@ class CachedGateTask(TrainingTask[Signals]):
 def train_from_signals(
     task: ClassifierTask, objective: GateObjective, passes: int, folder: Path
 ) -> RunStatus:
-    """Compute the signals of so many passes over the images, then train the head on them for all epochs."""
+    """Compute the signals of ``passes`` passes over the images, then train the head on them."""
     numbers = task.callback.progress(range(passes), passes, "looking at the images")
     cached = CachedGateTask(task, objective, [compute_signals(task, objective, n) for n in numbers])
     config = LoopConfig(epochs=task.config.optim.epochs, log_every=LOG_EVERY, save_minutes=None)
