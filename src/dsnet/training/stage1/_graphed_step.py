@@ -151,7 +151,6 @@ class GraphedStep(Passes):
             return ()
 
         captured = self._graphs.capture(self._prefix_pool, forward, backward)
-        del self._prefix_end  # autograd's graph: replays need none
         assert start is not None
         if start.x.grad is not None:
             self._graphs.track(start.x)

@@ -238,9 +238,10 @@ class Passes:
         self._start = GateState(start, GateEncoding(encoding.pooled.detach(), encoding.hidden.detach()), gate)
 
     def leave(self) -> None:
-        """Run the shared prefix backward with the gradients of its networks."""
+        """Run the shared prefix backward with the gradients of its networks, and release its graph."""
         if self._start.x.requires_grad:
             self._prefix_end.x.backward(self._start.x.grad)  # type: ignore[no-untyped-call]
+        del self._prefix_end
 
     def network(self, task: NetworkTask, images: Tensor, labels: Tensor, target: Tensors) -> Tensors:
         """Run a network forward and backward; return the values of its terms with their total, and logits."""
