@@ -42,10 +42,17 @@ class Slice:
     hidden: int | None = None  # channels inside a bottleneck, features inside an MLP
     heads: int | None = None
     head_dim: int | None = None
+    groups: tuple[int, ...] | None = None  # widths of the channel groups of a converted network
 
     def __post_init__(self) -> None:
+        if self.groups is not None:
+            object.__setattr__(self, "groups", tuple(self.groups))  # a list where it was read from JSON
+            if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.groups):
+                raise DsnetError(f"groups of a slice must be positive integers, not {shorten(self.groups)}")
         for f in fields(self):
             size = getattr(self, f.name)
+            if f.name == "groups":
+                continue
             minimum = 0 if f.name == "padding" else 1
             if size is None and f.default is None:
                 continue
@@ -56,7 +63,11 @@ class Slice:
 
     def __str__(self) -> str:
         sizes = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return " ".join(f"{name}={size}" for name, size in sizes if size is not None)
+        return " ".join(
+            f"{name}={','.join(map(str, size)) if isinstance(size, tuple) else size}"
+            for name, size in sizes
+            if size is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,31 @@ attention belongs to the supernet's weights, the routing head to the router: a p
 run it. A gate with a routing head computes in float32 or better, whatever the precision around it.
 """
 
-from dsnet.gate.inference import InferenceGate, SingleRouteInferenceGate, is_channel_attention, scalar_scores
-from dsnet.gate.trainable import Gate, GateEncoding, HeadForm, RoutingHead, SingleRouteGate, attention_width
+from dsnet.gate.inference import (
+    InferenceGate,
+    RoutingInferenceGate,
+    SingleRouteInferenceGate,
+    is_channel_attention,
+    scalar_scores,
+)
+from dsnet.gate.trainable import (
+    Gate,
+    GateEncoding,
+    HeadForm,
+    RoutingGate,
+    RoutingHead,
+    SingleRouteGate,
+    attention_width,
+)
 
 __all__ = [
     "Gate",
     "GateEncoding",
     "HeadForm",
     "InferenceGate",
+    "RoutingGate",
     "RoutingHead",
+    "RoutingInferenceGate",
     "SingleRouteGate",
     "SingleRouteInferenceGate",
     "attention_width",

@@ -12,6 +12,7 @@ from dsnet.slicing.static import traced
 
 __all__ = [
     "InferenceGate",
+    "RoutingInferenceGate",
     "SingleRouteInferenceGate",
     "channel_attention",
     "is_channel_attention",
@@ -74,6 +75,27 @@ class InferenceGate(nn.Module):
         """Run a layer and its activation; a fused gate overrides this."""
         y: Tensor = layer(x)
         return F.relu(y) if act == "relu" else y
+
+
+class RoutingInferenceGate(nn.Module):
+    """A gate without channel attention that scores its choices in float32 or better.
+
+    Args:
+        first: First layer of the routing head.
+        last: Last layer of the routing head.
+        routes: Number of routes of a scalar head; None if the head has one score for each choice.
+    """
+
+    def __init__(self, first: nn.Linear, last: nn.Linear, *, routes: int | None) -> None:
+        super().__init__()
+        self.first, self.last, self.routes = first, last, routes
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features [B, C, H, W] and scores [B, choices]."""
+        scores = self.last(F.relu(self.first(x.mean((2, 3), dtype=self.first.weight.dtype))))
+        if self.routes is not None:
+            scores = scalar_scores(scores.sigmoid(), self.routes)
+        return x, scores
 
 
 class SingleRouteInferenceGate(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Unpack, cast
 
 import torch
@@ -13,12 +13,18 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
-from dsnet.gate.inference import InferenceGate, SingleRouteInferenceGate, channel_attention, scalar_scores
+from dsnet.gate.inference import (
+    InferenceGate,
+    RoutingInferenceGate,
+    SingleRouteInferenceGate,
+    channel_attention,
+    scalar_scores,
+)
 from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.parameters import Factory
 
-__all__ = ["Gate", "GateEncoding", "HeadForm", "RoutingHead", "SingleRouteGate", "attention_width"]
+__all__ = ["Gate", "GateEncoding", "HeadForm", "RoutingGate", "RoutingHead", "SingleRouteGate", "attention_width"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +247,77 @@ class Gate(nn.Module):
             routing.last.extract(routing.last.in_features, routing.last.out_features),
             None if routing.first is None else routing.first.extract(channels, routing.first.out_features),
             routes=len(routing.choices) if routing.form.kind == "scalar" else None,
+        )
+
+
+class RoutingGate(Gate):
+    """A gate without channel attention: features pass unchanged, the routing head has its own first layer.
+
+    Args:
+        channels: Channels of the input at full width.
+        choices: Numbers of the choices that the routing head scores.
+        form: Form of the routing head; its first layer is separate in any case.
+        **factory: ``device`` and ``dtype``.
+
+    Examples:
+        >>> gate = RoutingGate(16, choices=(0, 1))
+        >>> x, encoding = gate(torch.zeros(2, 16, 4, 4))
+        >>> gate.score(encoding).shape
+        torch.Size([2, 2])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        choices: tuple[int, ...],
+        form: HeadForm = HeadForm(),  # noqa: B008  (a frozen value)
+        **factory: Unpack[Factory],
+    ) -> None:
+        nn.Module.__init__(self)
+        hidden = attention_width(channels, routing=True)
+        self.channels = channels
+        self.routing = RoutingHead(channels, hidden, choices, replace(form, separate=True), **factory)
+
+    def forward(self, x: Tensor, *, batch_invariant: bool = False) -> tuple[Tensor, GateEncoding]:
+        """Return features [B, C, H, W] as they are, and the encoding that `score` takes."""
+        pooled = x.mean((2, 3), dtype=SF.at_least_float32(x.dtype))
+        return x, GateEncoding(pooled, pooled.new_empty(len(x), 0))
+
+    def replace_routing(
+        self,
+        choices: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        *,
+        form: HeadForm | None = None,
+    ) -> None:
+        """Replace the routing head by an untrained one for ``choices`` (default form: that of the old)."""
+        weight = self._routing().last.weight
+        device = weight.device if generator is None else generator.device
+        form = self.form if form is None else form
+        new = RoutingGate(self.channels, choices=choices, form=form, device=device, dtype=weight.dtype)
+        for layer in new.modules():
+            if isinstance(layer, SlicedLinear):
+                layer.reset_parameters(generator)
+        self.routing = new._routing().to(weight.device)
+
+    def cost(self, shape: Shape) -> Cost:
+        """Compute the cost on an input of this shape, which is also that of the output."""
+        return Cost(pools=shape.channels * shape.area) + self._routing().cost(shape.channels)
+
+    def extract(self, channels: int) -> nn.Module:
+        """Return the identity."""
+        return nn.Identity()
+
+    def extract_with_routing(self, channels: int) -> nn.Module:
+        """Extract the stand-alone gate: features → (the same features, scores)."""
+        first, last = (
+            cast(SlicedLinear, layer) for layer in (self._routing().first, self._routing().last)
+        )
+        return RoutingInferenceGate(
+            first.extract(channels, first.out_features),
+            last.extract(last.in_features, last.out_features),
+            routes=len(self.choices) if self.form.kind == "scalar" else None,
         )
 
 

@@ -23,6 +23,7 @@ class InputSpec:
         stride: Both sides must be multiples of it.
         smallest: Both sides must be at least this long (0: one stride).
         channels: Number of channels.
+        fixed: Whether ``image_size`` is the only possible side.
 
     Examples:
         >>> InputSpec(image_size=224, stride=32).shape((160, 192))
@@ -33,9 +34,15 @@ class InputSpec:
     stride: int
     smallest: int = 0
     channels: int = 3
+    fixed: bool = False
 
     def check(self, height: int, width: int) -> None:
         """Raise an error that names the nearest possible size, unless this one is."""
+        if self.fixed and (height, width) != (self.image_size, self.image_size):
+            raise DsnetError(
+                f"image size {height} × {width} does not run: this network takes {self.image_size} × "
+                f"{self.image_size} only"
+            )
         nearest = (self._nearest(height), self._nearest(width))
         if nearest != (height, width):
             raise DsnetError(

@@ -109,6 +109,7 @@ class Supernet(nn.Module, ABC):
 
     gated_mode = Mode(batch_invariant=True)  # of passes in which gates decide
     drops_everywhere = False  # apply stochastic depth and dropout to all routes, not only to the largest
+    gate_type: type[Gate] = Gate
     gate_weights: Mapping[str, tuple[float, float, float]] = MappingProxyType({})
     """Weights (CLS, CP, SGS) of Stage II's losses by the name of a space, where they differ by space."""
 
@@ -131,7 +132,7 @@ class Supernet(nn.Module, ABC):
         self.slice_table, self.bn_key, self._space = slices, bn_key, space
         self.input_spec = replace(input_spec, channels=options.in_channels)
         self.gates = nn.ModuleList(
-            Gate(width, choices=choices, form=options.head_form(), **factory)
+            self.gate_type(width, choices=choices, form=options.head_form(), **factory)
             if len(space) > 1
             else SingleRouteGate()
             for width, choices in zip(gate_widths, space.choices, strict=True)

@@ -29,6 +29,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "pointwise",
+    "prefers_product",
     "slice_filters",
     "slice_head_features",
     "slice_window",
@@ -215,12 +216,12 @@ def conv2d(
     """
     filters, bias, used = slice_filters(weight, bias, x.shape[1], out, groups=groups, per_group=per_group)
     window = slice_window(filters, kernel, dilation)
-    if window.shape[-1] == 1 and stride == 1 and padding == 0 and groups == 1 and _prefers_product(x):
+    if window.shape[-1] == 1 and stride == 1 and padding == 0 and groups == 1 and prefers_product(x):
         return pointwise(x, window, bias)
     return F.conv2d(x, window, bias, stride, padding, dilation, used)
 
 
-def _prefers_product(x: Tensor) -> bool:
+def prefers_product(x: Tensor) -> bool:
     """Tell whether a 1 × 1 convolution of ``x`` is faster as a matrix product.
 
     Convolution kernels copy a weight that is not contiguous in each call, matrix products do not. By

@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError
-from dsnet.gate import InferenceGate
+from dsnet.gate import InferenceGate, RoutingInferenceGate
 from dsnet.models import Supernet
 from dsnet.models.blocks import Step, run_steps
 from dsnet.runtime.partition.per_image_norm import Affine, by_history
@@ -283,7 +283,7 @@ def in_precision(module: nn.Module, precision: torch.dtype | None) -> nn.Module:
     module.requires_grad_(False)
     if precision is None:
         return module
-    gates = [child for child in module.modules() if isinstance(child, InferenceGate)]
+    gates = [child for child in module.modules() if isinstance(child, InferenceGate | RoutingInferenceGate)]
     kept = [next(gate.parameters()).dtype for gate in gates]
     tables = {child: child.table for child in module.modules() if isinstance(child, Affine)}
     module.to(precision)

@@ -1,0 +1,12 @@
+"""Convert trained networks of other origin, such as timm's, into supernets.
+
+A network is traced (`tracing`), its channels are grouped (`axes`, `analysis`), the graph is cut into a chain
+of blocks (`chain`), and each block becomes a graph that runs with slices of its weights (`layers`, `blocks`).
+"""
+
+from dsnet.models.convert.api import convert
+from dsnet.models.convert.network import ConvertedNetwork
+from dsnet.models.convert.options import ConvertOptions
+from dsnet.models.convert.report import Conversion, GroupReport
+
+__all__ = ["Conversion", "ConvertOptions", "ConvertedNetwork", "GroupReport", "convert"]

@@ -1,0 +1,643 @@
+"""Find the groups of channels of a traced network, operation by operation.
+
+Each rule says how the axes of an operation's output follow from those of its inputs, and which sizes in its
+arguments depend on them. An operation without a rule keeps the channels that it reads whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from dsnet.errors import DsnetError
+from dsnet.models.convert.axes import (
+    Axis,
+    Group,
+    axis_of,
+    axis_size,
+    keep_whole,
+    reshape_axes,
+    resolve,
+    split_axis,
+    unify,
+)
+from dsnet.models.convert.tracing import TracedGraph, value_of
+
+__all__ = ["Analysis", "Layer", "analyse"]
+
+Axes = list[Axis]  # of a tensor, one for each dimension
+
+
+class Layer(NamedTuple):
+    """A layer with weights.
+
+    Attributes:
+        kind: ``conv``, ``linear``, ``batch_norm``, ``layer_norm``, ``group_norm`` or ``whole``.
+        name: Name of the module that owns the weights.
+        tensors: Names of its weights in the network by role (``weight``, ``bias``, ``mean``, ``var``).
+        settings: Arguments that are no tensors.
+        groups: The axis of the number of groups of a grouped convolution or group norm.
+    """
+
+    kind: str
+    name: str
+    tensors: dict[str, str]
+    settings: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+    groups: Axis | None = None
+
+
+@dataclass
+class Analysis:
+    """What is known about a traced network.
+
+    Attributes:
+        traced: The network.
+        axes: Axes of each node with a tensor; a list of them for nodes with several tensors.
+        weights: Axes of each weight, by name.
+        layers: The layer of each node that has one.
+        sizes: Axes that an argument of a node must follow, by node: where a reshape has an axis with groups,
+            its size depends on the route.
+    """
+
+    traced: TracedGraph
+    axes: dict[fx.Node, Any] = field(default_factory=dict)
+    weights: dict[str, Axes] = field(default_factory=dict)
+    layers: dict[fx.Node, Layer] = field(default_factory=dict)
+    sizes: dict[fx.Node, list[Axis]] = field(default_factory=dict)
+
+    def weight(self, name: str, axes: Axes) -> None:
+        """Set the axes of a weight, or unify them with those known."""
+        if name in self.weights:
+            for known, axis in zip(self.weights[name], axes, strict=True):
+                unify(known, axis)
+        else:
+            self.weights[name] = axes
+
+    def of(self, node: Any) -> Axes:  # noqa: ANN401
+        """Return the axes of an argument: of a tensor in the graph, or none for a number."""
+        if not isinstance(node, fx.Node):
+            return []
+        if node not in self.axes:  # a size, or a weight that no rule has read yet
+            self.axes[node] = self._initial(node)
+        axes: Axes = self.axes[node]
+        return axes
+
+    def _initial(self, node: fx.Node) -> Axes:
+        value = value_of(node)
+        if not isinstance(value, Tensor):
+            return []
+        if node.op == "get_attr" and value.is_floating_point():
+            axes = [axis_of(Group(size)) for size in value.shape]
+            self.weight(str(node.target), axes)
+            return self.weights[str(node.target)]
+        return whole_axes(value)  # of indices, masks and other constants
+
+
+def whole_axes(value: Tensor) -> Axes:
+    """Return axes without groups."""
+    return [axis_of(size) for size in value.shape]
+
+
+class Call(NamedTuple):
+    """An operation with its arguments by name."""
+
+    analysis: Analysis
+    node: fx.Node
+    args: dict[str, Any]
+    module: str | None  # name of the module that the node calls
+
+    def axes(self, name: str) -> Axes:
+        """Return the axes of a tensor argument."""
+        return self.analysis.of(self.args[name])
+
+    def layer(self, kind: str, *roles: str, groups: Axis | None = None, **settings: Any) -> None:  # noqa: ANN401
+        """Record a layer; ``roles`` are the arguments that are weights."""
+        tensors: dict[str, str] = {}
+        for role in roles:
+            value = self.args.get(role)
+            if isinstance(value, fx.Node):
+                tensors[role] = str(value.target)
+            elif isinstance(value, str):
+                tensors[role] = value
+        owner = self.module or next(iter(tensors.values())).rpartition(".")[0] or self.node.name
+        self.analysis.layers[self.node] = Layer(kind, owner, tensors, settings, groups)
+
+    def tensor(self, role: str, axes: Axes) -> None:
+        """Set the axes of a weight, which is a node of the graph or a name in the network."""
+        value = self.args.get(role)
+        if isinstance(value, fx.Node):
+            value = str(value.target)
+        if isinstance(value, str):
+            self.analysis.weight(value, axes)
+
+    @property
+    def result(self) -> Tensor:
+        """The value for the example."""
+        value: Tensor = value_of(self.node)
+        return value
+
+
+Rule = Callable[[Call], Any]
+RULES: dict[str, tuple[Rule, inspect.Signature]] = {}
+
+
+def rule(*names: str, arguments: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operations, with the names of their arguments (``name=default`` where optional)."""
+    signature = inspect.signature(eval(f"lambda {arguments}, **_: None"))  # noqa: S307
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, (function, signature)))
+        return function
+
+    return register
+
+
+# --- layers ---------------------------------------------------------------------------------------------
+@rule("conv2d", arguments="input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, mode='zeros'")
+def _conv(call: Call) -> Axes:
+    axes, groups = call.axes("input"), int(call.args["groups"])
+    out, per_group, *window = _shape(call, "weight")
+    channels = axis_size(axes[1])
+    settings = {key: call.args[key] for key in ("stride", "padding", "dilation", "mode")}
+    fixed = [axis_of(size) for size in window]
+    if groups == 1:
+        output, inner, number = axis_of(Group(out)), axes[1], None
+    elif groups == channels == out:  # depthwise
+        output, inner, number = axes[1], axis_of(1), axes[1]
+    else:
+        outer, inner = _groups(axes[1], groups)
+        number = outer
+        (terms,) = outer if len(outer) == 1 else (None,)
+        if terms is None:
+            keep_whole(outer, "several groups of channels are grouped by one convolution")
+            terms = (groups,)
+            number = axis_of(groups)
+        keep_whole(inner, "")
+        output = ((*terms, out // groups),)
+    call.tensor("weight", [output, inner, *fixed])
+    call.tensor("bias", [output])
+    call.layer("conv", "weight", "bias", groups=number, **settings)
+    return [axes[0], output, *whole_axes(call.result)[2:]]
+
+
+def _groups(axis: Axis, groups: int) -> tuple[Axis, Axis]:
+    """Split the channels of a grouped operation into the number of groups and the channels of each."""
+    outer, inner = reshape_axes([axis], [groups, axis_size(axis) // groups])
+    return outer, inner
+
+
+def _shape(call: Call, role: str) -> tuple[int, ...]:
+    value = call.args[role]
+    if isinstance(value, str):
+        tensor: Any = call.analysis.traced.root
+        for part in value.split("."):
+            tensor = getattr(tensor, part)
+        return tuple(tensor.shape)
+    return tuple(value_of(value).shape)
+
+
+@rule("linear", arguments="input, weight, bias=None")
+def _linear(call: Call) -> Axes:
+    axes = call.axes("input")
+    output = axis_of(Group(_shape(call, "weight")[0]))
+    call.tensor("weight", [output, axes[-1]])
+    call.tensor("bias", [output])
+    call.layer("linear", "weight", "bias")
+    return [*axes[:-1], output]
+
+
+@rule(
+    "batch_norm",
+    arguments="input, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5",
+)
+def _batch_norm(call: Call) -> Axes:
+    axes = call.axes("input")
+    if len(axes) != 4 or any(call.args[role] is None for role in ("mean", "var", "weight", "bias")):
+        return _unknown(call)  # of vectors, or without statistics
+    for role in ("weight", "bias", "mean", "var"):
+        call.tensor(role, [axes[1]])
+    call.layer("batch_norm", "weight", "bias", "mean", "var", eps=call.args["eps"], momentum=call.args["momentum"])
+    return axes
+
+
+@rule("layer_norm", arguments="input, normalized_shape, weight=None, bias=None, eps=1e-5")
+def _layer_norm(call: Call) -> Axes:
+    axes = call.axes("input")
+    shape = call.args["normalized_shape"]
+    if not isinstance(shape, int) and len(shape) > 1:
+        for axis in axes[-len(shape) :]:
+            keep_whole(axis, "a layer norm covers several dimensions")
+    for role in ("weight", "bias"):
+        call.tensor(role, axes[-1 if isinstance(shape, int) else -len(shape) :])
+    call.layer("layer_norm", "weight", "bias", eps=call.args["eps"])
+    return axes
+
+
+@rule("group_norm", arguments="input, num_groups, weight=None, bias=None, eps=1e-5")
+def _group_norm(call: Call) -> Axes:
+    axes, groups = call.axes("input"), int(call.args["num_groups"])
+    if groups == 1:
+        number = axis_of(1)
+    else:
+        number, inner = _groups(axes[1], groups)
+        keep_whole(inner, "")
+    for role in ("weight", "bias"):
+        call.tensor(role, [axes[1]])
+    call.layer("group_norm", "weight", "bias", groups=number, eps=call.args["eps"])
+    return axes
+
+
+# --- element by element ---------------------------------------------------------------------------------
+UNARY = (
+    "relu relu6 silu gelu gelu_tanh sigmoid hardswish hardsigmoid tanh hardtanh elu leaky_relu mish softplus "
+    "dropout dropout1d dropout2d alpha_dropout identity contiguous clone float half to type_as clamp "
+    "clamp_min clamp_max exp log sqrt rsqrt abs neg pow detach quick_gelu selu celu logsigmoid softsign "
+    "hardshrink tanhshrink relu_ relu6_ silu_ sigmoid_ hardswish_ hardsigmoid_ tanh_ elu_ leaky_relu_ mish_ "
+    "clamp_ stochastic_depth drop_path roll"
+)
+
+
+@rule(*UNARY.split(), arguments="input, *rest")
+def _unary(call: Call) -> Axes:
+    axes = call.axes("input")
+    if len(call.result.shape) != len(axes) or tuple(call.result.shape) != tuple(map(axis_size, axes)):
+        return _unknown(call)
+    return axes
+
+
+@rule("prelu", arguments="input, weight")
+def _prelu(call: Call) -> Axes:
+    axes = call.axes("input")
+    if axis_size(call.axes("weight")[0]) > 1:
+        unify(call.axes("weight")[0], axes[1])
+    return axes
+
+
+@rule("softmax", "log_softmax", "normalize", arguments="input, dim=-1, *rest")
+def _softmax(call: Call) -> Axes:
+    axes = call.axes("input")
+    keep_whole(axes[int(call.args["dim"])], "it is normalised as a whole")
+    return axes
+
+
+BINARY = "add sub mul div truediv add_ sub_ mul_ div_ iadd isub imul itruediv maximum minimum addcmul where"
+
+
+@rule(*BINARY.split(), arguments="input, other=None, third=None")
+def _binary(call: Call) -> Axes:
+    operands = [call.args[name] for name in ("input", "other", "third")]
+    return _broadcast(call, [node for node in operands if isinstance(node, fx.Node)])
+
+
+def _broadcast(call: Call, nodes: Sequence[fx.Node]) -> Axes:
+    tensors = [node for node in nodes if isinstance(value_of(node), Tensor)]
+    shape = call.result.shape
+    activations = [n for n in tensors if n.op != "get_attr" and value_of(n).shape == shape]
+    adds = _operation(call.analysis, call.node)[0].strip("_") in ("add", "iadd") and len(activations) > 1
+    result: Axes = []
+    for dim in range(-len(shape), 0):
+        found = [call.analysis.of(n)[dim] for n in tensors if value_of(n).ndim >= -dim]
+        wide = [axis for axis in found if axis_size(axis) == shape[dim]]
+        for other in wide[1:]:
+            unify(wide[0], other, summed=adds and shape[dim] > 1)
+        result.append(wide[0])
+    return result
+
+
+# --- pooling and resizing of maps -----------------------------------------------------------------------
+POOLS = "max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d interpolate upsample"
+
+
+@rule(*POOLS.split(), arguments="input, *rest")
+def _pool(call: Call) -> Axes:
+    axes = call.axes("input")
+    return [*axes[:2], *whole_axes(call.result)[2:]]
+
+
+@rule("mean", "sum", "amax", "amin", arguments="input, dim=None, keepdim=False, *rest")
+def _reduce(call: Call) -> Axes:
+    axes, dims = call.axes("input"), call.args["dim"]
+    if dims is None:
+        dims = range(len(axes))
+    dims = {int(dim) % len(axes) for dim in ([dims] if isinstance(dims, int) else dims)}
+    for dim in dims:
+        keep_whole(axes[dim], "a sum or a mean covers it")
+    keep = bool(call.args["keepdim"])
+    return [axis_of(1) if i in dims else axis for i, axis in enumerate(axes) if keep or i not in dims]
+
+
+@rule("pad", arguments="input, pad, *rest")
+def _pad(call: Call) -> Axes:
+    axes, before = call.axes("input"), value_of(call.args["input"]).shape
+    result = []
+    for axis, old, new in zip(axes, before, call.result.shape, strict=True):
+        if old != new:
+            keep_whole(axis, "it is padded")
+        result.append(axis if old == new else axis_of(new))
+    return result
+
+
+# --- shapes ---------------------------------------------------------------------------------------------
+@rule("reshape", "view", "unflatten", arguments="input, *rest")
+@rule("flatten", arguments="input, start_dim=0, end_dim=-1")
+def _reshape(call: Call) -> Axes:
+    shape = tuple(call.result.shape)
+    axes = reshape_axes(call.axes("input"), shape)
+    call.analysis.sizes[call.node] = axes
+    return axes
+
+
+@rule("permute", arguments="input, *dims")
+def _permute(call: Call) -> Axes:
+    dims = call.args["dims"]
+    dims = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+    axes = call.axes("input")
+    return [axes[int(dim)] for dim in dims]
+
+
+@rule("transpose", "swapaxes", arguments="input, dim0, dim1")
+def _transpose(call: Call) -> Axes:
+    axes = list(call.axes("input"))
+    first, second = int(call.args["dim0"]), int(call.args["dim1"])
+    axes[first], axes[second] = axes[second], axes[first]
+    return axes
+
+
+@rule("t", arguments="input")
+def _t(call: Call) -> Axes:
+    return call.axes("input")[::-1]
+
+
+@rule("squeeze", arguments="input, dim=None")
+def _squeeze(call: Call) -> Axes:
+    axes, dims = call.axes("input"), call.args["dim"]
+    drop = range(len(axes)) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {int(dim) % len(axes) for dim in drop}
+    return [axis for i, axis in enumerate(axes) if i not in gone or axis_size(axis) != 1]
+
+
+@rule("unsqueeze", arguments="input, dim")
+def _unsqueeze(call: Call) -> Axes:
+    axes = list(call.axes("input"))
+    axes.insert(int(call.args["dim"]) % (len(axes) + 1), axis_of(1))
+    return axes
+
+
+@rule("expand", "expand_as", arguments="input, *sizes")
+def _expand(call: Call) -> Axes:
+    axes, shape = call.axes("input"), call.result.shape
+    axes = [axis_of(1)] * (len(shape) - len(axes)) + axes
+    result = [axis if axis_size(axis) == n else axis_of(n) for axis, n in zip(axes, shape, strict=True)]
+    call.analysis.sizes[call.node] = result
+    return result
+
+
+# --- parts and concatenation ----------------------------------------------------------------------------
+@rule("cat", "concat", arguments="tensors, dim=0")
+def _cat(call: Call) -> Axes:
+    tensors, dim = list(call.args["tensors"]), int(call.args["dim"])
+    every = [call.analysis.of(node) for node in tensors]
+    dim %= len(every[0])
+    result = list(every[0])
+    for axes in every[1:]:
+        for i, axis in enumerate(axes):
+            if i != dim:
+                unify(result[i], axis)
+    result[dim] = tuple(term for axes in every for term in resolve(axes[dim]))
+    return result
+
+
+@rule("chunk", "split", "unbind", arguments="input, size=None, dim=0")
+def _split(call: Call) -> Any:  # noqa: ANN401
+    axes, parts = call.axes("input"), value_of(call.node)
+    name = _operation(call.analysis, call.node)[0]
+    dim = call.args["dim"] if name != "unbind" else (call.args["size"] or call.args["dim"])
+    dim = int(dim) % len(axes)
+    others = [*axes[:dim], *axes[dim + 1 :]]
+    if name == "unbind":
+        keep_whole(axes[dim], "")
+        return [others] * len(parts)
+    divided = split_axis(axes[dim], [part.shape[dim] for part in parts])
+    if divided is None:
+        keep_whole(axes[dim], "its parts do not fit its groups")
+        divided = [axis_of(part.shape[dim]) for part in parts]
+    call.analysis.sizes[call.node] = divided
+    return [[*axes[:dim], part, *axes[dim + 1 :]] for part in divided]
+
+
+@rule("getitem", arguments="input, index")
+def _getitem(call: Call) -> Any:  # noqa: ANN401
+    source, index = call.args["input"], call.args["index"]
+    if not isinstance(value_of(source), Tensor):  # one of several tensors
+        return call.analysis.axes[source][index] if isinstance(value_of(call.node), Tensor) else []
+    axes, result = call.axes("input"), []
+    if isinstance(index, fx.Node) and isinstance(value_of(index), Tensor) and not value_of(index).is_floating_point():
+        keep_whole(axes[0], "")  # a table that is looked up
+        return [*whole_axes(value_of(index)), *axes[1:]]
+    items = list(index) if isinstance(index, tuple | list) else [index]
+    if any(not isinstance(i, int | slice | type(...) | None) or isinstance(i, bool) for i in items):
+        return _unknown(call)
+    if ... in items:
+        position = items.index(...)
+        used = sum(item is not None for item in items) - 1
+        items[position : position + 1] = [slice(None)] * (len(axes) - used)
+    items += [slice(None)] * (len(axes) - sum(item is not None for item in items))
+    rest = iter(axes)
+    shape = iter(call.result.shape)
+    for item in items:
+        if item is None:
+            result.append(axis_of(next(shape)))
+            continue
+        axis = next(rest)
+        if isinstance(item, int):
+            keep_whole(axis, "single channels of it are used")
+            continue
+        size = next(shape)
+        if item != slice(None) and size != axis_size(axis):
+            keep_whole(axis, "a part of it is used")
+            axis = axis_of(size)
+        result.append(axis)
+    return result
+
+
+# --- products -------------------------------------------------------------------------------------------
+@rule("matmul", "bmm", arguments="input, other")
+def _matmul(call: Call) -> Axes:
+    first, second = call.axes("input"), call.axes("other")
+    if min(len(first), len(second)) < 2:
+        return _unknown(call)
+    unify(first[-1], second[-2])
+    keep_whole(first[-1], "features of a head")
+    keep_whole(second[-1], "features of a head")
+    for dim in range(3, min(len(first), len(second)) + 1):
+        if axis_size(first[-dim]) == axis_size(second[-dim]):
+            unify(first[-dim], second[-dim])
+    longer = first if len(first) >= len(second) else second
+    return [*longer[:-2], first[-2], second[-1]]
+
+
+@rule("scaled_dot_product_attention", arguments="query, key, value, attn_mask=None, *rest")
+def _attention(call: Call) -> Axes:
+    query, key, value = (call.axes(name) for name in ("query", "key", "value"))
+    for other in (key, value):
+        for dim in range(len(query) - 2):
+            unify(query[dim], other[dim])
+    unify(query[-1], key[-1])
+    for axes in (query, value):
+        keep_whole(axes[-1], "features of a head")
+    mask = call.args["attn_mask"]
+    if isinstance(mask, fx.Node):
+        for dim, axis in enumerate(reversed(call.axes("attn_mask"))):
+            if dim >= 2 and axis_size(axis) > 1:
+                unify(axis, query[-1 - dim])
+    return [*query[:-1], value[-1]]
+
+
+# --- everything -----------------------------------------------------------------------------------------
+def _unknown(call: Call) -> Any:  # noqa: ANN401
+    """Keep whole what an operation without a rule reads; its output has no groups."""
+    name, _, _ = _operation(call.analysis, call.node)
+    for node in call.node.all_input_nodes:
+        known = call.analysis.of(node)
+        if known and isinstance(known[0], list):
+            known = [axis for axes in known for axis in axes]
+        for axis in known:
+            keep_whole(axis, f"{name} cannot be sliced")
+    if call.module is not None and any(True for _ in _module(call.analysis, call.node).parameters()):
+        call.analysis.layers[call.node] = Layer("whole", call.module, {})
+    value = value_of(call.node)
+    if isinstance(value, Tensor):
+        return whole_axes(value)
+    if isinstance(value, tuple | list):
+        return [whole_axes(item) if isinstance(item, Tensor) else [] for item in value]
+    return []
+
+
+def _module(analysis: Analysis, node: fx.Node) -> nn.Module:
+    return analysis.traced.root.get_submodule(str(node.target))
+
+
+DISPATCHED = {  # these functions are wrappers without a name of their own
+    F.max_pool2d: "max_pool2d",
+    F.adaptive_max_pool2d: "adaptive_max_pool2d",
+}
+ALIASES = {
+    "avgpool2d": "avg_pool2d",
+    "maxpool2d": "max_pool2d",
+    "adaptiveavgpool2d": "adaptive_avg_pool2d",
+    "adaptivemaxpool2d": "adaptive_max_pool2d",
+    "leakyrelu": "leaky_relu",
+    "zeropad2d": "pad",
+    "upsamplingnearest2d": "upsample",
+    "upsamplingbilinear2d": "upsample",
+}
+
+
+def _operation(analysis: Analysis, node: fx.Node) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Return the name of a node's operation and its arguments, those of a module's layer included."""
+    if node.op == "call_module":
+        module = _module(analysis, node)
+        return _of_module(str(node.target), module, node.args, dict(node.kwargs))
+    if node.op == "call_method":
+        return str(node.target), node.args, dict(node.kwargs)
+    target: Any = node.target
+    name = DISPATCHED.get(target) or getattr(target, "__name__", type(target).__name__)
+    return name.lstrip("_"), node.args, dict(node.kwargs)
+
+
+def _of_module(
+    name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    def tensors(**roles: str) -> dict[str, Any]:
+        return {k: f"{name}.{v}" if getattr(module, v, None) is not None else None for k, v in roles.items()}
+
+    both = tensors(weight="weight", bias="bias")
+    if type(module) is nn.Conv2d:
+        keys = ("stride", "padding", "dilation", "groups")
+        settings = {key: getattr(module, key) for key in keys} | {"mode": module.padding_mode}
+        return "conv2d", args, {**kwargs, **both, **settings}
+    if isinstance(module, nn.Linear):
+        return "linear", args, {**kwargs, **both}
+    if type(module) is nn.BatchNorm2d:
+        statistics = tensors(mean="running_mean", var="running_var")
+        return "batch_norm", args, {**both, **statistics, "eps": module.eps, "momentum": module.momentum}
+    if type(module) is nn.LayerNorm:
+        return "layer_norm", args, {**both, "normalized_shape": module.normalized_shape, "eps": module.eps}
+    if type(module) is nn.GroupNorm:
+        return "group_norm", args, {**both, "num_groups": module.num_groups, "eps": module.eps}
+    if isinstance(module, nn.Flatten):
+        return "flatten", args, {"start_dim": module.start_dim, "end_dim": module.end_dim}
+    if isinstance(module, nn.Softmax | nn.LogSoftmax):
+        return "softmax", args, {"dim": module.dim}
+    kind = type(module).__name__.lower()
+    return ALIASES.get(kind, kind), args, kwargs
+
+
+def _bind(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = {"x": "input", "self": "input", "running_mean": "mean", "running_var": "var", "axis": "dim",
+             "split_size": "size", "split_size_or_sections": "size", "chunks": "size"}  # fmt: skip
+    bound = signature.bind(*args, **{names.get(key, key): value for key, value in kwargs.items()})
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def analyse(traced: TracedGraph) -> Analysis:
+    """Find the axes of all tensors and weights of a traced network.
+
+    Raises:
+        DsnetError: A weight is used by two layers.
+    """
+    analysis = Analysis(traced)
+    for node in traced.graph.nodes:
+        if node.op in ("output", "get_attr"):
+            continue
+        if node.op == "placeholder":
+            analysis.axes[node] = whole_axes(value_of(node))
+            continue
+        name, args, kwargs = _operation(analysis, node)
+        module = str(node.target) if node.op == "call_module" else None
+        function, signature = RULES.get(name, (None, None))
+        if name == "size" or not isinstance(value_of(node), Tensor | tuple | list):
+            continue
+        if function is None or signature is None:
+            analysis.axes[node] = _unknown(Call(analysis, node, {}, module))
+            continue
+        try:
+            call = Call(analysis, node, _bind(signature, args, kwargs), module)
+        except TypeError:  # an unusual form of the call
+            analysis.axes[node] = _unknown(Call(analysis, node, {}, module))
+            continue
+        analysis.axes[node] = function(call)
+    for axis in analysis.of(traced.output):
+        keep_whole(axis, "classes")
+    _check_shared(analysis)
+    _keep_alternating(analysis)
+    return analysis
+
+
+def _check_shared(analysis: Analysis) -> None:
+    """Raise if a weight has two users: sliced for one, it would be sliced for the other."""
+    users: dict[str, str] = {}
+    for node, layer in analysis.layers.items():
+        for name in layer.tensors.values():
+            if name in users:
+                raise DsnetError(
+                    f"the weight {name} is used twice (nodes {users[name]} and {node.name}): shared modules cannot "
+                    "be sliced. Give each place a module of its own, for example by copy.deepcopy"
+                )
+            users[name] = node.name
+
+
+def _keep_alternating(analysis: Analysis) -> None:
+    """Keep whole what a batch norm could not slice from the front, since it updates its statistics in place."""
+    for layer in analysis.layers.values():
+        if layer.kind == "batch_norm":
+            axis = resolve(analysis.weights[layer.tensors["mean"]][0])
+            inner = (factor for factor in axis[0][1:] if isinstance(factor, Group))
+            if len(axis) > 1 or any(group.reason is None for group in inner):
+                keep_whole(axis, "a batch norm reads it beside other channels")
