@@ -58,7 +58,14 @@ def _normalisation(minimum: int, maximum: int) -> dict[str, Kind]:
 
 # --- checkpoint.json ---------------------------------------------------------------------------------
 _OPTIONAL_SIZES = ("kernel?", "padding?", "hidden?", "heads?", "head_dim?")
-_SLICE = record({"width": _SIZE, "depth?": _SIZE, **dict.fromkeys(_OPTIONAL_SIZES, maybe(_INDEX))})
+_SLICE = record(
+    {
+        "width": _SIZE,
+        "depth?": _SIZE,
+        **dict.fromkeys(_OPTIONAL_SIZES, maybe(_INDEX)),
+        "groups?": items(_SIZE, 1, LARGE),
+    }
+)
 _ROUTE = record(
     {"space": text(), "number": _INDEX, "choices": items(_INDEX, 1, 64), "stages": items(_SLICE, 1, 256)}
 )

@@ -14,6 +14,7 @@ from dsnet.core.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
 from dsnet.errors import DsnetError, printable, shorten
 from dsnet.gate import HeadForm
 from dsnet.models import Supernet, create_model, list_models
+from dsnet.models.registry import TIMM
 from dsnet.routes import RouteSpace
 
 __all__ = ["build_network", "check_finite", "load_classifier", "load_model", "save_checkpoint"]
@@ -80,7 +81,7 @@ def build_network(checkpoint: Checkpoint) -> Supernet:
 def _skeleton(checkpoint: Checkpoint, device: str | None) -> Supernet:
     """The network with its routing heads, without the saved weights."""
     saved = checkpoint.data["network"]
-    if saved["name"] not in list_models():
+    if saved["name"] not in list_models() and not str(saved["name"]).startswith(TIMM):
         raise DsnetError(
             f"the checkpoint's network {shorten(saved['name'])} is not a registered model; import the module "
             "that registers it first (on the command line: --import MODULE)"

@@ -103,6 +103,20 @@ def register_reference(
     return _register("twin", summary, options)
 
 
+TIMM = "timm:"
+
+
+def _timm_entry(name: str) -> ModelEntry:
+    """Return the entry of a network of timm, which is converted when it is built."""
+    from dsnet.models.convert import sources  # it needs this package
+
+    def build(options: sources.ConvertOptions, factory: Factory) -> nn.Module:
+        return sources.build_timm(name.removeprefix(TIMM), options, factory)
+
+    summary = "a network of timm, converted into a supernet"
+    return ModelEntry(name=name, kind="supernet", summary=summary, options=sources.ConvertOptions, build=build)
+
+
 def list_models(kind: Kind | None = None) -> list[str]:
     """Return the names of the registered models in alphabetical order, supernets first.
 
@@ -120,9 +134,11 @@ def list_models(kind: Kind | None = None) -> list[str]:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """Return the entry of a registered model, or raise an error that lists the models."""
+    """Return the entry of a registered model, or of a network of timm; raise an error that lists the models."""
     if isinstance(name, str) and name in _REGISTRY:
         return _REGISTRY[name]
+    if isinstance(name, str) and name.startswith(TIMM):
+        return _timm_entry(name)
     close = difflib.get_close_matches(str(name), _REGISTRY, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise DsnetError(f"there is no model {shorten(name)}; {hint}possible: {', '.join(list_models())}")
@@ -157,7 +173,7 @@ def create_model(
     """Build a model by name, in eval mode and untrained.
 
     Args:
-        name: A name of `list_models`.
+        name: A name of `list_models`, or ``timm:NAME`` for a network of timm.
         device: Device of the parameters.
         dtype: Precision of the parameters.
         generator: Source of the initial weights (default: torch's global one).
@@ -206,5 +222,5 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None) -> No
     # Children first: a module may adjust what its children drew.
     for module in reversed(list(model.modules())):
         reset = getattr(module, "reset_parameters", None)
-        if reset is not None:
+        if reset is not None and not type(module).__module__.startswith("torch."):  # parts left as they are
             reset(generator)

@@ -25,6 +25,7 @@ from dsnet.data.loading import map_classes
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
+from dsnet.models.convert.sources import load_pretrained, pretrained_channels
 from dsnet.models.loading import save_checkpoint
 from dsnet.routes import Route, evenly_spaced
 from dsnet.slicing import KeyState
@@ -39,7 +40,7 @@ from dsnet.training.results import Images, Outcome, results_of
 from dsnet.training.run_dir import begin, going_on, locked, read_config, write_config
 from dsnet.training.stage1.joint import JointObjective
 from dsnet.training.stage1.task import Stage1Objective, initialise_alone
-from dsnet.training.stage1.teacher import Teacher, load_teacher
+from dsnet.training.stage1.teacher import Channels, Teacher, load_teacher
 from dsnet.training.stage1.views import Views
 from dsnet.training.transfer import channels_of, start_from
 
@@ -108,9 +109,9 @@ def _prepare(
     everything, test = load_data(config, meta)
     train, held_out = split_data(config, everything, callback)
     classes = everything.classes
-    model = build_model(config, len(classes), device)
+    model = build_model(config, len(classes), device, resumed=saved is not None)
     if config.start is None:
-        channels = train.statistics()
+        channels = _normalisation(config, train)
     else:  # a run that is resumed has its weights in its own checkpoint
         channels = channels_of(saved or start_from(model, config.start), config.start, test.size)
     views = Views.of(config, channels, device, rank=ranks.rank, crops_in_workers=train.crops_in_workers)
@@ -151,8 +152,23 @@ def make_objective(
     return Stage1Objective(config, model, views, steps=steps, ranks=ranks, teacher=teacher)
 
 
-def build_model(config: TrainConfig, classes: int, device: torch.device) -> Supernet:
+def _normalisation(config: TrainConfig, images: ImageDataset) -> Channels:
+    """Return the mean and deviation of each channel: given, those of pretrained weights, or the images'."""
+    if config.data.mean is not None and config.data.std is not None:
+        return config.data.mean, config.data.std
+    return (pretrained_channels(config.model) if config.weights is not None else None) or images.statistics()
+
+
+def build_model(
+    config: TrainConfig, classes: int, device: torch.device, *, resumed: bool = False
+) -> Supernet:
     """Build the network of a run with its initial weights.
+
+    Args:
+        config: Settings of the run.
+        classes: Number of classes.
+        device: Device of the network.
+        resumed: Whether a checkpoint replaces the weights, so that none are read.
 
     Raises:
         DsnetError: ``options.num_classes`` differs from the number of classes.
@@ -162,7 +178,17 @@ def build_model(config: TrainConfig, classes: int, device: torch.device) -> Supe
         raise DsnetError(
             f"options.num_classes={options['num_classes']}, but {config.data.name} has {classes} classes"
         )
-    model: Supernet = create_model(config.model, generator=seeded(config.run.seed, "weights"), **options)
+    model: Supernet
+    if config.weights is None or resumed:
+        model = create_model(config.model, generator=seeded(config.run.seed, "weights"), **options)
+    else:
+        model = load_pretrained(
+            config.model,
+            config.weights,
+            by_order=config.weights_by_order,
+            seed=seeded(config.run.seed, "weights").initial_seed(),
+            **options,
+        )
     if config.scheme.route is not None:
         initialise_alone(model, model.space.resolve(config.scheme.route))
     model = model.to(device)

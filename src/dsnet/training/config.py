@@ -23,6 +23,8 @@ class DataConfig:
     root: str | None = None  # folder of named sets; none: the environment variable DSNET_DATA
     size: int | None = None  # side of the images; none: small sets keep theirs, files get the network's
     crop_ratio: float = 1.0  # files: the short side is resized to size / crop_ratio, then the centre kept
+    mean: tuple[float, float, float] | None = None  # of each channel, in 0…1; none: of the images, or the start
+    std: tuple[float, float, float] | None = None  # likewise
     hold_out: float = 0.1  # share of the training split that is kept for validation
     lazy: bool | None = None  # decode while training; none: where the set is too large for memory
     workers: int | None = None  # processes that decode; none: as many as the machine can spare
@@ -33,6 +35,8 @@ class DataConfig:
         check_range(self, "size", "calibration", least=1)
         check_range(self, "workers", least=0)
         check_ratio("crop_ratio", self.crop_ratio)
+        if (self.mean is None) != (self.std is None):
+            raise DsnetError("mean and std belong together: set both or none of them")
         check_range(self, "hold_out", least=0, below=1)
 
 
@@ -143,6 +147,8 @@ class TrainConfig:
     model: str = "ds_mbnet_tiny"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the model; num_classes is set by the data
     start: str | None = None  # folder of a run with the initial weights and the normalisation
+    weights: str | None = None  # of a network of timm: a file, or timm to download them; none: random
+    weights_by_order: bool = False  # take the tensors of the file by order instead of by name
     data: DataConfig = field(default_factory=DataConfig)
     augment: Augment = field(default_factory=Augment)
     mix: MixConfig = field(default_factory=MixConfig)
@@ -154,6 +160,11 @@ class TrainConfig:
         for key in self.options:
             if key in ("device", "dtype", "generator", "name") or not isinstance(key, str):
                 raise DsnetError(f"options.{key} is not an option of the model; see `dsnet models --json`")
+        if self.weights is not None and (self.start is not None or not self.model.startswith("timm:")):
+            raise DsnetError(
+                "weights are for a network of timm (model=timm:NAME) and replace a start; a run is continued on other "
+                "data by start"
+            )
         if self.start is not None and self.scheme.route is not None:
             raise DsnetError("start and scheme.route cannot be combined: a start is for all routes")
 

@@ -1,0 +1,285 @@
+"""Networks to convert: those of timm by name, with weights of timm or of a file."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsnet.errors import DsnetError, install_hint, printable, shorten
+from dsnet.models.convert.api import convert
+from dsnet.models.convert.network import ConvertedNetwork
+from dsnet.models.convert.options import ConvertOptions
+from dsnet.models.registry import TIMM
+from dsnet.models.supernet import ModelSpec
+from dsnet.slicing import Factory
+
+__all__ = ["ConvertOptions", "build_timm", "import_timm", "load_pretrained", "load_weights", "pretrained_channels", "timm_network"]
+
+DOWNLOADED = "timm"  # as weights: those that timm downloads
+
+
+def import_timm() -> Any:  # noqa: ANN401  (a module without types)
+    """Import timm, also where torchvision lacks its compiled operators.
+
+    timm imports torchvision for its data pipeline. A torchvision that was built for another torch fails to
+    import, since its operators are missing. timm's networks do not use them, so they are declared.
+
+    Raises:
+        DsnetError: timm or torchvision is not installed.
+    """
+    try:
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "torchvision::nms" not in str(error):
+                raise
+            _declare_operators()
+        return importlib.import_module("timm")
+    except ImportError as error:
+        raise DsnetError(
+            f"{TIMM}NAME needs the packages timm and torchvision: {install_hint('timm')} ({error})"
+        ) from None
+
+
+_LIBRARIES: list[torch.library.Library] = []  # their operators exist as long as they do
+
+
+def _declare_operators() -> None:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _LIBRARIES.append(library)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]  # imported in part
+
+
+def timm_network(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    in_channels: int = 3,
+    image_size: int | None = None,
+    pretrained: bool = False,
+    seed: int = 0,
+) -> nn.Module:
+    """Create a network of timm, in eval mode.
+
+    Args:
+        name: Name in timm, without ``timm:``.
+        num_classes: Number of classes (default: that of the network).
+        in_channels: Channels of the images.
+        image_size: Side of the images, for networks that are built for one size.
+        pretrained: Download the weights.
+        seed: Of initial weights.
+
+    Raises:
+        DsnetError: timm has no such network, or the weights cannot be downloaded.
+    """
+    timm = import_timm()
+    if not re.fullmatch(r"[A-Za-z0-9_.]+", name) or not timm.is_model(name):
+        close = timm.list_models(f"*{name[:6]}*")[:5] if re.fullmatch(r"[A-Za-z0-9_.]+", name) else []
+        hint = f"; similar: {', '.join(close)}" if close else ""
+        raise DsnetError(f"timm has no network {shorten(name)}{hint}")
+    options: dict[str, Any] = {"pretrained": pretrained, "in_chans": in_channels}
+    if num_classes is not None:
+        options["num_classes"] = num_classes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            try:
+                network = timm.create_model(name, **options, **({"img_size": image_size} if image_size else {}))
+            except TypeError:  # a network for all sizes
+                network = timm.create_model(name, **options)
+        except Exception as error:  # timm, the hub and the network below it each raise their own
+            way_out = "; give a file of weights instead (--weights FILE)" if pretrained else ""
+            raise DsnetError(f"timm cannot create {name}: {printable(str(error), 300)}{way_out}") from error
+    result: nn.Module = network.eval()
+    return result
+
+
+def pretrained_channels(model: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return the mean and standard deviation that a network was trained with, if timm knows them.
+
+    Args:
+        model: ``timm:NAME``.
+    """
+    known = import_timm().get_pretrained_cfg(model.removeprefix(TIMM))
+    return None if known is None else (tuple(known.mean), tuple(known.std))
+
+
+def load_pretrained(
+    model: str,
+    weights: str | Path,
+    *,
+    by_order: bool = False,
+    seed: int = 0,
+    **options: Any,  # noqa: ANN401  (of ConvertOptions, which checks them)
+) -> ConvertedNetwork:
+    """Convert a network of timm with pretrained weights.
+
+    Args:
+        model: ``timm:NAME``.
+        weights: A file of weights, or ``timm`` to download them.
+        by_order: Take the tensors of the file by order instead of by name.
+        seed: Of the weights that the file does not have: a classifier for other classes.
+        **options: Options of the conversion, such as ``num_classes`` and ``widths``.
+
+    Raises:
+        DsnetError: The network cannot be created or converted, or the weights do not fit.
+    """
+    name = model.removeprefix(TIMM)
+    built = build_timm(
+        name, ConvertOptions(**options), Factory(), weights=weights, by_order=by_order, seed=seed
+    )
+    built.spec = ModelSpec(name=model, options=tuple(sorted(options.items())))
+    return built
+
+
+def build_timm(
+    name: str,
+    options: ConvertOptions,
+    factory: Factory,
+    *,
+    weights: str | Path | None = None,
+    by_order: bool = False,
+    seed: int = 0,
+) -> ConvertedNetwork:
+    """Create and convert a network of timm.
+
+    Args:
+        name: Name in timm, without ``timm:``.
+        options: Options of the conversion.
+        factory: Device and precision of the result.
+        weights: File with weights, ``timm`` to download them, None for random ones.
+        by_order: Take the weights of a file by their order instead of by their names.
+        seed: Of initial weights.
+
+    Raises:
+        DsnetError: The network does not exist or cannot be converted, or the weights do not fit.
+    """
+    downloaded = str(weights) == DOWNLOADED
+    meta = torch.device(factory.get("device") or "cpu").type == "meta"
+    with torch.device("meta" if meta else "cpu"):
+        network = timm_network(
+            name,
+            num_classes=options.num_classes,
+            in_channels=options.in_channels,
+            image_size=options.image_size,
+            pretrained=downloaded and not meta,
+            seed=seed,
+        )
+        if weights is not None and not downloaded and not meta:
+            load_weights(network, weights, by_order=by_order)
+        side = options.image_size or _native_size(network)
+        generator = None if meta else torch.Generator().manual_seed(0)
+        example = torch.randn(1, options.in_channels, side, side, generator=generator)
+    settings = {key: getattr(options, key) for key in ConvertOptions.__dataclass_fields__}
+    model = convert(network, example, **{**settings, "name": f"{TIMM}{name}", "image_size": side})
+    return model.to(device=factory.get("device"), dtype=factory.get("dtype"))
+
+
+def _native_size(network: nn.Module) -> int:
+    known = getattr(network, "pretrained_cfg", None) or {}
+    return int(known.get("input_size", (3, 224, 224))[-1])
+
+
+# --- weights of a file ----------------------------------------------------------------------------------
+def load_weights(network: nn.Module, path: str | Path, *, by_order: bool = False) -> None:
+    """Load the weights of a file into a network.
+
+    A classifier for another number of classes is left as it is.
+
+    Args:
+        network: The network.
+        path: A safetensors file, or a state dict saved by ``torch.save``; nothing else is unpickled.
+        by_order: Ignore names: the tensors of both must have the same shapes in the same order.
+
+    Raises:
+        DsnetError: The file cannot be read, or its weights do not fit the network.
+    """
+    given = _read_state(Path(path))
+    own = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    if by_order:
+        given = _renamed(given, own, path)
+    classifier = _classifier(network)
+    skipped = {
+        name for name in classifier if name in given and name in own and given[name].shape != own[name].shape
+    }
+    _check_names(given, own, skipped, path)
+    network.load_state_dict({name: given[name] for name in own if name not in skipped}, strict=False)
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise DsnetError(f"there is no file {path} with weights")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each reader raises its own
+        raise DsnetError(
+            f"{path} cannot be read as weights ({type(error).__name__}: {printable(str(error), 200)}); possible: a "
+            "safetensors file, or a state dict of tensors saved by torch.save"
+        ) from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise DsnetError(f"{path} holds no state dict: a mapping from names to tensors")
+    return {
+        str(name).removeprefix("module."): tensor
+        for name, tensor in state.items()
+        if tensor.is_floating_point()
+    }
+
+
+def _renamed(given: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
+    """Return the tensors of a file under the names of the network, by order."""
+    if len(given) != len(own):
+        raise DsnetError(f"{path} has {len(given)} tensors, the network {len(own)}: they do not agree in order")
+    pairs = list(zip(own.items(), given.items(), strict=True))
+    for number, ((name, tensor), (other, theirs)) in enumerate(pairs):
+        last = number >= len(pairs) - 2  # the classifier may have other classes
+        if tensor.shape != theirs.shape and not (last and tensor.shape[1:] == theirs.shape[1:]):
+            raise DsnetError(
+                f"{path} does not agree with the network in order: tensor {number} is {other} "
+                f"{list(theirs.shape)}, expected the shape of {name} {list(tensor.shape)}"
+            )
+    return {name: theirs for (name, _), (_, theirs) in pairs}
+
+
+def _classifier(network: nn.Module) -> list[str]:
+    """Return the names of the weights of the last linear layer."""
+    layers = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    return [f"{layers[-1]}.weight", f"{layers[-1]}.bias"] if layers else []
+
+
+def _check_names(
+    given: Mapping[str, Tensor], own: Mapping[str, Tensor], skipped: set[str], path: str | Path
+) -> None:
+    missing, unknown = [n for n in own if n not in given], [n for n in given if n not in own]
+    if missing or unknown:
+        shapes = [t.shape for t in given.values()] == [t.shape for t in own.values()]
+        hint = "; shapes agree in order: --weights-by-order loads them" if shapes else ""
+        raise DsnetError(
+            f"{path} does not fit the network: it lacks {len(missing)} tensors ({shorten(', '.join(missing[:3]))}) "
+            f"and has {len(unknown)} unknown ones ({shorten(', '.join(unknown[:3]))}){hint}"
+        )
+    for name, tensor in own.items():
+        if given[name].shape != tensor.shape and name not in skipped:
+            raise DsnetError(
+                f"{path} does not fit the network: {name} has shape {list(given[name].shape)}, expected "
+                f"{list(tensor.shape)}"
+            )
+
+
