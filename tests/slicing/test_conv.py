@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dsnet.counts import Shape
 from dsnet.slicing import SlicedConv2d
+from dsnet.slicing import functional as SF
 from tests.support import assert_close, error_of, randomise
 
 
@@ -63,6 +64,23 @@ def test_a_convolution_equals_a_plain_one_of_the_sliced_weights(
             if bias:
                 plain.bias[o] = layer.bias[o]
     check(layer, plain, images(channels), out, kernel=kernel, padding=padding)
+
+
+@pytest.mark.parametrize(("stride", "padding", "groups"), [(1, 0, 1), (2, 0, 1), (1, 1, 1), (1, 0, 2)])
+def test_a_kernel_of_one_on_a_single_image(stride: int, padding: int, groups: int) -> None:
+    """A CPU computes some of these by a matrix product."""
+    layer = SlicedConv2d(6, 8, kernel=1, stride=stride, groups=groups, bias=True, dtype=torch.float64)
+    randomise(layer)
+    plain = nn.Conv2d(6, 8, 1, stride, padding, groups=groups, dtype=torch.float64)
+    with torch.no_grad():
+        plain.weight.copy_(layer.weight)
+        plain.bias.copy_(layer.bias)
+    check(layer, plain, images(6)[:1], 8, padding=padding)
+
+
+def test_the_function_has_the_defaults_of_torchs_convolution() -> None:
+    weight = torch.randn(4, 3, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert_close(SF.conv2d(images(3), weight), F.conv2d(images(3), weight), 1e-12)
 
 
 @settings(max_examples=20, deadline=None)
