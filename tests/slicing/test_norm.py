@@ -89,6 +89,33 @@ def test_statistics_can_come_from_the_pass_itself() -> None:
     assert_close(grad, wanted, 1e-10)
 
 
+def test_batch_statistics_are_those_of_each_channel() -> None:
+    x = features(5)
+    mean, var = batch_statistics(SplitBatchNorm2d(8), x, 0)
+    values = x.transpose(0, 1).flatten(1).numpy()
+    assert_close(mean, torch.from_numpy(values.mean(1)), 1e-12)
+    assert_close(var, torch.from_numpy(values.var(1)), 1e-12)
+
+
+def test_a_single_value_of_a_channel_is_its_own_mean() -> None:
+    norm = randomise(SplitBatchNorm2d(8, dtype=torch.float64))
+    y = norm(features(5)[:1, :, :1, :1], mode=Mode(statistics=batch_statistics))
+    assert_close(y.flatten(), norm.bias[:5], 1e-12)
+
+
+def test_running_statistics_follow_those_of_torch() -> None:
+    ours = SplitBatchNorm2d(4, keys=2, dtype=torch.float64)
+    theirs = nn.BatchNorm2d(4, dtype=torch.float64).train()
+    for seed in range(3):
+        x = features(4, seed)
+        theirs(x)
+        ours.update_running(1, x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0), 100)
+    assert_close(ours.mean[1], theirs.running_mean, 1e-12)
+    assert_close(ours.var[1], theirs.running_var, 1e-12)
+    assert ours.count.tolist() == [0, 300]
+    assert ours.states == [KeyState.FRESH, KeyState.RUNNING]
+
+
 def test_exact_statistics_make_a_key_calibrated() -> None:
     norm = SplitBatchNorm2d(8, keys=2, dtype=torch.float64).eval()
     x = features(6)
@@ -103,6 +130,13 @@ def test_exact_statistics_make_a_key_calibrated() -> None:
     assert torch.equal(copy(x, 1), y)
 
 
+def test_a_channel_may_be_constant() -> None:
+    norm = randomise(SplitBatchNorm2d(2, dtype=torch.float64)).eval()
+    norm.set_statistics(0, torch.tensor([3.0, 0.0]), torch.tensor([0.0, 1.0]), 100)
+    assert norm.states == [KeyState.CALIBRATED]
+    assert_close(norm(torch.full((1, 1, 2, 2), 3.0).double()).flatten(), norm.bias[:1].expand(4), 1e-12)
+
+
 @pytest.mark.parametrize("width", [1, 5, 8])
 def test_layer_norm_normalises_the_sliced_features(width: int) -> None:
     norm = randomise(SlicedLayerNorm(8, dtype=torch.float64))
@@ -113,6 +147,7 @@ def test_layer_norm_normalises_the_sliced_features(width: int) -> None:
         x = torch.randn(2, 3, width, dtype=torch.float64)
         assert_close(norm(x), plain(x), 1e-12)
         assert_close(norm.extract(width)(x), plain(x), 1e-12)
+    assert norm.cost(width).params == sum(p.numel() for p in plain.parameters())
 
 
 @pytest.mark.parametrize("channels", [2, 6, 8])
@@ -125,6 +160,7 @@ def test_group_norm_keeps_the_width_of_its_groups(channels: int) -> None:
         x = features(channels)
         assert_close(norm(x), plain(x), 1e-12)
         assert_close(norm.extract(channels, 0)(x), plain(x), 1e-12)
+    assert norm.cost(channels).params == sum(p.numel() for p in plain.parameters())
 
 
 def test_unavailable_widths_and_keys_are_errors() -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from dsnet.core.distributed.ranks import ALONE, Ranks
-from dsnet.slicing import Mode, SplitBatchNorm2d
+from dsnet.slicing import Mode
 from dsnet.training import Average
 from dsnet.training.sync_batch_norm import SharedStatistics
 from tests.support import assert_close, error_of
@@ -75,17 +75,3 @@ def test_a_single_rank_does_not_communicate() -> None:
     assert "optim.batch=7 does not divide by 2 ranks" in error_of(
         lambda: Ranks(world=2).share(7, "optim.batch")
     )
-
-
-def test_running_statistics_follow_those_of_torch() -> None:
-    ours = SplitBatchNorm2d(4, keys=2, dtype=torch.float64)
-    theirs = torch.nn.BatchNorm2d(4, dtype=torch.float64).train()
-    for seed in range(3):
-        x = torch.randn(5, 4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        theirs(x)
-        var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
-        ours.update_running(1, mean, var, 45)
-    assert_close(ours.mean[1], theirs.running_mean, 1e-12)
-    assert_close(ours.var[1], theirs.running_var, 1e-12)
-    assert ours.count.tolist() == [0, 135]
-    assert [int(s) for s in ours.states] == [0, 1]
