@@ -10,6 +10,7 @@ import dsnet
 from dsnet.slicing import KeyState, SplitBatchNorm2d
 from dsnet.training import recalibrate
 from tests.support import TINY, assert_close, error_of, images, randomise
+from tests.support.networks import three_gates
 
 
 def watch(model: dsnet.Supernet) -> dict[tuple[SplitBatchNorm2d, int], list[Tensor]]:
@@ -30,7 +31,10 @@ def watch(model: dsnet.Supernet) -> dict[tuple[SplitBatchNorm2d, int], list[Tens
 def test_statistics_are_exact(name: str, options: dict[str, str]) -> None:
     if "vit" in name and options:
         options = {}
-    model = randomise(dsnet.create_model(name, dtype=torch.float64, **options))
+    check_statistics(randomise(dsnet.create_model(name, dtype=torch.float64, **options)))
+
+
+def check_statistics(model: dsnet.Supernet) -> None:
     inputs = watch(model)
     batches = [images(model, count, seed=count) for count in (7, 5, 6)]
     assert recalibrate(model, batches, generator=torch.Generator().manual_seed(0)) == 18
@@ -45,6 +49,19 @@ def test_statistics_are_exact(name: str, options: dict[str, str]) -> None:
         assert_close(norm.var[key, :channels], everything.var(1, correction=0), 1e-9)
         assert norm.count[key] == everything.shape[1]
         assert norm.states[key] is KeyState.CALIBRATED
+
+
+@pytest.mark.parametrize("bn_key", ["prefix", "stage"])
+def test_statistics_behind_three_gates_are_exact(bn_key: str) -> None:
+    check_statistics(three_gates(torch.float64, bn_key))
+
+
+def test_a_shared_key_sees_each_previous_choice_once_a_batch() -> None:
+    model = three_gates(torch.float32, "stage")
+    recalibrate(model, [images(model, 8)], generator=torch.Generator().manual_seed(0))
+    for choice in range(4):
+        *_, (norm, key) = model.norms((0, 0, choice))  # of the last stage, on maps of 8 × 8
+        assert norm.count[key] == 4 * 8 * 8 * 8
 
 
 def test_the_prefix_is_counted_once_for_all_routes() -> None:
