@@ -10,7 +10,16 @@ from torch import nn
 
 import dsnet
 from dsnet.counts import Shape
-from dsnet.gate import Gate, GateEncoding, HeadForm, RoutingHead, attention_width, scalar_scores
+from dsnet.gate import (
+    Gate,
+    GateEncoding,
+    HeadForm,
+    RoutingGate,
+    RoutingHead,
+    SingleRouteGate,
+    attention_width,
+    scalar_scores,
+)
 from tests.support import assert_close, error_of, images, randomise
 
 
@@ -63,6 +72,31 @@ def test_a_separate_first_layer_reads_the_pooled_features() -> None:
     shared = Gate(24, choices=(0, 1, 2)).cost(Shape(20, 5, 5))
     assert gate.cost(Shape(20, 5, 5)).madds("paper") == shared.madds("paper") + 20 * 16
     assert gate.cost(Shape(20, 5, 5)).routing == shared.routing == 16 * 3
+
+
+@pytest.mark.parametrize("channels", [20, 24])
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("kind", ["onehot", "scalar"])
+@pytest.mark.parametrize("gate_type", [Gate, RoutingGate])
+def test_a_stand_alone_gate_scales_and_scores_like_its_gate(
+    gate_type: type[Gate], kind: str, separate: bool, channels: int
+) -> None:
+    form = HeadForm(kind=kind, separate=separate)
+    gate = randomise(gate_type(24, choices=(0, 1, 2), form=form, dtype=torch.float64))
+    x = torch.randn(4, channels, 5, 7, dtype=torch.float64)
+    with torch.no_grad():
+        scaled, encoding = gate(x)
+        alone, scores = gate.extract_with_routing(channels)(x)
+        assert_close(alone, scaled, 1e-12)
+        assert_close(scores, gate.score(encoding), 1e-12)
+
+
+def test_the_gate_of_one_route_scores_it_zero_and_passes_features() -> None:
+    gate, x = SingleRouteGate(), torch.randn(4, 8, 5, 7)
+    scaled, encoding = gate(x)
+    for features, scores in ((scaled, gate.score(encoding)), gate.extract_with_routing(8)(x)):
+        assert features is x
+        assert scores.tolist() == [[0.0]] * 4
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(1, 20))
