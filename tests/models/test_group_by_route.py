@@ -10,6 +10,7 @@ import dsnet
 from dsnet.gate import Gate
 from dsnet.models.group_by_route import run_gated
 from tests.support import FAMILIES, TINY, assert_close, images, random_model, randomise, spread_gates
+from tests.support.networks import three_gates
 
 
 def scattered(scores: Tensor, stage: int, previous: int | None) -> Tensor:
@@ -26,6 +27,25 @@ MIXED = [
 @pytest.mark.parametrize(("name", "options"), MIXED)
 def test_a_mixed_batch_equals_its_images_one_by_one(name: str, options: dict[str, str]) -> None:
     _check_mixed_batch(random_model(name, **options), 24 if name.endswith("_tiny") else 8)
+
+
+@pytest.mark.parametrize("bn_key", ["prefix", "stage"])
+def test_a_mixed_batch_behind_three_gates_equals_its_images_one_by_one(bn_key: str) -> None:
+    _check_mixed_batch(three_gates(torch.float64, bn_key), 24)
+
+
+def test_histories_that_end_alike_run_together() -> None:
+    """Statistics by stage: what follows a gate depends on its choice alone."""
+    model = three_gates(torch.float64, "stage")
+    ran: list[tuple[int, ...]] = []
+    last_segment = model.run_last_segment
+    model.run_last_segment = lambda state, choices, mode: (  # type: ignore[method-assign]
+        ran.append(choices),
+        last_segment(state, choices, mode),
+    )[1]
+    taken = run_gated(model, images(model, 200), scattered).choices
+    assert len(taken.unique(dim=0)) > 40, "the batch is not mixed"
+    assert len(ran) == len({choices[-2:] for choices in ran}) == 16
 
 
 def _check_mixed_batch(model: dsnet.Supernet, batch: int) -> None:
