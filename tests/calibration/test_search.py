@@ -225,6 +225,10 @@ def test_impossible_budgets_are_refused_with_the_range() -> None:
     message = error_of(lambda: router.policy(2 * high))
     assert "out of reach" in message
     assert "MAdds" in message
+    points = tuple(OperatingPoint(cost=cost, accuracy=0.5) for cost in (1e6, 2e6, 3e6))
+    known = Router(kind="gate", costs=costs, curve=points)
+    for budget in (1e5, 1e7):
+        assert "from 1.00M MAdds to 3.00M MAdds" in error_of(lambda budget=budget: known.policy(budget))
     assert "dsnet calibrate" in error_of(lambda: Router(kind="gate", costs=costs).policy(low))
     assert "give it a budget" in error_of(lambda: Router(kind="cascade", costs=costs).policy())
     assert "unknown router" in error_of(lambda: Router(kind="best", costs=costs))  # type: ignore[arg-type]

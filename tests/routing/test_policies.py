@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import dsnet
 from dsnet.calibration import collect, simulate
+from dsnet.models import GateState
 from dsnet.models.group_by_route import greedy
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy, Routed, Router
 from dsnet.routing.policies import margin
@@ -86,6 +87,19 @@ def test_a_cascades_logits_are_those_of_its_routes(name: str) -> None:
         assert_close(output.logits[i], model(x[i : i + 1], routes[expected])[0], 1e-9)
         alone = policy(model, x[i : i + 1])
         assert alone.routes.item() == output.routes[i].item()
+
+
+def test_a_cascade_copies_no_features_where_all_images_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = spread("ds_mbnet_tiny")
+    policy = CascadePolicy(costs=CostTable.of_model(model), routes=(0, 1, 3), thresholds=(2.0, 2.0))
+
+    def copy(state: GateState, index: torch.Tensor) -> GateState:
+        raise AssertionError("features are copied")
+
+    monkeypatch.setattr(GateState, "take", copy)
+    output = policy(model, x)
+    assert output.routes.tolist() == [3] * len(x)
+    assert_close(output.logits, model(x, 3), 1e-9)
 
 
 def test_a_cascades_cost_counts_shared_segments_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -40,6 +41,16 @@ def test_the_best_choices_within_an_allowance(
         return bool((values.gather(1, taken[:, None])[:, 0] >= values.max(1)[0] - 1e-9).all())
 
     assert any(all_best(price) for price in prices)
+
+
+@pytest.mark.parametrize("allowance", range(6, 13))
+def test_an_allowance_is_used_to_the_end(allowance: int) -> None:
+    """Two choices, of cost 1 and 2, so that the best six choices are found by trying all."""
+    scores = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores[:, 1] = scores[:, 0] + scores[:, 1].abs()  # all would rather take the larger one
+    every = [c for c in itertools.product((0, 1), repeat=6) if sum(c) + 6 <= allowance]
+    best = max(every, key=lambda c: sum(scores[i, choice].item() for i, choice in enumerate(c)))
+    assert best_within(scores, torch.tensor([1.0, 2.0]), float(allowance)).tolist() == list(best)
 
 
 def test_switches_follow_the_upper_envelope() -> None:
