@@ -71,6 +71,11 @@ def test_weights_have_the_permissions_of_other_files(model: dsnet.Supernet, tmp_
     assert {path.stat().st_mode & 0o777 for path in where.iterdir()} == {0o640}
 
 
+def test_the_folders_of_a_run_are_made(model: dsnet.Supernet, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "runs" / "new", "last", model, step=1)
+    assert load_checkpoint(tmp_path / "runs" / "new").data["step"] == 1
+
+
 # --- damage --------------------------------------------------------------------------------------------
 def test_no_flipped_bit_loads(model: dsnet.Supernet, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, "last", model, step=1)
@@ -85,6 +90,30 @@ def test_no_flipped_bit_loads(model: dsnet.Supernet, tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path).data["step"] == 1
     (folder / "SHA256SUMS").unlink()  # as earlier versions wrote it
     assert load_checkpoint(tmp_path).data["step"] == 1
+
+
+def test_a_file_without_a_hash_is_refused(model: dsnet.Supernet, tmp_path: Path) -> None:
+    sums = save_checkpoint(tmp_path, "last", model, step=1) / "SHA256SUMS"
+    lines = sums.read_text().splitlines(keepends=True)
+    sums.write_text("".join(line for line in lines if "model.safetensors" not in line))
+    assert "SHA256SUMS has no model.safetensors" in error_of(lambda: load_checkpoint(tmp_path))
+
+
+def test_a_checkpoint_without_a_network_is_refused(model: dsnet.Supernet, tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, "last", model, step=1) / "checkpoint.json"
+    rewrite(path, json.dumps({**json.loads(path.read_text()), "groups": ["optimizer"]}))
+    assert "its groups lack 'model'" in error_of(lambda: load_checkpoint(tmp_path))
+
+
+def test_warnings_name_the_line_that_loads_a_damaged_run(model: dsnet.Supernet, tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_checkpoint(tmp_path, "last", model, step=step)
+    flip(tmp_path / "last-00000002" / "model.safetensors", 5000)
+    (tmp_path / "last").unlink()
+    with pytest.warns(DsnetWarning) as caught:
+        load_checkpoint(tmp_path, "last")
+    assert {warning.filename for warning in caught} == {__file__}
+    assert len({warning.lineno for warning in caught}) == 1
 
 
 def test_a_damaged_last_falls_back_to_the_previous_one(copied: Path) -> None:
