@@ -171,6 +171,24 @@ def test_a_lost_pointer_falls_back_to_the_newest_checkpoint(copied: Path, conten
     assert sorted(p.name for p in copied.glob("last-*")) == ["last-00000004", "last-00000005"]
 
 
+def test_other_names_fall_back_if_their_pointer_is_damaged_not_if_it_is_missing(
+    model: dsnet.Supernet, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "best", model, step=3)
+    (tmp_path / "best").write_text("best-00000099\n")
+    with pytest.warns(DsnetWarning, match="using the newest checkpoint of that name, best-00000003"):
+        assert load_checkpoint(tmp_path, "best").data["step"] == 3
+    (tmp_path / "best").unlink()
+    assert "has no checkpoint 'best'; it has none" in error_of(lambda: load_checkpoint(tmp_path, "best"))
+
+
+def test_an_untrained_network_can_be_saved_again(model: dsnet.Supernet, tmp_path: Path) -> None:
+    for _ in range(3):
+        save_checkpoint(tmp_path, "last", model, step=0)
+    assert load_checkpoint(tmp_path).data["step"] == 0
+    assert len(list(tmp_path.glob("last-*"))) == 2  # the current one and the one before
+
+
 def test_an_earlier_step_does_not_replace_last(model: dsnet.Supernet, tmp_path: Path) -> None:
     for step in (10, 20):
         save_checkpoint(tmp_path, "last", model, step=step)
