@@ -6,10 +6,12 @@ So a resumed run continues with the same draws without saved state, and ranks sh
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-__all__ = ["reseed", "seeded"]
+__all__ = ["global_seed", "reseed", "seeded"]
 
 
 def _number(seed: int, purpose: str, *position: int) -> int:
@@ -25,3 +27,11 @@ def seeded(seed: int, purpose: str, *position: int, device: torch.device | str =
 def reseed(generator: torch.Generator, seed: int, purpose: str, *position: int) -> None:
     """Seed an existing generator like `seeded`."""
     generator.manual_seed(_number(seed, purpose, *position))
+
+
+@contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """Seed torch's global generator for libraries that draw from it; restore its state afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -24,7 +24,15 @@ from dsnet.slicing import functional as SF
 from dsnet.slicing.linear import SlicedLinear
 from dsnet.slicing.parameters import Factory
 
-__all__ = ["Gate", "GateEncoding", "HeadForm", "RoutingGate", "RoutingHead", "SingleRouteGate", "attention_width"]
+__all__ = [
+    "Gate",
+    "GateEncoding",
+    "HeadForm",
+    "RoutingGate",
+    "RoutingHead",
+    "SingleRouteGate",
+    "attention_width",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,9 +319,7 @@ class RoutingGate(Gate):
 
     def extract_with_routing(self, channels: int) -> nn.Module:
         """Extract the stand-alone gate: features → (the same features, scores)."""
-        first, last = (
-            cast(SlicedLinear, layer) for layer in (self._routing().first, self._routing().last)
-        )
+        first, last = (cast(SlicedLinear, layer) for layer in (self._routing().first, self._routing().last))
         return RoutingInferenceGate(
             first.extract(channels, first.out_features),
             last.extract(last.in_features, last.out_features),

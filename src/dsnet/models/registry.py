@@ -114,7 +114,9 @@ def _timm_entry(name: str) -> ModelEntry:
         return sources.build_timm(name.removeprefix(TIMM), options, factory)
 
     summary = "a network of timm, converted into a supernet"
-    return ModelEntry(name=name, kind="supernet", summary=summary, options=sources.ConvertOptions, build=build)
+    return ModelEntry(
+        name=name, kind="supernet", summary=summary, options=sources.ConvertOptions, build=build
+    )
 
 
 def list_models(kind: Kind | None = None) -> list[str]:

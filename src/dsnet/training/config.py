@@ -23,7 +23,9 @@ class DataConfig:
     root: str | None = None  # folder of named sets; none: the environment variable DSNET_DATA
     size: int | None = None  # side of the images; none: small sets keep theirs, files get the network's
     crop_ratio: float = 1.0  # files: the short side is resized to size / crop_ratio, then the centre kept
-    mean: tuple[float, float, float] | None = None  # of each channel, in 0…1; none: of the images, or the start
+    mean: tuple[float, float, float] | None = (
+        None  # of each channel, in 0…1; none: of the images, or the start
+    )
     std: tuple[float, float, float] | None = None  # likewise
     hold_out: float = 0.1  # share of the training split that is kept for validation
     lazy: bool | None = None  # decode while training; none: where the set is too large for memory

@@ -9,7 +9,7 @@ from torch import nn
 
 from dsnet.gate import RoutingGate
 from dsnet.models.blocks import Step
-from dsnet.models.convert.blocks import GraphBlock, GraphHead
+from dsnet.models.convert._blocks import GraphBlock, GraphHead
 from dsnet.models.convert.report import Conversion
 from dsnet.models.input_spec import InputSpec
 from dsnet.models.options import GateOptions
@@ -85,8 +85,6 @@ class ConvertedNetwork(Supernet):
         (route,) = choices
         return [
             Step(stage[position], size, route)  # type: ignore[index]
-            for stage, size, kept in zip(
-                self.stages, self.slices(choices), self._kept[route], strict=True
-            )
+            for stage, size, kept in zip(self.stages, self.slices(choices), self._kept[route], strict=True)
             for position in kept
         ]

@@ -56,7 +56,7 @@ class ConvertOptions(GateOptions):
         if self.table is not None:
             set_field(self, "table", _table(self.table))
             given = self.widths != (0.25, 0.5, 0.75, 1.0) and len(self.widths) != len(self.table)
-            if given or (self.residual or self.depths) and len(self.widths) != len(self.table):
+            if given or ((self.residual or self.depths) and len(self.widths) != len(self.table)):
                 raise DsnetError(f"table is for {len(self.table)} routes, widths for {len(self.widths)}")
 
     @property
@@ -74,12 +74,16 @@ class ConvertOptions(GateOptions):
 
 def _shares(name: str, value: Any) -> tuple[float, ...]:  # noqa: ANN401
     if not isinstance(value, list | tuple) or not value:
-        raise DsnetError(f"{name} are shares of each route, for example (0.25, 0.5, 1.0), not {shorten(value)}")
+        raise DsnetError(
+            f"{name} are shares of each route, for example (0.25, 0.5, 1.0), not {shorten(value)}"
+        )
     for share in value:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise DsnetError(f"{name}={shorten(value)}: a share must lie in (0, 1], not {shorten(share)}")
     if value[-1] != 1:
-        raise DsnetError(f"{name}={shorten(value)}: the last route is the whole network, so its share must be 1")
+        raise DsnetError(
+            f"{name}={shorten(value)}: the last route is the whole network, so its share must be 1"
+        )
     return tuple(map(float, value))
 
 
@@ -91,5 +95,7 @@ def _table(value: Any) -> tuple[dict[str, int], ...]:  # noqa: ANN401
     for row in value:
         for group, width in row.items():
             if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-                raise DsnetError(f"table: the width of {shorten(group)} must be a positive integer, not {width!r}")
+                raise DsnetError(
+                    f"table: the width of {shorten(group)} must be a positive integer, not {width!r}"
+                )
     return tuple(dict(row) for row in value)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsnet.core.seeding import global_seed
 from dsnet.errors import DsnetError, install_hint, printable, shorten
 from dsnet.models.convert.api import convert
 from dsnet.models.convert.network import ConvertedNetwork
@@ -20,7 +21,15 @@ from dsnet.models.registry import TIMM
 from dsnet.models.supernet import ModelSpec
 from dsnet.slicing import Factory
 
-__all__ = ["ConvertOptions", "build_timm", "import_timm", "load_pretrained", "load_weights", "pretrained_channels", "timm_network"]
+__all__ = [
+    "ConvertOptions",
+    "build_timm",
+    "import_timm",
+    "load_pretrained",
+    "load_weights",
+    "pretrained_channels",
+    "timm_network",
+]
 
 DOWNLOADED = "timm"  # as weights: those that timm downloads
 
@@ -90,11 +99,12 @@ def timm_network(
     options: dict[str, Any] = {"pretrained": pretrained, "in_chans": in_channels}
     if num_classes is not None:
         options["num_classes"] = num_classes
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with global_seed(seed):
         try:
             try:
-                network = timm.create_model(name, **options, **({"img_size": image_size} if image_size else {}))
+                network = timm.create_model(
+                    name, **options, **({"img_size": image_size} if image_size else {})
+                )
             except TypeError:  # a network for all sizes
                 network = timm.create_model(name, **options)
         except Exception as error:  # timm, the hub and the network below it each raise their own
@@ -246,7 +256,9 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 def _renamed(given: Mapping[str, Tensor], own: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
     """Return the tensors of a file under the names of the network, by order."""
     if len(given) != len(own):
-        raise DsnetError(f"{path} has {len(given)} tensors, the network {len(own)}: they do not agree in order")
+        raise DsnetError(
+            f"{path} has {len(given)} tensors, the network {len(own)}: they do not agree in order"
+        )
     pairs = list(zip(own.items(), given.items(), strict=True))
     for number, ((name, tensor), (other, theirs)) in enumerate(pairs):
         last = number >= len(pairs) - 2  # the classifier may have other classes
@@ -281,5 +293,3 @@ def _check_names(
                 f"{path} does not fit the network: {name} has shape {list(given[name].shape)}, expected "
                 f"{list(tensor.shape)}"
             )
-
-

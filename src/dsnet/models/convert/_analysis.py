@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dsnet.errors import DsnetError
-from dsnet.models.convert.axes import (
+from dsnet.models.convert._axes import (
     Axis,
     Group,
     axis_of,
@@ -26,7 +26,7 @@ from dsnet.models.convert.axes import (
     split_axis,
     unify,
 )
-from dsnet.models.convert.tracing import TracedGraph, value_of
+from dsnet.models.convert._tracing import TracedGraph, value_of
 
 __all__ = ["Analysis", "Layer", "analyse"]
 
@@ -148,7 +148,7 @@ RULES: dict[str, tuple[Rule, inspect.Signature]] = {}
 
 def rule(*names: str, arguments: str) -> Callable[[Rule], Rule]:
     """Register a rule for operations, with the names of their arguments (``name=default`` where optional)."""
-    signature = inspect.signature(eval(f"lambda {arguments}, **_: None"))  # noqa: S307
+    signature = inspect.signature(eval(f"lambda {arguments}, **_: None"))
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, (function, signature)))
@@ -221,7 +221,9 @@ def _batch_norm(call: Call) -> Axes:
         return _unknown(call)  # of vectors, or without statistics
     for role in ("weight", "bias", "mean", "var"):
         call.tensor(role, [axes[1]])
-    call.layer("batch_norm", "weight", "bias", "mean", "var", eps=call.args["eps"], momentum=call.args["momentum"])
+    call.layer(
+        "batch_norm", "weight", "bias", "mean", "var", eps=call.args["eps"], momentum=call.args["momentum"]
+    )
     return axes
 
 
@@ -436,7 +438,11 @@ def _getitem(call: Call) -> Any:  # noqa: ANN401
     if not isinstance(value_of(source), Tensor):  # one of several tensors
         return call.analysis.axes[source][index] if isinstance(value_of(call.node), Tensor) else []
     axes, result = call.axes("input"), []
-    if isinstance(index, fx.Node) and isinstance(value_of(index), Tensor) and not value_of(index).is_floating_point():
+    if (
+        isinstance(index, fx.Node)
+        and isinstance(value_of(index), Tensor)
+        and not value_of(index).is_floating_point()
+    ):
         keep_whole(axes[0], "")  # a table that is looked up
         return [*whole_axes(value_of(index)), *axes[1:]]
     items = list(index) if isinstance(index, tuple | list) else [index]

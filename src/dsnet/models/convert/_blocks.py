@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsnet.counts import Cost, Shape
 from dsnet.models.blocks import Block, drop_features
-from dsnet.models.convert.analysis import Analysis, Layer
-from dsnet.models.convert.axes import Axis, Group, resolve
-from dsnet.models.convert.chain import Form, Piece, operation
-from dsnet.models.convert.layers import (
+from dsnet.models.convert._analysis import Analysis, Layer
+from dsnet.models.convert._axes import Axis, Group, resolve
+from dsnet.models.convert._chain import Form, Piece, operation
+from dsnet.models.convert._layers import (
     ConvertedBatchNorm,
     ConvertedConv,
     ConvertedGroupNorm,
@@ -28,7 +28,7 @@ from dsnet.models.convert.layers import (
     SlicedTensor,
     axis_width,
 )
-from dsnet.models.convert.tracing import value_of
+from dsnet.models.convert._tracing import value_of
 from dsnet.models.heads import Head
 from dsnet.routes import Slice
 from dsnet.slicing import Mode
@@ -87,9 +87,7 @@ class Builder:
             assert weight is not None
             return ConvertedLinear(weight, bias, out=axes["weight"][0], inner=axes["weight"][1])
         if layer.kind == "batch_norm":
-            return ConvertedBatchNorm(
-                **tensors, axis=axes["mean"][0], keys=self.keys, **layer.settings
-            )
+            return ConvertedBatchNorm(**tensors, axis=axes["mean"][0], keys=self.keys, **layer.settings)
         if layer.kind == "layer_norm":
             shape = () if weight is None else weight.shape
             axis = axes["weight"][0] if weight is not None else SlicedAxis(())
@@ -370,7 +368,7 @@ class _Counter(fx.Interpreter):
             return layer.cost(result.shape[1])
         if isinstance(layer, ConvertedLayerNorm | ConvertedGroupNorm | SlicedTensor):
             return layer.cost(self.sizes)
-        if name in AVERAGES and inputs[0].ndim == 4 or (name == "mean" and inputs[0].ndim == 3):
+        if (name in AVERAGES and inputs[0].ndim == 4) or (name == "mean" and inputs[0].ndim == 3):
             return Cost(pools=inputs[0].numel())
         if name == "scaled_dot_product_attention":
             query, key, value = inputs[:3]
@@ -428,9 +426,7 @@ class _Extraction:
         self.modules[name] = layer.extract(self.sizes)
         if node in self.norms:
             norm = cast(ConvertedBatchNorm, self.body.get_submodule(str(self.norms[node].target)))
-            self.modules[name] = fuse(
-                self.modules[name], norm.extract(norm.axis.width(self.sizes), self.key)
-            )
+            self.modules[name] = fuse(self.modules[name], norm.extract(norm.axis.width(self.sizes), self.key))
         return self.graph.call_module(name, args[:1])
 
 

@@ -179,7 +179,7 @@ class _Tracer(fx.Tracer):
     ) -> Any:  # noqa: ANN401
         return forward(*args, **kwargs) if self._runs else super().call_module(m, forward, args, kwargs)
 
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:  # noqa: ANN401, FBT001
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:  # noqa: ANN401
         return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]  # others: defaults
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -270,7 +270,9 @@ def _reason(error: Exception, tracer: _Tracer, network: nn.Module) -> str:
     line, traceback = "", error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if not any(part in code.co_filename for part in ("/torch/", "/dsnet/models/convert/", "<eval_with_key>")):
+        if not any(
+            part in code.co_filename for part in ("/torch/", "/dsnet/models/convert/", "<eval_with_key>")
+        ):
             line = f"{code.co_filename}:{traceback.tb_lineno}, in {code.co_name}"
         traceback = traceback.tb_next
     if isinstance(error, _ControlFlowError | fx.proxy.TraceError):

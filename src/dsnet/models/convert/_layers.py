@@ -132,8 +132,10 @@ class ConvertedConv(nn.Module):
         if not isinstance(padding, str):
             self.padding = _pair(padding)
         self.mode = mode
-        self.is_pointwise = groups is None and (*weight.shape[2:], *self.stride) == (1, 1, 1, 1) and not any(
-            self.padding if not isinstance(self.padding, str) else ()
+        self.is_pointwise = (
+            groups is None
+            and (*weight.shape[2:], *self.stride) == (1, 1, 1, 1)
+            and not any(self.padding if not isinstance(self.padding, str) else ())
         )
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -283,7 +285,13 @@ class ConvertedLayerNorm(nn.Module):
     """
 
     def __init__(
-        self, weight: Tensor | None, bias: Tensor | None, *, shape: Sequence[int], axis: SlicedAxis, eps: float
+        self,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        *,
+        shape: Sequence[int],
+        axis: SlicedAxis,
+        eps: float,
     ) -> None:
         super().__init__()
         self.weight = None if weight is None else nn.Parameter(weight)
@@ -344,9 +352,7 @@ class ConvertedGroupNorm(nn.Module):
     def extract(self, sizes: Sizes) -> nn.GroupNorm:
         """Build the stand-alone norm of a slice."""
         affine = self.weight is not None
-        norm = nn.GroupNorm(
-            self.groups.width(sizes), self.axis.width(sizes), self.eps, affine, device="meta"
-        )
+        norm = nn.GroupNorm(self.groups.width(sizes), self.axis.width(sizes), self.eps, affine, device="meta")
         if self.weight is None or self.bias is None:
             return norm
         return with_copies(norm, self.axis.take(self.weight, 0, sizes), self.axis.take(self.bias, 0, sizes))
@@ -387,4 +393,3 @@ class SlicedTensor(nn.Module):
         if isinstance(self.value, nn.Parameter):
             return nn.Parameter(value, requires_grad=self.value.requires_grad)
         return value
-

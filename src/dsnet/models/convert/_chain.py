@@ -13,9 +13,9 @@ from typing import Literal
 from torch import Tensor, fx, nn
 
 from dsnet.errors import DsnetError
-from dsnet.models.convert.analysis import Analysis
-from dsnet.models.convert.axes import groups_of, resolve
-from dsnet.models.convert.tracing import value_of
+from dsnet.models.convert._analysis import Analysis
+from dsnet.models.convert._axes import groups_of, resolve
+from dsnet.models.convert._tracing import value_of
 
 __all__ = ["Form", "Piece", "cut"]
 
@@ -27,7 +27,14 @@ ATTACHED = {  # operations that belong to what precedes them
     "hardswish", "Hardsigmoid", "Sigmoid", "sigmoid", "LeakyReLU", "leaky_relu", "Identity", "Dropout", "ELU",
     "Mish", "Tanh", "tanh", "Hardtanh", "contiguous", "batch_norm2d", "relu_", "PReLU", "Softplus", "GELUTanh",
 }  # fmt: skip
-POOLS = {"AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "amax"}
+POOLS = {
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
+    "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+    "mean",
+    "amax",
+}
 
 
 @dataclass(eq=False)
@@ -110,7 +117,9 @@ def cut(analysis: Analysis) -> tuple[list[Piece], Piece]:
 def _last_layer(analysis: Analysis) -> fx.Node:
     """Return the node of the logits, without dropout and placeholders behind the last layer."""
     node = analysis.traced.output
-    while operation(analysis, node) in ("Identity", "Dropout", "dropout") and isinstance(node.args[0], fx.Node):
+    while operation(analysis, node) in ("Identity", "Dropout", "dropout") and isinstance(
+        node.args[0], fx.Node
+    ):
         node = node.args[0]
     return node
 

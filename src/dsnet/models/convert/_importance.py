@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dsnet.models.convert.analysis import Analysis
-from dsnet.models.convert.axes import Axis, Group, axis_size, resolve
+from dsnet.models.convert._analysis import Analysis
+from dsnet.models.convert._axes import Axis, Group, axis_size, resolve
 
 __all__ = ["activation_scales", "channel_order", "sorted_weights"]
 
