@@ -136,7 +136,7 @@ def list_models(kind: Kind | None = None) -> list[str]:
 
 
 def model_entry(name: str) -> ModelEntry:
-    """Return the entry of a registered model, or of a network of timm; raise an error that lists the models."""
+    """Return the entry of a registered model or of a network of timm, or raise an error that lists models."""
     if isinstance(name, str) and name in _REGISTRY:
         return _REGISTRY[name]
     if isinstance(name, str) and name.startswith(TIMM):

@@ -164,8 +164,8 @@ class TrainConfig:
                 raise DsnetError(f"options.{key} is not an option of the model; see `dsnet models --json`")
         if self.weights is not None and (self.start is not None or not self.model.startswith("timm:")):
             raise DsnetError(
-                "weights are for a network of timm (model=timm:NAME) and replace a start; a run is continued on other "
-                "data by start"
+                "weights are for a network of timm (model=timm:NAME) and replace a start; a run is continued "
+                "on other data by start"
             )
         if self.start is not None and self.scheme.route is not None:
             raise DsnetError("start and scheme.route cannot be combined: a start is for all routes")

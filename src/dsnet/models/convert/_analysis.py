@@ -41,7 +41,8 @@ class Layer(NamedTuple):
         name: Name of the module that owns the weights.
         tensors: Names of its weights in the network by role (``weight``, ``bias``, ``mean``, ``var``).
         settings: Arguments that are no tensors.
-        groups: The axis of the number of groups of a grouped convolution or group norm.
+        groups: The axis of the number of groups of a grouped convolution or group norm, or of the features
+            of a layer norm.
     """
 
     kind: str
@@ -85,6 +86,13 @@ class Analysis:
         if node not in self.axes:  # a size, or a weight that no rule has read yet
             self.axes[node] = self._initial(node)
         axes: Axes = self.axes[node]
+        return axes
+
+    def all_axes(self, node: fx.Node) -> Axes:
+        """Return the axes of a node, those of all its tensors if it has several."""
+        axes: list[Any] = self.of(node)
+        if axes and isinstance(axes[0], list):
+            return [axis for tensor in axes for axis in tensor]
         return axes
 
     def _initial(self, node: fx.Node) -> Axes:
@@ -161,7 +169,7 @@ def rule(*names: str, arguments: str) -> Callable[[Rule], Rule]:
 @rule("conv2d", arguments="input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, mode='zeros'")
 def _conv(call: Call) -> Axes:
     axes, groups = call.axes("input"), int(call.args["groups"])
-    out, per_group, *window = _shape(call, "weight")
+    out, _, *window = _shape(call, "weight")
     channels = axis_size(axes[1])
     settings = {key: call.args[key] for key in ("stride", "padding", "dilation", "mode")}
     fixed = [axis_of(size) for size in window]
@@ -236,13 +244,17 @@ def _layer_norm(call: Call) -> Axes:
             keep_whole(axis, "a layer norm covers several dimensions")
     for role in ("weight", "bias"):
         call.tensor(role, axes[-1 if isinstance(shape, int) else -len(shape) :])
-    call.layer("layer_norm", "weight", "bias", eps=call.args["eps"])
+    dims = [shape] if isinstance(shape, int) else list(map(int, shape))
+    features = axes[-1] if len(dims) == 1 else None
+    call.layer("layer_norm", "weight", "bias", groups=features, shape=dims, eps=call.args["eps"])
     return axes
 
 
 @rule("group_norm", arguments="input, num_groups, weight=None, bias=None, eps=1e-5")
 def _group_norm(call: Call) -> Axes:
     axes, groups = call.axes("input"), int(call.args["num_groups"])
+    if call.args["weight"] is None or call.args["bias"] is None:
+        return _unknown(call)
     if groups == 1:
         number = axis_of(1)
     else:
@@ -505,14 +517,11 @@ def _attention(call: Call) -> Axes:
 
 
 # --- everything -----------------------------------------------------------------------------------------
-def _unknown(call: Call) -> Any:  # noqa: ANN401
+def _unknown(call: Call) -> list[Any]:
     """Keep whole what an operation without a rule reads; its output has no groups."""
     name, _, _ = _operation(call.analysis, call.node)
     for node in call.node.all_input_nodes:
-        known = call.analysis.of(node)
-        if known and isinstance(known[0], list):
-            known = [axis for axes in known for axis in axes]
-        for axis in known:
+        for axis in call.analysis.all_axes(node):
             keep_whole(axis, f"{name} cannot be sliced")
     if call.module is not None and any(True for _ in _module(call.analysis, call.node).parameters()):
         call.analysis.layers[call.node] = Layer("whole", call.module, {})
@@ -552,7 +561,7 @@ def _operation(analysis: Analysis, node: fx.Node) -> tuple[str, tuple[Any, ...],
     if node.op == "call_method":
         return str(node.target), node.args, dict(node.kwargs)
     target: Any = node.target
-    name = DISPATCHED.get(target) or getattr(target, "__name__", type(target).__name__)
+    name = str(DISPATCHED.get(target) or getattr(target, "__name__", type(target).__name__))
     return name.lstrip("_"), node.args, dict(node.kwargs)
 
 
@@ -633,14 +642,14 @@ def _check_shared(analysis: Analysis) -> None:
         for name in layer.tensors.values():
             if name in users:
                 raise DsnetError(
-                    f"the weight {name} is used twice (nodes {users[name]} and {node.name}): shared modules cannot "
-                    "be sliced. Give each place a module of its own, for example by copy.deepcopy"
+                    f"the weight {name} is used twice (nodes {users[name]} and {node.name}): shared modules "
+                    "cannot be sliced. Give each place a module of its own, for example by copy.deepcopy"
                 )
             users[name] = node.name
 
 
 def _keep_alternating(analysis: Analysis) -> None:
-    """Keep whole what a batch norm could not slice from the front, since it updates its statistics in place."""
+    """Keep whole what a batch norm could not slice from the front: it updates its statistics in place."""
     for layer in analysis.layers.values():
         if layer.kind == "batch_norm":
             axis = resolve(analysis.weights[layer.tensors["mean"]][0])

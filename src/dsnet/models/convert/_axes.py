@@ -242,7 +242,10 @@ def reshape_axes(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
         olds = [before.pop(0)] if before else []
         news = [after.pop(0)] if after else []
         while (left := math.prod(map(axis_size, olds))) != (right := math.prod(news)):
-            (olds if left < right else news).append((before if left < right else after).pop(0))  # type: ignore[attr-defined]
+            if left < right:
+                olds.append(before.pop(0))
+            else:
+                news.append(after.pop(0))
         result += _reshape_part([resolve(axis) for axis in olds], news)
     return result
 
@@ -269,7 +272,7 @@ def _reshape_part(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis]:
 
 def _divide(terms: Sequence[Term], sizes: Sequence[int]) -> list[Axis] | None:
     """Divide a sum of products into dimensions; all terms must have the same inner dimensions."""
-    divided = []
+    divided: list[list[Term]] = []
     for number, term in enumerate(terms):
         outer = _term_size(term) // math.prod(sizes[1:])
         factors = _divide_term(term, [outer, *sizes[1:]])

@@ -87,11 +87,11 @@ class Builder:
             assert weight is not None
             return ConvertedLinear(weight, bias, out=axes["weight"][0], inner=axes["weight"][1])
         if layer.kind == "batch_norm":
-            return ConvertedBatchNorm(**tensors, axis=axes["mean"][0], keys=self.keys, **layer.settings)
+            statistics: Any = tensors | {"axis": axes["mean"][0], "keys": self.keys}
+            return ConvertedBatchNorm(**statistics, **layer.settings)
         if layer.kind == "layer_norm":
-            shape = () if weight is None else weight.shape
-            axis = axes["weight"][0] if weight is not None else SlicedAxis(())
-            return ConvertedLayerNorm(weight, bias, shape=shape, axis=axis, eps=layer.settings["eps"])
+            axis = groups or SlicedAxis(())
+            return ConvertedLayerNorm(weight, bias, axis=axis, **layer.settings)
         if layer.kind == "group_norm":
             assert groups is not None
             return ConvertedGroupNorm(
@@ -179,8 +179,8 @@ class _Translation:
         shape = value_of(node)
         if name in ("chunk", "split"):
             sizes = [w if w is not None else axis.full for w, axis in zip(widths, axes, strict=True)]
-            dim = next(i for i, (a, b) in enumerate(zip(value_of(node.args[0]).shape, shape[0].shape, strict=True))
-                       if a != b)  # fmt: skip
+            whole = value_of(node.all_input_nodes[0]).shape
+            dim = next(i for i, (a, b) in enumerate(zip(whole, shape[0].shape, strict=True)) if a != b)
             return self.graph.call_function(torch.split, (args[0], sizes, dim))
         given = list(_flat(args[1:]))
         if name == "unflatten":
@@ -290,7 +290,7 @@ class GraphHead(Head):
     def forward(self, x: Tensor, size: Slice, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Compute logits [B, classes]."""
         features = self.body(x, _sizes(size), key, mode)
-        return cast(Tensor, self.classifier(drop_features(features, mode), _sizes(size)))  # type: ignore[arg-type]
+        return cast(Tensor, self.classifier(drop_features(features, mode), _sizes(size)))
 
     def pool(self, x: Tensor) -> Tensor:
         """Average over all positions."""

@@ -6,6 +6,7 @@ such as a residual block, become one block.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,10 +24,11 @@ Form = Literal["maps", "channels_last", "tokens"]
 """The layout of a tensor between blocks: [B, C, H, W], [B, H, W, C] or [B, N, C]."""
 
 ATTACHED = {  # operations that belong to what precedes them
-    "batch_norm", "BatchNorm2d", "relu", "ReLU", "relu6", "ReLU6", "silu", "SiLU", "gelu", "GELU", "Hardswish",
-    "hardswish", "Hardsigmoid", "Sigmoid", "sigmoid", "LeakyReLU", "leaky_relu", "Identity", "Dropout", "ELU",
-    "Mish", "Tanh", "tanh", "Hardtanh", "contiguous", "batch_norm2d", "relu_", "PReLU", "Softplus", "GELUTanh",
+    "batch_norm", "BatchNorm2d", "relu", "relu_", "ReLU", "relu6", "ReLU6", "silu", "SiLU", "gelu", "GELU",
+    "GELUTanh", "hardswish", "Hardswish", "Hardsigmoid", "sigmoid", "Sigmoid", "leaky_relu", "LeakyReLU",
+    "ELU", "Mish", "tanh", "Tanh", "Hardtanh", "PReLU", "Softplus", "Identity", "Dropout", "contiguous",
 }  # fmt: skip
+NORMS = {"batch_norm", "BatchNorm2d"}
 POOLS = {
     "AdaptiveAvgPool2d",
     "AdaptiveMaxPool2d",
@@ -95,8 +97,8 @@ def cut(analysis: Analysis) -> tuple[list[Piece], Piece]:
     output = _last_layer(analysis)
     if output not in analysis.layers or analysis.layers[output].kind != "linear":
         raise DsnetError(
-            f"the network ends with {operation(analysis, output) or output.name}, not with a linear layer from "
-            "features to logits; wrap it so that its classifier is an nn.Linear at the end"
+            f"the network ends with {operation(analysis, output) or output.name}, not with a linear layer "
+            "from features to logits; wrap it so that its classifier is an nn.Linear at the end"
         )
     nodes = [n for n in analysis.traced.graph.nodes if n.op not in ("get_attr", "output")]
     cuts = _cuts(analysis, nodes)
@@ -109,7 +111,7 @@ def cut(analysis: Analysis) -> tuple[list[Piece], Piece]:
             "the network cannot be split into blocks: no tensor leads alone from one part of it to the next "
             "(its branches stay separate to the end)"
         )
-    pieces = [_piece(analysis, nodes, position, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [_piece(analysis, nodes, position, a, b) for a, b in itertools.pairwise(cuts)]
     head = _piece(analysis, nodes, position, cuts[-1], output)
     return _merged(analysis, pieces), head
 
@@ -117,10 +119,8 @@ def cut(analysis: Analysis) -> tuple[list[Piece], Piece]:
 def _last_layer(analysis: Analysis) -> fx.Node:
     """Return the node of the logits, without dropout and placeholders behind the last layer."""
     node = analysis.traced.output
-    while operation(analysis, node) in ("Identity", "Dropout", "dropout") and isinstance(
-        node.args[0], fx.Node
-    ):
-        node = node.args[0]
+    while operation(analysis, node) in ("Identity", "Dropout", "dropout"):
+        (node,) = node.all_input_nodes
     return node
 
 
@@ -152,7 +152,7 @@ def _form(analysis: Analysis, node: fx.Node) -> Form | None:
     if not isinstance(value_of(node), Tensor):
         return None
     axes = analysis.of(node)
-    if len(axes) not in (3, 4) or isinstance(axes[0], list):
+    if len(axes) not in (3, 4):
         return None
     has_groups = [any(True for _ in groups_of(axis)) for axis in axes]
     if len(axes) == 4:
@@ -161,25 +161,25 @@ def _form(analysis: Analysis, node: fx.Node) -> Form | None:
 
 
 def _piece(
-    analysis: Analysis, nodes: Sequence[fx.Node], position: dict[fx.Node, int], entry: fx.Node, exit: fx.Node
+    analysis: Analysis, nodes: Sequence[fx.Node], position: dict[fx.Node, int], entry: fx.Node, end: fx.Node
 ) -> Piece:
-    own = list(nodes[position[entry] + 1 : position[exit] + 1])
+    own = list(nodes[position[entry] + 1 : position[end] + 1])
     form = _form(analysis, entry)
     assert form is not None
     layers = [analysis.layers[node].name for node in own if node in analysis.layers]
     return Piece(
         name=_container(analysis, layers) or (layers[0] if layers else own[0].name),
         entry=entry,
-        exit=exit,
+        exit=end,
         nodes=own,
         entry_form=form,
-        exit_form=_form(analysis, exit),
-        residual=_is_residual(analysis, entry, exit),
+        exit_form=_form(analysis, end),
+        residual=_is_residual(analysis, entry, end),
     )
 
 
 def _container(analysis: Analysis, layers: Iterable[str]) -> str:
-    """Return the innermost element of a list of modules that holds all these layers and more than one layer."""
+    """Return the innermost element of a list of modules that holds all these layers, and more than one."""
     common: str | None = None
     for name in layers:
         parts = name.split(".")
@@ -199,11 +199,11 @@ def _num_layers(module: nn.Module) -> int:
     return sum(isinstance(m, nn.Conv2d | nn.Linear) for m in module.modules())
 
 
-def _is_residual(analysis: Analysis, entry: fx.Node, exit: fx.Node) -> bool:
+def _is_residual(analysis: Analysis, entry: fx.Node, end: fx.Node) -> bool:
     """Tell whether the last node's value is the input plus something, up to activations."""
-    if [resolve(a) for a in analysis.of(entry)] != [resolve(a) for a in analysis.of(exit)]:
+    if [resolve(a) for a in analysis.of(entry)] != [resolve(a) for a in analysis.of(end)]:
         return False
-    seen, stack, added = set[fx.Node](), [(exit, False)], False
+    seen, stack, added = set[fx.Node](), [(end, False)], False
     while stack:
         node, added = stack.pop()
         if node is entry:
@@ -214,7 +214,7 @@ def _is_residual(analysis: Analysis, entry: fx.Node, exit: fx.Node) -> bool:
         name = operation(analysis, node)
         if name in ("add", "iadd", "add_"):
             stack += [(arg, True) for arg in node.args if isinstance(arg, fx.Node)]
-        elif name in ATTACHED - {"batch_norm", "BatchNorm2d", "batch_norm2d"}:
+        elif name in ATTACHED - NORMS:
             stack += [(arg, added) for arg in node.args[:1] if isinstance(arg, fx.Node)]
     return False
 

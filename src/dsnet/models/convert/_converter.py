@@ -57,7 +57,7 @@ class Converter:
             return 0
         weight, result = self.weights[layer.tensors["weight"]], value_of(node)
         channels = result.shape[1] if layer.kind == "conv" else result.shape[-1]
-        return weight.numel() * (result[0].numel() // channels)
+        return int(weight.numel() * (result[0].numel() // channels))
 
     def _gate(self) -> int:
         """Return the number of blocks in front of the gate."""
@@ -148,7 +148,7 @@ class Converter:
     def _widths(self) -> dict[Group, tuple[int, ...]]:
         """Return the width of each sliced group on every route."""
         hidden, residual = self.options.shares("widths"), self.options.shares("residual")
-        table = self.options.table or [{}] * self.options.routes
+        table: Sequence[Mapping[str, int]] = self.options.table or [{}] * self.options.routes
         widths = {}
         for group in self.groups:
             shares = residual if group.summed else hidden
@@ -279,7 +279,7 @@ class Converter:
         """Build the head: its graph up to the classifier, and the classifier."""
         (*nodes, last) = self.head.nodes
         layer = self.analysis.layers[last]
-        source = next(a for a in (*last.args, *last.kwargs.values()) if hasattr(a, "op"))
+        source = last.all_input_nodes[0]
         body = Piece(
             name=self.head.name,
             entry=self.head.entry,

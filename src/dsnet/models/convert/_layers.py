@@ -81,7 +81,7 @@ class SlicedAxis:
         if self.is_prefix:
             width = self.width(sizes)
             return tensor if width == tensor.shape[dim] else tensor.narrow(dim, 0, width)
-        parts = tensor.split([math.prod(full for full, _ in term) for term in self.terms], dim)
+        parts = torch.split(tensor, [math.prod(full for full, _ in term) for term in self.terms], dim)
         taken = [_take_term(part, dim, term, sizes) for part, term in zip(parts, self.terms, strict=True)]
         return taken[0] if len(taken) == 1 else torch.cat(taken, dim)
 
@@ -89,7 +89,7 @@ class SlicedAxis:
 def _take_term(tensor: Tensor, dim: int, term: Sequence[tuple[int, int]], sizes: Sizes) -> Tensor:
     if all(group < 0 or sizes[group] == full for full, group in term):
         return tensor
-    y = tensor.unflatten(dim, [full for full, _ in term])
+    y = torch.unflatten(tensor, dim, [full for full, _ in term])
     for number, (full, group) in enumerate(term):
         if group >= 0 and sizes[group] < full:
             y = y.narrow(dim + number, 0, sizes[group])
@@ -180,7 +180,7 @@ class ConvertedConv(nn.Module):
             self.dilation,
             groups,
             bias is not None,
-            self.mode,
+            cast(Any, self.mode),
             device="meta",
         )
         return with_copies(layer, weight, bias)
@@ -366,9 +366,12 @@ class SlicedTensor(nn.Module):
         axes: Axis of each dimension.
     """
 
+    value: Tensor
+
     def __init__(self, value: Tensor, axes: Sequence[SlicedAxis]) -> None:
         super().__init__()
-        if isinstance(value, nn.Parameter):
+        self.trained = isinstance(value, nn.Parameter)
+        if self.trained:
             self.value = nn.Parameter(value.detach(), requires_grad=value.requires_grad)
         else:
             self.register_buffer("value", value)
@@ -376,20 +379,18 @@ class SlicedTensor(nn.Module):
 
     def forward(self, sizes: Sizes) -> Tensor:
         """Return the slice of these sizes."""
-        y = cast(Tensor, self.value)
+        y = self.value
         for dim, axis in enumerate(self.axes):
             y = axis.take(y, dim, sizes)
         return y
 
     def cost(self, sizes: Sizes) -> Cost:
         """Count the parameters of a slice."""
-        if not isinstance(self.value, nn.Parameter):
+        if not self.trained:
             return Cost()
         return Cost(params=math.prod(axis.width(sizes) for axis in self.axes))
 
     def extract(self, sizes: Sizes) -> Tensor:
         """Return a copy of a slice."""
         value = self.forward(sizes).detach().clone(memory_format=torch.contiguous_format)
-        if isinstance(self.value, nn.Parameter):
-            return nn.Parameter(value, requires_grad=self.value.requires_grad)
-        return value
+        return nn.Parameter(value, self.value.requires_grad) if self.trained else value

@@ -46,8 +46,8 @@ class TracedGraph:
         result = node.args[0]
         if not isinstance(result, fx.Node) or not isinstance(value_of(result), Tensor):
             raise DsnetError(
-                f"the network returns {shorten(type(result).__name__)}, not one tensor of logits; wrap it in a "
-                "module whose forward returns the logits alone"
+                f"the network returns {shorten(type(result).__name__)}, not one tensor of logits; wrap it "
+                "in a module whose forward returns the logits alone"
             )
         return result
 
@@ -91,16 +91,16 @@ class _Proxy(fx.Proxy):
         return value_of(self.node)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.size()  # type: ignore[return-value]
+    def shape(self) -> _Shape:
+        return _Shape(map(self._size, range(self._value.ndim)))
 
-    def size(self, dim: int | None = None) -> tuple[int, ...] | int:
-        if dim is None:
-            return _Shape(self.size(i) for i in range(self._value.ndim))  # type: ignore[misc]
-        dim = int(dim) % self._value.ndim
+    def size(self, dim: int | None = None) -> Any:  # noqa: ANN401  (as a tensor's)
+        return self.shape if dim is None else self._size(int(dim) % self._value.ndim)
+
+    def _size(self, dim: int) -> int:
         if self.node.op == "get_attr":  # weights have the same size for all images
             return int(self._value.shape[dim])
-        key = ("size", dim)
+        key = f"size {dim}"
         if key not in self.node.meta:
             proxy = self.tracer.create_proxy("call_method", "size", (self, dim), {})
             self.node.meta[key] = _Size.of(self._value.shape[dim], proxy)
@@ -126,8 +126,9 @@ class _Proxy(fx.Proxy):
     def __len__(self) -> int:
         return len(self._value)
 
-    def __iter__(self) -> Iterator[fx.Proxy]:  # type: ignore[override]
-        return iter([self[i] for i in range(len(self._value))])
+    def __iter__(self) -> Iterator[fx.Proxy]:
+        items: Any = self  # a proxy records the indexing
+        return iter([items[i] for i in range(len(self._value))])
 
     def __bool__(self) -> bool:
         raise _control_flow("a decision depends on the values of a tensor")
@@ -135,7 +136,7 @@ class _Proxy(fx.Proxy):
     def __int__(self) -> int:
         raise _control_flow("a tensor is converted to a Python number")
 
-    __float__ = __index__ = __int__  # type: ignore[assignment]
+    __float__ = __index__ = __int__
 
     def item(self) -> Any:  # noqa: ANN401
         raise _control_flow("a tensor is converted to a Python number")
@@ -278,8 +279,8 @@ def _reason(error: Exception, tracer: _Tracer, network: nn.Module) -> str:
     if isinstance(error, _ControlFlowError | fx.proxy.TraceError):
         what = str(error) if isinstance(error, _ControlFlowError) else "control flow depends on a tensor"
         remedy = (
-            "rewrite it with torch.where or a fixed choice, or convert the part of the network that has no such "
-            "decision"
+            "rewrite it with torch.where or a fixed choice, or convert the part of the network that has no "
+            "such decision"
         )
     else:
         what = f"{type(error).__name__}: {shorten(str(error), 300)}"

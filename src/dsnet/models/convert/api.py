@@ -57,7 +57,8 @@ def convert(
         >>> from torch import nn
         >>> network = nn.Sequential(
         ...     nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(),
-        ...     nn.Conv2d(32, 32, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+        ...     nn.Conv2d(32, 32, 3, 1, 1), nn.ReLU(),
+        ...     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
         ... ).eval()
         >>> model = convert(network, torch.zeros(1, 3, 32, 32), widths=(0.5, 1.0))
         >>> model.space
@@ -67,7 +68,8 @@ def convert(
     _check(network, example)
     if chosen.image_size is not None and example.shape[-1] != chosen.image_size:
         raise DsnetError(
-            f"image_size={chosen.image_size}, but the example has {example.shape[-2]} × {example.shape[-1]} pixels"
+            f"image_size={chosen.image_size}, but the example has {example.shape[-2]} × {example.shape[-1]} "
+            "pixels"
         )
     flags = {name: module.training for name, module in network.named_modules()}
     analysis = analyse(trace(network, _two_images(example)))
@@ -96,7 +98,8 @@ def _check(network: nn.Module, example: Tensor) -> None:
     training = [name or "itself" for name, module in network.named_modules() if module.training]
     if training:
         raise DsnetError(
-            f"the network is in training mode ({len(training)} modules, the first is {training[0]}): call .eval()"
+            f"the network is in training mode ({len(training)} modules, the first is {training[0]}): call "
+            ".eval()"
         )
     if (
         not isinstance(example, Tensor)
@@ -133,7 +136,8 @@ def _verify(model: ConvertedNetwork, network: nn.Module, example: Tensor) -> Non
     tolerance = TOLERANCE.get(example.dtype, 1e-2)
     if not error <= tolerance:
         raise DsnetError(
-            f"the converted network differs from the original by {error:.1e} (relative; at most {tolerance:.0e} is "
-            "expected): it does something that the conversion misunderstood. Please report it with the network"
+            f"the converted network differs from the original by {error:.1e} (relative; at most "
+            f"{tolerance:.0e} is expected): it does something that the conversion misunderstood. Please "
+            "report it with the network"
         )
     model.conversion = replace(model.conversion, error=error)

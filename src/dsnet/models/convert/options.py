@@ -22,7 +22,8 @@ class ConvertOptions(GateOptions):
         depths: Share of the residual blocks of each stage that each route keeps (default: all).
         table: The width of channel groups by name, one mapping for each route; overrides the shares. The
             conversion's table lists the names.
-        gate: Name of the module behind which the gate decides (default: where a quarter of the cost is spent).
+        gate: Name of the module behind which the gate decides (default: where a quarter of the cost is
+            spent).
         image_size: Side of the images (default: that of the network, or of the example).
         name: Name of the network in messages (default: that of its class).
 
@@ -90,7 +91,8 @@ def _shares(name: str, value: Any) -> tuple[float, ...]:  # noqa: ANN401
 def _table(value: Any) -> tuple[dict[str, int], ...]:  # noqa: ANN401
     if not isinstance(value, list | tuple) or not value or not all(isinstance(r, Mapping) for r in value):
         raise DsnetError(
-            f"table is one mapping for each route, from names of channel groups to widths, not {shorten(value)}"
+            "table is one mapping for each route, from names of channel groups to widths, not "
+            f"{shorten(value)}"
         )
     for row in value:
         for group, width in row.items():

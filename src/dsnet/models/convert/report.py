@@ -68,7 +68,7 @@ class Conversion:
             [
                 *lines,
                 "",
-                f"{sliced} of {len(self.groups)} groups are sliced; the gate decides behind {self.gate}; routes "
-                f"run {', '.join(map(str, self.depths))} blocks",
+                f"{sliced} of {len(self.groups)} groups are sliced; the gate decides behind {self.gate}; "
+                f"routes run {', '.join(map(str, self.depths))} blocks",
             ]
         )

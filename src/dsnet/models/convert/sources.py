@@ -61,7 +61,7 @@ _LIBRARIES: list[torch.library.Library] = []  # their operators exist as long as
 
 
 def _declare_operators() -> None:
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _LIBRARIES.append(library)
@@ -238,8 +238,8 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each reader raises its own
         raise DsnetError(
-            f"{path} cannot be read as weights ({type(error).__name__}: {printable(str(error), 200)}); possible: a "
-            "safetensors file, or a state dict of tensors saved by torch.save"
+            f"{path} cannot be read as weights ({type(error).__name__}: {printable(str(error), 200)}); "
+            "possible: a safetensors file, or a state dict of tensors saved by torch.save"
         ) from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
@@ -284,8 +284,9 @@ def _check_names(
         shapes = [t.shape for t in given.values()] == [t.shape for t in own.values()]
         hint = "; shapes agree in order: --weights-by-order loads them" if shapes else ""
         raise DsnetError(
-            f"{path} does not fit the network: it lacks {len(missing)} tensors ({shorten(', '.join(missing[:3]))}) "
-            f"and has {len(unknown)} unknown ones ({shorten(', '.join(unknown[:3]))}){hint}"
+            f"{path} does not fit the network: it lacks {len(missing)} tensors "
+            f"({shorten(', '.join(missing[:3]))}) and has {len(unknown)} unknown ones "
+            f"({shorten(', '.join(unknown[:3]))}){hint}"
         )
     for name, tensor in own.items():
         if given[name].shape != tensor.shape and name not in skipped:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dsnet.errors import DsnetError, install_hint, shorten
+from dsnet.errors import DsnetError
+from dsnet.models.convert.sources import timm_network
 from dsnet.models.loading import build_network, load_classifier
 
 __all__ = ["Channels", "Teacher", "load_teacher"]
@@ -77,13 +79,6 @@ def _from_run(folder: Path) -> tuple[nn.Module, Channels, int]:
 
 
 def _from_timm(name: str) -> tuple[nn.Module, Channels, int]:
-    try:
-        import timm
-    except ImportError:
-        raise DsnetError(f"a teacher of timm needs the package: {install_hint('timm')}") from None
-    try:
-        network = timm.create_model(name, pretrained=True)
-    except Exception as error:  # timm, the hub and the network below it each raise their own
-        raise DsnetError(f"timm cannot create {shorten(name)}: {error}") from error
-    config = network.pretrained_cfg
+    network = timm_network(name, pretrained=True)
+    config: Any = network.pretrained_cfg
     return network, (tuple(config["mean"]), tuple(config["std"])), int(config["num_classes"])
