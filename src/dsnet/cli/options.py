@@ -15,10 +15,11 @@ from dsnet.data.registry import Split
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model, list_models
 from dsnet.models.loading import build_network, load_classifier
-from dsnet.models.registry import model_entry
+from dsnet.models.registry import TIMM, model_entry
 
 __all__ = [
     "OpenedRun",
+    "chosen_weights",
     "model_options",
     "open_network",
     "open_run",
@@ -29,6 +30,22 @@ __all__ = [
 def run_text(args: argparse.Namespace) -> str:
     """Return the run and checkpoint of the arguments, as on the command line."""
     return f"{args.run} --name {args.name}" if args.name else str(args.run)
+
+
+def chosen_weights(args: argparse.Namespace, model: str) -> str | None:
+    """Return the pretrained weights that ``--weights`` names: a file, ``timm``, or None for random ones.
+
+    Raises:
+        DsnetError: ``--weights-by-order`` is given without a file.
+    """
+    weights: str | None = args.weights
+    if weights is None:
+        weights = "timm" if model.startswith(TIMM) else None
+    elif weights.lower() == "none":
+        weights = None
+    if args.weights_by_order and weights in (None, "timm"):
+        raise DsnetError("--weights-by-order is for a file of weights: give --weights FILE")
+    return weights
 
 
 def model_options(settings: list[str]) -> dict[str, Any]:
@@ -79,7 +96,7 @@ def open_run(args: argparse.Namespace, split: Split) -> OpenedRun:
 def open_network(args: argparse.Namespace) -> tuple[Supernet, int | tuple[int, int] | None]:
     """Return the network that ``MODEL|RUN`` names and the image size to use (None: the model's default)."""
     network: str = args.network
-    if network in list_models("supernet"):  # a folder of the same name is ./NAME
+    if network in list_models("supernet") or network.startswith(TIMM):  # a folder is ./NAME
         return create_model(network, **model_options(args.set)), args.image_size
     path = Path(network)
     if path.is_dir():

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+from dsnet.cli.options import chosen_weights
 from dsnet.cli.output import print_json
 from dsnet.cli.progress import TrainingProgress
 from dsnet.cli.threads import Work, forward_work, kept_threads, set_threads
@@ -23,7 +25,7 @@ from dsnet.data.inspect import DatasetSummary, inspect_dataset
 from dsnet.detection.train.config import DetectionConfig
 from dsnet.errors import DsnetError, printable
 from dsnet.models import Supernet, create_model
-from dsnet.recipes.custom_data import recipe_for
+from dsnet.recipes.custom_data import fine_tuning_recipe, recipe_for
 from dsnet.recipes.resolve import resolve_recipe
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.run_page import write_run_page
@@ -94,12 +96,19 @@ def _run_name(args: argparse.Namespace) -> str:
         path = Path(recipe)
         recipe = path.resolve().parent.name if path.name == "recipe.json" else path.stem
     data = "" if args.data is None else Path(args.data.removeprefix("hf:")).resolve().name
-    return "-".join(filter(None, (recipe, data.replace(":", "-"))))
+    model = (args.model or "").rpartition(":")[2]
+    return "-".join(filter(None, (recipe, model, data.replace(":", "-"))))
 
 
 def _configure(args: argparse.Namespace, folder: Path) -> tuple[TrainConfig, DatasetSummary | None]:
     """Return the settings of the recipe, of the run to resume, or chosen by the data."""
     changes = parse_assignments(args.set)
+    if args.model is None and (args.weights is not None or args.weights_by_order):
+        raise DsnetError("--weights is for --model NAME: which network are the weights of?")
+    if args.model is not None and (args.recipe is not None or args.data is None):
+        raise DsnetError(
+            "--model goes with --data and without a recipe; a recipe's network is changed by --set model=NAME"
+        )
     if args.recipe is not None:
         config = resolve_recipe(args.recipe, args.set, args.data)
     elif args.resume and (folder / "recipe.json").is_file():
@@ -107,13 +116,19 @@ def _configure(args: argparse.Namespace, folder: Path) -> tuple[TrainConfig, Dat
     else:
         base = override(TrainConfig(), {"data.name": args.data, **changes})
         dataset = _inspect(base)
-        config = recipe_for(
-            base.data,
-            images=dataset.images,
-            classes=len(dataset.classes),
-            side=dataset.side,
-            device=pick_device(base.run.device).type,
-        )
+        known: dict[str, Any] = {
+            "images": dataset.images,
+            "classes": len(dataset.classes),
+            "side": dataset.side,
+            "device": pick_device(base.run.device).type,
+        }
+        if args.model is None:
+            config = recipe_for(base.data, **known)
+        else:
+            weights, by_order = chosen_weights(args, args.model), args.weights_by_order
+            config = fine_tuning_recipe(
+                base.data, **known, model=args.model, weights=weights, by_order=by_order
+            )
         return override(config, changes), dataset
     return config, None if args.data is None else _inspect(config)
 

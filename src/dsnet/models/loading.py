@@ -84,7 +84,9 @@ def _skeleton(checkpoint: Checkpoint, device: str | None) -> Supernet:
     if saved["name"] not in list_models() and not str(saved["name"]).startswith(TIMM):
         raise DsnetError(
             f"the checkpoint's network {shorten(saved['name'])} is not a registered model; import the module "
-            "that registers it first (on the command line: --import MODULE)"
+            "that registers it first (on the command line: --import MODULE). A network converted by "
+            "dsnet.convert is registered by a function of that name that builds it, "
+            "dsnet.models.convert.register_network"
         )
     model: Supernet = create_model(saved["name"], device=device, **saved["options"])
     space = RouteSpace.from_dict(saved["space"])

@@ -26,8 +26,10 @@ __all__ = [
     "initialise",
     "list_models",
     "model_entry",
+    "register_entry",
     "register_supernet",
     "register_reference",
+    "unregister",
 ]
 
 O = TypeVar("O")  # noqa: E741  (an options class)
@@ -62,12 +64,17 @@ def _register(
                 "register a function (options, factory) → network, with its options as a dataclass"
             )
         name = build.__name__
-        if name in _REGISTRY:
-            raise DsnetError(f"a model named {name!r} is registered already")
-        _REGISTRY[name] = ModelEntry(name=name, kind=kind, summary=summary, options=options, build=build)
+        register_entry(ModelEntry(name=name, kind=kind, summary=summary, options=options, build=build))
         return build
 
     return add
+
+
+def register_entry(entry: ModelEntry) -> None:
+    """Register a model; raise if its name is taken."""
+    if entry.name in _REGISTRY:
+        raise DsnetError(f"a model named {entry.name!r} is registered already")
+    _REGISTRY[entry.name] = entry
 
 
 def register_supernet(
@@ -103,6 +110,11 @@ def register_reference(
     return _register("twin", summary, options)
 
 
+def unregister(name: str) -> None:
+    """Forget a model."""
+    _REGISTRY.pop(model_entry(name).name)
+
+
 TIMM = "timm:"
 
 
@@ -111,7 +123,7 @@ def _timm_entry(name: str) -> ModelEntry:
     from dsnet.models.convert import sources  # it needs this package
 
     def build(options: sources.ConvertOptions, factory: Factory) -> nn.Module:
-        return sources.build_timm(name.removeprefix(TIMM), options, factory)
+        return sources.build_converted(name, options, factory)
 
     summary = "a network of timm, converted into a supernet"
     return ModelEntry(

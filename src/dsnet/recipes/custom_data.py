@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dsnet.data.transforms.augment import Augment
+from dsnet.models import create_model
 from dsnet.recipes.small import GPU
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 
-__all__ = ["recipe_for"]
+__all__ = ["fine_tuning_recipe", "recipe_for"]
 
 SMALL = 48  # pixels up to which images are small
 FEW = 50  # images of a class below which more are held out
@@ -36,6 +37,13 @@ NETWORKS = {
     # Half the networks in a step allow twice the epochs, which matter more for few images.
     ("cpu", "large"): _Network("ds_mbnet_small", 16, (64, 96), 900, (10, 200), 32, random=0, rate=0.2 / 64),
 }
+
+
+# Fine-tuning of pretrained networks, tuned on 12,900 crops of VOC 2012 (docs/pretrained.md).
+FINE_TUNING_RATE = 0.2 / 256  # learning rate per image of a batch, for the mean of the networks' losses
+FINE_TUNED_IMAGES = {"cuda": 350_000, "cpu": 14_000}  # seen in a run
+FINE_TUNING_EPOCHS = {"cuda": (10, 60), "cpu": (3, 30)}
+FINE_TUNING_SIDE = {"cuda": 224, "cpu": 128}  # largest side of the images by default
 
 
 def recipe_for(data: DataConfig, *, images: int, classes: int, side: int, device: str) -> TrainConfig:
@@ -74,6 +82,64 @@ def recipe_for(data: DataConfig, *, images: int, classes: int, side: int, device
         augment=Augment(padding=size // 8, flip=True) if small else Augment(crop=(0.25, 1.0), flip=True),
         scheme=scheme,
         optim=optim,
+        run=replace(run, validate_every=max(1, epochs // 20)),
+    )
+
+
+def fine_tuning_recipe(
+    data: DataConfig,
+    *,
+    images: int,
+    classes: int,
+    side: int,
+    device: str,
+    model: str,
+    weights: str | None,
+    by_order: bool = False,
+) -> TrainConfig:
+    """Return settings to fine-tune a pretrained network as a supernet.
+
+    The largest route learns from labels and teaches the others (``id``): it is close to its accuracy from the
+    start, so that its output is a better target than labels for the smaller routes.
+
+    Args:
+        data: The data.
+        images: Number of training images.
+        classes: Number of classes.
+        side: Shorter side of the images in pixels.
+        device: ``cuda`` or ``cpu``, which gets smaller images, fewer networks in a step and fewer epochs.
+        model: ``timm:NAME``, or the name of a registered network.
+        weights: File of the weights, or ``timm`` to download them; None for random ones.
+        by_order: Take the tensors of the file by order instead of by name.
+    """
+    kind = "cuda" if device == "cuda" else "cpu"
+    spec = create_model(model, device="meta", num_classes=classes).input_spec
+    size = data.size
+    if size is None:
+        largest = min(spec.image_size, FINE_TUNING_SIDE[kind])
+        size = spec.image_size if spec.fixed else _within(side // spec.stride * spec.stride, (64, largest))
+    hold_out = 0.2 if images < FEW * classes else 0.1
+    trained = round(images * (1 - hold_out))
+    batch = _power_of_two(
+        min(_within(trained // 16, (16, 256 if kind == "cuda" else 32)), max(1, images // 2))
+    )
+    epochs = _within(round(FINE_TUNED_IMAGES[kind] / max(1, trained)), FINE_TUNING_EPOCHS[kind])
+    run = replace(GPU, graphs=True) if kind == "cuda" else RunConfig(channels_last=True)
+    return TrainConfig(
+        model=model,
+        options={"image_size": size},
+        weights=weights,
+        weights_by_order=by_order,
+        data=replace(data, size=size, hold_out=hold_out),
+        augment=Augment(crop=(0.35, 1.0), flip=True),
+        scheme=SchemeConfig(name="id", random=2 if kind == "cuda" else 0, smoothing=0.1),
+        optim=OptimConfig(
+            lr=FINE_TUNING_RATE * batch,
+            weight_decay=1e-4,
+            epochs=epochs,
+            warmup=max(1, epochs // 20),
+            batch=batch,
+        ),
         run=replace(run, validate_every=max(1, epochs // 20)),
     )
 

@@ -149,7 +149,7 @@ class TrainConfig:
     model: str = "ds_mbnet_tiny"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the model; num_classes is set by the data
     start: str | None = None  # folder of a run with the initial weights and the normalisation
-    weights: str | None = None  # of a network of timm: a file, or timm to download them; none: random
+    weights: str | None = None  # of a converted network: a file, or timm to download them; none: random
     weights_by_order: bool = False  # take the tensors of the file by order instead of by name
     data: DataConfig = field(default_factory=DataConfig)
     augment: Augment = field(default_factory=Augment)
@@ -162,11 +162,8 @@ class TrainConfig:
         for key in self.options:
             if key in ("device", "dtype", "generator", "name") or not isinstance(key, str):
                 raise DsnetError(f"options.{key} is not an option of the model; see `dsnet models --json`")
-        if self.weights is not None and (self.start is not None or not self.model.startswith("timm:")):
-            raise DsnetError(
-                "weights are for a network of timm (model=timm:NAME) and replace a start; a run is continued "
-                "on other data by start"
-            )
+        if self.weights is not None and self.start is not None:
+            raise DsnetError("weights and start cannot be combined: both say what training starts from")
         if self.start is not None and self.scheme.route is not None:
             raise DsnetError("start and scheme.route cannot be combined: a start is for all routes")
 

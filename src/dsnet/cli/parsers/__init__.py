@@ -23,6 +23,7 @@ First steps:
   dsnet describe ds_mbnet            show a network's routes, with widths, multiply-adds and parameters
   dsnet train digits_mbnet           train one in half a minute, on two cores
   dsnet train --data photos          or on your own images, one folder per class
+  dsnet train --data photos --model timm:resnet18      or start from a pretrained network
   dsnet demo                         all steps on digits, with a report to look at
 """
 _COMMANDS: Commands = {
@@ -30,6 +31,7 @@ _COMMANDS: Commands = {
     listing.describe: "dsnet.cli.describe:run",
     listing.recipes: "dsnet.cli.recipes:run",
     training.train: "dsnet.cli.train:run",
+    training.convert: "dsnet.cli.convert:run",
     training.transfer: "dsnet.cli.transfer:run",
     training.recalibrate: "dsnet.cli.recalibrate:run",
     training.gate: "dsnet.cli.gate:run",

@@ -1,4 +1,4 @@
-"""``dsnet train``, ``transfer``, ``recalibrate``, ``gate`` and ``demo``."""
+"""``dsnet train``, ``convert``, ``transfer``, ``recalibrate``, ``gate`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dsnet.cli.parsers.common import Parser, positive, setting_text
 from dsnet.cli.parsers.recipe_names import CLASSIFIERS, recipe_summaries
 from dsnet.training.stage2.config import GateConfig
 
-__all__ = ["demo", "gate", "recalibrate", "train", "transfer"]
+__all__ = ["convert", "demo", "gate", "recalibrate", "train", "transfer"]
+
+CONVERT_OPTIONS = ("widths", "residual", "depths", "gate", "image_size", "num_classes", "table")
 
 
 def train(parser: Parser) -> None:
@@ -22,11 +24,14 @@ def train(parser: Parser) -> None:
     run is printed before it starts.
 
     With --data and no recipe the settings follow the data: network, image size, batch, epochs. DIR has one
-    folder of images per class, or train/ and test/ with such folders in them.
+    folder of images per class, or train/ and test/ with such folders in them. With --model a pretrained
+    network is converted into a supernet and fine-tuned.
 
     Examples:
       dsnet train --data photos                      (photos/CLASS/*.jpg; nothing else is needed)
       dsnet train --data photos --dry-run            (what would be trained, and how long it takes)
+      dsnet train --data photos --model timm:resnet18                 (a pretrained start: best for few photos)
+      dsnet train --data photos --model timm:resnet18 --weights resnet18.safetensors
       dsnet train digits_mbnet
       dsnet train digits_mbnet --set scheme.name=h-ib+mvco --set epochs=30 --out runs/hib
       dsnet train cifar10_mbnet --set data.root=/data --dry-run
@@ -40,6 +45,12 @@ def train(parser: Parser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help=text)
     text = "a data set, or a folder of images (default: the recipe's)"
     parser.add_argument("--data", metavar="NAME|DIR", help=text)
+    text = (
+        "with --data: fine-tune this network, timm:NAME or one that --import registers; it is converted into "
+        "a supernet"
+    )
+    parser.add_argument("--model", metavar="NAME", help=text)
+    add_weights(parser)
     parser.add_settings("change a setting; --dry-run shows all of them")
     text = "folder of the run (default: runs/RECIPE, runs/DATA or runs/RECIPE-DATA)"
     parser.add_argument("--out", type=Path, help=text)
@@ -47,6 +58,41 @@ def train(parser: Parser) -> None:
     parser.add_flag("--dry-run", "show the settings, the routes and the cost of the run; train nothing")
     parser.add_json("print the settings (--dry-run) or the results as JSON")
     parser.add_threads()
+
+
+def add_weights(parser: Parser) -> None:
+    """Add ``--weights`` and ``--weights-by-order``."""
+    text = (
+        "pretrained weights of the network: a safetensors file or a state dict saved by torch.save, timm to "
+        "download those of timm, none for random ones (default: timm for timm:NAME, else none)"
+    )
+    parser.add_argument("--weights", metavar="FILE", help=text)
+    text = "take the tensors of FILE by order, for files with other names; all shapes must agree"
+    parser.add_flag("--weights-by-order", text)
+
+
+def convert(parser: Parser) -> None:
+    """Convert a pretrained network into a supernet, without training.
+
+    Shows which channels are sliced, what stays whole and why, and the routes; with --out saves the supernet
+    as a run. Its largest route computes what the network computes. The others need training (`dsnet train
+    --model`): with --data their batch-norm statistics are computed on images, which alone is not enough.
+
+    Examples:
+      dsnet convert timm:resnet18 --weights none                            (what would be sliced)
+      dsnet convert timm:resnet18 --weights resnet18.safetensors --out runs/resnet18
+      dsnet convert timm:resnet50 --set widths=0.5,1 --set residual=0.75,1 --set gate=layer2
+      dsnet convert timm:tf_efficientnet_lite0 --weights lite0.pth --weights-by-order --set image_size=128
+    """
+    text = "timm:NAME, or a network that --import registers"
+    parser.add_argument("network", metavar="NETWORK", help=text)
+    add_weights(parser)
+    parser.add_settings("an option of the conversion: " + ", ".join(CONVERT_OPTIONS))
+    parser.add_argument("--data", metavar="NAME|DIR", help="images to compute batch-norm statistics on")
+    parser.add_argument(
+        "--out", type=Path, help="folder of a run to save the supernet in (default: not saved)"
+    )
+    parser.add_json("print the groups of channels and the routes as JSON")
 
 
 def transfer(parser: Parser) -> None:

@@ -9,5 +9,15 @@ from dsnet.models.convert.api import convert
 from dsnet.models.convert.network import ConvertedNetwork
 from dsnet.models.convert.options import ConvertOptions
 from dsnet.models.convert.report import Conversion, GroupReport
+from dsnet.models.convert.sources import load_pretrained, load_weights, register_network
 
-__all__ = ["Conversion", "ConvertOptions", "ConvertedNetwork", "GroupReport", "convert"]
+__all__ = [
+    "Conversion",
+    "ConvertOptions",
+    "ConvertedNetwork",
+    "GroupReport",
+    "convert",
+    "load_pretrained",
+    "load_weights",
+    "register_network",
+]

@@ -17,7 +17,7 @@ from dsnet.models.convert.network import ConvertedNetwork
 from dsnet.models.convert.options import ConvertOptions
 from dsnet.models.supernet import ModelSpec
 
-__all__ = ["convert"]
+__all__ = ["convert", "convert_options"]
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -28,7 +28,6 @@ def convert(
     *,
     batches: Iterable[Tensor] | None = None,
     sort: bool = True,
-    spec: ModelSpec | None = None,
     **options: Any,  # noqa: ANN401  (of ConvertOptions, which checks them)
 ) -> ConvertedNetwork:
     """Convert a network into a supernet.
@@ -44,7 +43,6 @@ def convert(
         batches: Images by which channels are sorted too: a channel is then as important as the weights that
             read it times its mean activation. Normalised as the network expects.
         sort: Sort channels by importance.
-        spec: How `create_model` builds the same network again.
         **options: Routes and gate, see `ConvertOptions`.
 
     Returns:
@@ -64,7 +62,7 @@ def convert(
         >>> model.space
         RouteSpace('sequential', 2 routes, 1 gate)
     """
-    chosen = _options(options)
+    chosen = convert_options(options)
     _check(network, example)
     if chosen.image_size is not None and example.shape[-1] != chosen.image_size:
         raise DsnetError(
@@ -75,13 +73,15 @@ def convert(
     analysis = analyse(trace(network, _two_images(example)))
     model = Converter(analysis, network, chosen).build(example, batches, sort=sort)
     assert flags == {name: module.training for name, module in network.named_modules()}
-    if spec is not None:
-        model.spec = spec
+    kept = {key: value for key, value in options.items() if key != "name" and value is not None}
+    kept["image_size"] = example.shape[-1]
+    model.spec = ModelSpec(name=model.name, options=tuple(sorted(kept.items())))
     _verify(model, network, example)
     return model
 
 
-def _options(options: Mapping[str, Any]) -> ConvertOptions:
+def convert_options(options: Mapping[str, Any]) -> ConvertOptions:
+    """Return options by name; raise an error that lists them if one does not exist."""
     possible = set(ConvertOptions.__dataclass_fields__)
     unknown = sorted(set(options) - possible)
     if unknown:

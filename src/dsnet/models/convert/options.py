@@ -25,7 +25,8 @@ class ConvertOptions(GateOptions):
         gate: Name of the module behind which the gate decides (default: where a quarter of the cost is
             spent).
         image_size: Side of the images (default: that of the network, or of the example).
-        name: Name of the network in messages (default: that of its class).
+        name: Name of the network (default: that of its class). A checkpoint is loaded by this name, see
+            `register_network`.
 
     Examples:
         >>> ConvertOptions(widths=(0.5, 1.0)).routes

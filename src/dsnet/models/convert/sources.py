@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,21 @@ from torch import Tensor, nn
 
 from dsnet.core.seeding import global_seed
 from dsnet.errors import DsnetError, install_hint, printable, shorten
-from dsnet.models.convert.api import convert
+from dsnet.models.convert.api import convert, convert_options
 from dsnet.models.convert.network import ConvertedNetwork
 from dsnet.models.convert.options import ConvertOptions
-from dsnet.models.registry import TIMM
+from dsnet.models.registry import TIMM, ModelEntry, register_entry
 from dsnet.models.supernet import ModelSpec
 from dsnet.slicing import Factory
 
 __all__ = [
     "ConvertOptions",
-    "build_timm",
+    "build_converted",
     "import_timm",
     "load_pretrained",
     "load_weights",
     "pretrained_channels",
+    "register_network",
     "timm_network",
 ]
 
@@ -108,8 +109,7 @@ def timm_network(
             except TypeError:  # a network for all sizes
                 network = timm.create_model(name, **options)
         except Exception as error:  # timm, the hub and the network below it each raise their own
-            way_out = "; give a file of weights instead (--weights FILE)" if pretrained else ""
-            raise DsnetError(f"timm cannot create {name}: {printable(str(error), 300)}{way_out}") from error
+            raise DsnetError(f"timm cannot create {name}: {printable(str(error), 300)}") from error
     result: nn.Module = network.eval()
     return result
 
@@ -118,10 +118,116 @@ def pretrained_channels(model: str) -> tuple[tuple[float, ...], tuple[float, ...
     """Return the mean and standard deviation that a network was trained with, if timm knows them.
 
     Args:
-        model: ``timm:NAME``.
+        model: ``timm:NAME``, or a network registered by `register_network`, of which nothing is known.
     """
+    if not model.startswith(TIMM):
+        return None
     known = import_timm().get_pretrained_cfg(model.removeprefix(TIMM))
     return None if known is None else (tuple(known.mean), tuple(known.std))
+
+
+def register_network(function: NetworkFactory) -> NetworkFactory:
+    """Register a function that builds a network of your own, under the function's name.
+
+    `create_model`, ``dsnet train --model NAME`` and the loading of checkpoints then build and convert it. A
+    checkpoint holds the name alone: import the module that registers it before loading (``--import MODULE``).
+
+    Args:
+        function: Function of ``num_classes`` that returns a network with random weights. Its last layer is
+            a linear layer.
+
+    Raises:
+        DsnetError: The name is taken.
+
+    Examples:
+        >>> from torch import nn
+        >>> @register_network
+        ... def two_convolutions(num_classes: int = 10) -> nn.Module:
+        ...     convolutions = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU()]
+        ...     return nn.Sequential(
+        ...         *convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, num_classes)
+        ...     )
+        >>> from dsnet.models.registry import create_model, unregister
+        >>> create_model("two_convolutions", widths=(0.5, 1.0), image_size=32).space
+        RouteSpace('two_convolutions', 2 routes, 1 gate)
+        >>> unregister("two_convolutions")
+    """
+    name = function.__name__
+
+    def build(options: ConvertOptions, factory: Factory) -> nn.Module:
+        return build_converted(name, options, factory)
+
+    summary = (function.__doc__ or "a network of your own, converted into a supernet").strip().splitlines()[0]
+    entry = ModelEntry(name=name, kind="supernet", summary=summary, options=ConvertOptions, build=build)
+    register_entry(entry)
+    _FACTORIES[name] = function
+    return function
+
+
+NetworkFactory = Callable[..., nn.Module]
+_FACTORIES: dict[str, NetworkFactory] = {}
+
+
+def _source_network(name: str, options: ConvertOptions, *, pretrained: bool, seed: int) -> nn.Module:
+    """Build the network to convert, in eval mode."""
+    if name.startswith(TIMM):
+        return timm_network(
+            name.removeprefix(TIMM),
+            num_classes=options.num_classes,
+            in_channels=options.in_channels,
+            image_size=options.image_size,
+            pretrained=pretrained,
+            seed=seed,
+        )
+    if name not in _FACTORIES or pretrained:
+        raise DsnetError(
+            f"{name} has no pretrained weights; they are for {TIMM}NAME, and files of weights also for networks "
+            f"registered by register_network ({', '.join(_FACTORIES) or 'none are'})"
+        )
+    classes = {} if options.num_classes is None else {"num_classes": options.num_classes}
+    with global_seed(seed):
+        network = _FACTORIES[name](**classes)
+    return network.eval()
+
+
+def build_converted(
+    name: str,
+    options: ConvertOptions,
+    factory: Factory,
+    *,
+    weights: str | Path | None = None,
+    by_order: bool = False,
+    seed: int = 0,
+) -> ConvertedNetwork:
+    """Create a network and convert it.
+
+    Args:
+        name: ``timm:NAME``, or the name of a network registered by `register_network`.
+        options: Options of the conversion.
+        factory: Device and precision of the result.
+        weights: File with weights, ``timm`` to download them, None for random ones.
+        by_order: Take the weights of a file by their order instead of by their names.
+        seed: Of initial weights.
+
+    Raises:
+        DsnetError: The network does not exist or cannot be converted, or the weights do not fit.
+    """
+    meta = torch.device(factory.get("device") or "cpu").type == "meta"
+    downloaded = str(weights) == DOWNLOADED and not meta
+    with torch.device("meta" if meta else "cpu"):
+        try:
+            network = _source_network(name, options, pretrained=downloaded, seed=seed)
+        except DsnetError as error:
+            hint = "; give a file of weights instead (--weights FILE)" if downloaded else ""
+            raise DsnetError(f"{error}{hint}") from error
+        if weights is not None and str(weights) != DOWNLOADED and not meta:
+            load_weights(network, weights, by_order=by_order)
+        side = options.image_size or _native_size(network)
+        generator = None if meta else torch.Generator().manual_seed(0)
+        example = torch.randn(1, options.in_channels, side, side, generator=generator)
+    settings = {key: getattr(options, key) for key in ConvertOptions.__dataclass_fields__}
+    model = convert(network, example, **{**settings, "name": name, "image_size": side})
+    return model.to(device=factory.get("device"), dtype=factory.get("dtype"))
 
 
 def load_pretrained(
@@ -132,10 +238,10 @@ def load_pretrained(
     seed: int = 0,
     **options: Any,  # noqa: ANN401  (of ConvertOptions, which checks them)
 ) -> ConvertedNetwork:
-    """Convert a network of timm with pretrained weights.
+    """Convert a network with pretrained weights.
 
     Args:
-        model: ``timm:NAME``.
+        model: ``timm:NAME``, or the name of a network registered by `register_network`.
         weights: A file of weights, or ``timm`` to download them.
         by_order: Take the tensors of the file by order instead of by name.
         seed: Of the weights that the file does not have: a classifier for other classes.
@@ -143,56 +249,16 @@ def load_pretrained(
 
     Raises:
         DsnetError: The network cannot be created or converted, or the weights do not fit.
+
+    Examples:
+        >>> model = load_pretrained("timm:resnet18", "resnet18.safetensors", num_classes=20)  # doctest: +SKIP
     """
-    name = model.removeprefix(TIMM)
-    built = build_timm(
-        name, ConvertOptions(**options), Factory(), weights=weights, by_order=by_order, seed=seed
+    factory = Factory()
+    built = build_converted(
+        model, convert_options(options), factory, weights=weights, by_order=by_order, seed=seed
     )
     built.spec = ModelSpec(name=model, options=tuple(sorted(options.items())))
     return built
-
-
-def build_timm(
-    name: str,
-    options: ConvertOptions,
-    factory: Factory,
-    *,
-    weights: str | Path | None = None,
-    by_order: bool = False,
-    seed: int = 0,
-) -> ConvertedNetwork:
-    """Create and convert a network of timm.
-
-    Args:
-        name: Name in timm, without ``timm:``.
-        options: Options of the conversion.
-        factory: Device and precision of the result.
-        weights: File with weights, ``timm`` to download them, None for random ones.
-        by_order: Take the weights of a file by their order instead of by their names.
-        seed: Of initial weights.
-
-    Raises:
-        DsnetError: The network does not exist or cannot be converted, or the weights do not fit.
-    """
-    downloaded = str(weights) == DOWNLOADED
-    meta = torch.device(factory.get("device") or "cpu").type == "meta"
-    with torch.device("meta" if meta else "cpu"):
-        network = timm_network(
-            name,
-            num_classes=options.num_classes,
-            in_channels=options.in_channels,
-            image_size=options.image_size,
-            pretrained=downloaded and not meta,
-            seed=seed,
-        )
-        if weights is not None and not downloaded and not meta:
-            load_weights(network, weights, by_order=by_order)
-        side = options.image_size or _native_size(network)
-        generator = None if meta else torch.Generator().manual_seed(0)
-        example = torch.randn(1, options.in_channels, side, side, generator=generator)
-    settings = {key: getattr(options, key) for key in ConvertOptions.__dataclass_fields__}
-    model = convert(network, example, **{**settings, "name": f"{TIMM}{name}", "image_size": side})
-    return model.to(device=factory.get("device"), dtype=factory.get("dtype"))
 
 
 def _native_size(network: nn.Module) -> int:
