@@ -36,7 +36,7 @@ def test_unambiguous_short_keys_are_resolved() -> None:
     [
         ("optim.lrr=1", "no setting 'optim.lrr'; did you mean optim.lr?"),
         ("epoch=1", "did you mean optim.epochs?"),
-        ("zzz=1", "possible: model, options, start, data.name"),
+        ("zzz=1", "possible: model, options, start, weights"),
         ("optim.kind=adam", "optim.kind must be sgd or adamw, not 'adam'"),
         ("optim.epochs=1.5", "optim.epochs must be a whole number, not 1.5"),
         ("optim.lr=fast", "optim.lr must be a number, not 'fast'"),

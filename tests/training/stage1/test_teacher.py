@@ -64,19 +64,21 @@ def test_a_network_of_timm_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) ->
     """With a fake timm: the arguments it gets, and the use of its network."""
     network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))
     network.pretrained_cfg = {"mean": OWN[0], "std": OWN[1], "num_classes": 10}
-    stand_in = types.ModuleType("timm")
+    stand_in: Any = types.ModuleType("timm")
+    stand_in.is_model = lambda name: True
 
-    def create_model(name: str, *, pretrained: bool) -> torch.nn.Module:
+    def create_model(name: str, *, pretrained: bool, in_chans: int) -> torch.nn.Module:
         if name != "small" or not pretrained:
             raise RuntimeError(f"Unknown model ({name})")
         return network
 
     stand_in.create_model = create_model
     monkeypatch.setitem(sys.modules, "timm", stand_in)
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     teacher = load_teacher("timm:small", classes=10, seen=SEEN, device="cpu")
     pixels = torch.rand(2, 3, 8, 8)
     assert_close(teacher(normalised(pixels, SEEN)), network(normalised(pixels, OWN)).detach(), 1e-5)
-    assert "timm cannot create 'large': Unknown model (large)" in error_of(
+    assert "timm cannot create large: Unknown model (large)" in error_of(
         lambda: load_teacher("timm:large", classes=10, seen=SEEN, device="cpu")
     )
 

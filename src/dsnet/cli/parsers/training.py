@@ -30,7 +30,7 @@ def train(parser: Parser) -> None:
     Examples:
       dsnet train --data photos                      (photos/CLASS/*.jpg; nothing else is needed)
       dsnet train --data photos --dry-run            (what would be trained, and how long it takes)
-      dsnet train --data photos --model timm:resnet18                 (a pretrained start: best for few photos)
+      dsnet train --data photos --model timm:resnet18                 (a pretrained start, for few photos)
       dsnet train --data photos --model timm:resnet18 --weights resnet18.safetensors
       dsnet train digits_mbnet
       dsnet train digits_mbnet --set scheme.name=h-ib+mvco --set epochs=30 --out runs/hib
