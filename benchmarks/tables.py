@@ -31,6 +31,7 @@ PAGES = (
     "docs/routing.md",
     "docs/runtime.md",
     "docs/detection.md",
+    "docs/pretrained.md",
 )
 TABLE = re.compile(r"(<!-- table (\S+)((?: \w+=\S+)*) -->\n).*?(<!-- end -->)", re.S)
 Data = Mapping[str, Any]

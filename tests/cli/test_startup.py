@@ -28,7 +28,10 @@ from tests.support.docs import example_modules
 COMMANDS = [
     ["--help"],
     ["--version"],
-    *([name, "--help"] for name in ("models", "describe", "recipes", "train", "transfer", "recalibrate")),
+    *(
+        [name, "--help"]
+        for name in ("models", "describe", "recipes", "train", "convert", "transfer", "recalibrate")
+    ),
     *([name, "--help"] for name in ("gate", "calibrate", "evaluate", "predict", "profile", "bench", "demo")),
     *(["detect", name, "--help"] for name in ("train", "evaluate", "predict")),
     ["bench", "x", "--batch", "0"],
@@ -56,7 +59,7 @@ def test_help_and_wrong_arguments_do_not_import_torch() -> None:
         "    assert not heavy, (command, heavy)\n"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("show this help message") == 17
+    assert done.stdout.count("show this help message") == 18
 
 
 def test_importing_dsnet_does_not_import_torch_until_a_name_is_used() -> None:

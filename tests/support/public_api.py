@@ -13,6 +13,7 @@ PACKAGES = (
     "dsnet.data",
     "dsnet.detection",
     "dsnet.models",
+    "dsnet.models.convert",
     "dsnet.routing",
     "dsnet.runtime",
     "dsnet.slicing",

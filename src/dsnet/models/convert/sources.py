@@ -181,8 +181,8 @@ def _source_network(name: str, options: ConvertOptions, *, pretrained: bool, see
         )
     if name not in _FACTORIES or pretrained:
         raise DsnetError(
-            f"{name} has no pretrained weights; they are for {TIMM}NAME, and files of weights also for networks "
-            f"registered by register_network ({', '.join(_FACTORIES) or 'none are'})"
+            f"{name} has no pretrained weights; they are for {TIMM}NAME, and files of weights also for "
+            f"networks registered by register_network ({', '.join(_FACTORIES) or 'none are'})"
         )
     classes = {} if options.num_classes is None else {"num_classes": options.num_classes}
     with global_seed(seed):
