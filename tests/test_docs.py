@@ -6,6 +6,7 @@ import pkgutil
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def commands_of(page: str) -> list[list[str]]:
 def test_the_readmes_commands_follow_from_each_other() -> None:
     """Every command is one, and every run and image that it reads was made by one before it."""
     made = {"build/demo/supernet", "build/demo/images"}  # by `make demo`
-    given = {"photos", "more", "BCCD"}  # of the reader; described beside the command
+    given = {"photos", "more-photos", "more", "BCCD"}  # of the reader; described beside the command
     read = 0
     parser = build_parser()
     for _, *words in commands_of("README.md"):
@@ -136,9 +137,23 @@ def test_the_readmes_commands_follow_from_each_other() -> None:
     assert read >= 7
 
 
+def test_the_commands_on_pretrained_networks_are_commands() -> None:
+    commands = commands_of("docs/pretrained.md")
+    assert len(commands) >= 10
+    for _, *words in commands:
+        build_parser().parse_args(words)  # leaves with an error where an argument is wrong
+
+
+def test_a_network_of_ones_own_is_converted_as_shown() -> None:
+    (block,) = (block for block in code_blocks("docs/pretrained.md") if "dsnet.convert(" in block)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert [size.groups for size in names["model"].space.smallest.stages] == [(32,), (32, 64)]
+
+
 def test_make_demo_says_how_to_go_on() -> None:
-    """The Makefile's last words are the README's first command, on what the demo leaves behind."""
+    """The Makefile's last words are the README's first command on what the demo leaves behind."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    first = next(words for words in commands_of("README.md") if "--help" not in words)
+    first = next(words for words in commands_of("README.md") if "build/demo/supernet" in words)
     assert " ".join(first) in makefile
     assert ". $(BIN)/activate" in makefile

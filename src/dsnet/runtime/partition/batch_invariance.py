@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
@@ -60,8 +61,9 @@ class _RowLinear(nn.Module):
         self.weight, self.bias = layer.weight, layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = SF.row_linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
-        return rows.reshape(*x.shape[:-1], -1)
+        if x.ndim > 2:  # the product of one image's tokens has the same number of rows in every batch
+            return torch.stack([F.linear(tokens, self.weight, self.bias) for tokens in x])
+        return SF.row_linear(x, self.weight, self.bias)
 
 
 def _may_run_by_onednn(layer: nn.Conv2d) -> bool:
