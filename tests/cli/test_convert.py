@@ -87,6 +87,14 @@ def test_a_network_of_the_user_trains_and_predicts(
     model = dsnet.load("run").model
     assert len(model.space) == 2
     assert model.head.classifier.bias[0] > 99
+    # Transfer starts from the run's weights, not from the file; its classes are new.
+    transfer = ["transfer", "run", "--data", "digits", "--no-gate", "--out", "other", "--threads", "1"]
+    Path("start.safetensors").unlink()
+    assert main([*transfer, "--set", "epochs=1", "--set", "warmup=0", "--set", "lr=1e-9"]) == 0
+    other = dict(dsnet.load("other").model.named_parameters())
+    blocks = {name: weight for name, weight in model.named_parameters() if name.startswith("stages.")}
+    assert blocks
+    assert all(torch.allclose(other[name], weight, atol=1e-6) for name, weight in blocks.items())
     capsys.readouterr()
     for name in list(_FACTORIES):
         unregister(name)

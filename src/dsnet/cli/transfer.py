@@ -62,7 +62,10 @@ def _config(args: argparse.Namespace, saved: Checkpoint) -> TrainConfig:
     changes = parse_assignments(args.set)
     options = {key: value for key, value in old.options.items() if key != "num_classes"}
     data = replace(old.data, name=args.data, size=trained_on(saved, args.run)["size"])
-    config = fine_tuning(replace(old, options=options, start=str(args.run), data=data), changes)
+    start = replace(
+        old, options=options, start=str(args.run), weights=None, weights_by_order=False, data=data
+    )
+    config = fine_tuning(start, changes)
     if old.scheme.teacher is not None and config.scheme.teacher is None and "scheme.name" not in changes:
         print(
             f"The teacher {printable(old.scheme.teacher)} knows other classes: fine-tuning by scheme "
