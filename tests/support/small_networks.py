@@ -34,8 +34,7 @@ def randomise_module(network: nn.Module, seed: int = 0) -> nn.Module:
         else:  # biases, positions, class tokens, layer scales
             parameter.copy_(normal(parameter, 0.3))
     for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            assert module.running_mean is not None
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
             assert module.running_var is not None
             module.running_mean.copy_(normal(module.running_mean, 0.3))
             module.running_var.copy_(positive(module.running_var))
