@@ -7,6 +7,7 @@ unnoticed: `randomise` first gives every parameter and every statistic a value o
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import dsnet
 from dsnet.gate import RoutingHead
+from dsnet.models.convert.sources import import_timm
 from dsnet.models.group_by_route import run_gated
 from dsnet.slicing import SplitBatchNorm2d
 
@@ -125,3 +127,10 @@ def error_of(call: Callable[[], object]) -> str:
     with pytest.raises(dsnet.DsnetError) as caught:
         call()
     return str(caught.value)
+
+
+def need_timm() -> None:
+    """Skip the test, or the module, unless timm is installed; import it even beside a broken torchvision."""
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed", allow_module_level=True)
+    import_timm()

@@ -27,14 +27,23 @@ from dsnet.models.convert._blocks import Builder
 from dsnet.models.convert._layers import SlicedAxis
 from dsnet.models.convert._tracing import trace
 
-TERM = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=3)
+Form = list[list[tuple[int, str]]]
+KINDS = st.sampled_from(["number", "group", "group", "shared"])  # shared: one group of each size
+TERM = st.lists(st.tuples(st.integers(1, 4), KINDS), min_size=1, max_size=3)
 AXIS = st.lists(TERM, min_size=1, max_size=3)
 QUICK = settings(max_examples=60, deadline=None)
 
 
-def draw_axis(form: list[list[tuple[int, bool]]]) -> Axis:
-    """Return a sum of products of groups and numbers."""
-    return tuple(tuple(Group(size) if group else size for size, group in term) for term in form)
+def draw_axes(*forms: Form) -> list[Axis]:
+    """Return sums of products of groups and numbers; groups that are shared occur several times."""
+    shared: dict[int, Group] = {}
+
+    def factor(size: int, kind: str) -> Group | int:
+        if kind == "number":
+            return size
+        return shared.setdefault(size, Group(size)) if kind == "shared" else Group(size)
+
+    return [tuple(tuple(factor(*one) for one in term) for term in form) for form in forms]
 
 
 def expected_channels(axis: Axis, widths: dict[Group, int]) -> list[int]:
@@ -77,22 +86,18 @@ def draw_widths(data: st.DataObject, *axes: Axis) -> dict[Group, int]:
 
 @QUICK
 @given(form=AXIS, data=st.data())
-def test_take_keeps_the_channels_within_all_widths(
-    form: list[list[tuple[int, bool]]], data: st.DataObject
-) -> None:
-    axis = draw_axis(form)
+def test_take_keeps_the_channels_within_all_widths(form: Form, data: st.DataObject) -> None:
+    (axis,) = draw_axes(form)
     widths = draw_widths(data, axis)
     assert taken(axis, widths).tolist() == expected_channels(axis, widths)
 
 
 @QUICK
 @given(form=AXIS, data=st.data())
-def test_resolving_replaces_groups_by_what_they_became(
-    form: list[list[tuple[int, bool]]], data: st.DataObject
-) -> None:
-    axis = draw_axis(form)
+def test_resolving_replaces_groups_by_what_they_became(form: Form, data: st.DataObject) -> None:
+    (axis,) = draw_axes(form)
     size, groups = axis_size(axis), list(groups_of(axis))
-    for group in groups:
+    for group in dict.fromkeys(groups):
         if data.draw(st.booleans()):
             divisors = [n for n in range(1, group.size + 1) if group.size % n == 0]
             outer = data.draw(st.sampled_from(divisors))
@@ -118,11 +123,9 @@ def _factorisations(size: int, parts: int) -> list[tuple[int, ...]]:
 
 @QUICK
 @given(form=st.lists(AXIS, min_size=1, max_size=2), data=st.data())
-def test_reshaped_axes_say_which_channels_remain(
-    form: list[list[list[tuple[int, bool]]]], data: st.DataObject
-) -> None:
+def test_reshaped_axes_say_which_channels_remain(form: list[Form], data: st.DataObject) -> None:
     """Slicing the reshaped tensor along its new axes leaves what slicing the tensor before leaves."""
-    axes = [draw_axis(one) for one in form]
+    axes = draw_axes(*form)
     before = [axis_size(axis) for axis in axes]
     parts = data.draw(st.integers(1, 3))
     after = data.draw(st.sampled_from(_factorisations(math.prod(before), parts)))
@@ -141,10 +144,8 @@ def test_reshaped_axes_say_which_channels_remain(
 
 @QUICK
 @given(form=AXIS, data=st.data())
-def test_split_axes_say_which_channels_remain(
-    form: list[list[tuple[int, bool]]], data: st.DataObject
-) -> None:
-    axis = draw_axis(form)
+def test_split_axes_say_which_channels_remain(form: Form, data: st.DataObject) -> None:
+    (axis,) = draw_axes(form)
     size = axis_size(axis)
     borders = sorted(data.draw(st.sets(st.integers(1, max(1, size - 1)), max_size=3)) - {size})
     sizes = [b - a for a, b in zip([0, *borders], [*borders, size], strict=True)]
@@ -179,10 +180,8 @@ def test_axes_split_differently_become_equal(data: st.DataObject) -> None:
 
 @QUICK
 @given(forms=st.tuples(AXIS, AXIS), data=st.data())
-def test_unified_axes_always_keep_the_same_channels(
-    forms: tuple[list[list[tuple[int, bool]]], list[list[tuple[int, bool]]]], data: st.DataObject
-) -> None:
-    first, second = map(draw_axis, forms)
+def test_unified_axes_always_keep_the_same_channels(forms: tuple[Form, Form], data: st.DataObject) -> None:
+    first, second = draw_axes(*forms)
     difference = axis_size(first) - axis_size(second)
     if difference > 0:
         second = (*second, (difference,))
@@ -240,3 +239,13 @@ def test_a_slice_of_the_first_channels_is_a_view() -> None:
     assert axis.take(tensor, 0, (2,)).data_ptr() == tensor.data_ptr()
     assert axis.take(tensor, 0, (3,)) is tensor
     assert axis.take(tensor, 0, (2,)).tolist() == tensor[:4].tolist()
+
+
+def test_a_group_that_occurs_twice_can_be_split_twice() -> None:
+    group = Group(16)
+    axis: Axis = ((group,), (group,))
+    parts = split_axis(axis, [8, 8, 4, 12])
+    assert parts is not None
+    assert [axis_size(part) for part in parts] == [8, 8, 4, 12]
+    group = Group(4)
+    assert [axis_size(a) for a in reshape_axes([((1,), (1,), (1,)), axis_of(group)], (6, 2))] == [6, 2]
