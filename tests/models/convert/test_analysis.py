@@ -140,13 +140,13 @@ OPERATIONS: dict[str, Middle] = {
     # norms
     "group_norm": (lambda: nn.GroupNorm(4, 16), None),
     "group_norm_of_one": (lambda: nn.GroupNorm(1, 16), None),
-    "group_norm_without_weights": (lambda: nn.GroupNorm(4, 16, affine=False), "groupnorm cannot be sliced"),
+    "group_norm_without_weights": (lambda: nn.GroupNorm(4, 16, affine=False), "group_norm cannot be sliced"),
     "functional_group_norm": (lambda: Do(lambda m, x: F.group_norm(x, 4)), "group_norm cannot be sliced"),
     "layer_norm": (lambda: Do(last_dimension, norm=nn.LayerNorm(16)), None),
     "layer_norm_without_bias": (lambda: Do(last_dimension, norm=nn.LayerNorm(16, bias=False)), None),
     "layer_norm_without_weights": (
         lambda: Do(last_dimension, norm=nn.LayerNorm(16, elementwise_affine=False)),
-        "layernorm cannot be sliced",
+        "layer_norm cannot be sliced",
     ),
     "functional_layer_norm": (
         lambda: Do(lambda m, x: F.layer_norm(x.permute(0, 2, 3, 1), (16,)).permute(0, 3, 1, 2)),
@@ -178,7 +178,10 @@ OPERATIONS: dict[str, Middle] = {
     "gated": (Gated, None),
     "swapped_parts": (SwappedParts, None),
     "split_attention": (SplitAttention, None),
-    "joined_chunks": (lambda: Do(lambda m, x: torch.cat(x.chunk(4, 1), 1)), None),
+    "joined_chunks": (
+        lambda: Do(lambda m, x: torch.cat(x.chunk(4, 1), 1)),
+        "a batch norm reads it beside other channels",
+    ),
     "joined_unequal_chunks": (
         lambda: nn.Sequential(
             nn.Conv2d(16, 30, 1), Do(lambda m, x: torch.cat(x.chunk(4, 1), 1)), nn.Conv2d(30, 16, 1)
