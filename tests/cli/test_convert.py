@@ -13,7 +13,7 @@ import dsnet
 from dsnet.cli import main
 from dsnet.models.convert.sources import _FACTORIES
 from dsnet.models.registry import unregister
-from tests.support import error_of
+from tests.support import error_of, need_timm
 
 MODULE = '''
 from torch import nn
@@ -53,7 +53,7 @@ def _forget_networks() -> object:
 
 
 def test_a_network_of_timm_is_converted_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("timm", exc_type=Exception)
+    need_timm()
     settings = ["--set", "image_size=64", "--set", "widths=0.5,1", "--set", "num_classes=7"]
     assert main(["convert", "timm:resnet18", "--weights", "none", *settings]) == 0
     text = capsys.readouterr().out

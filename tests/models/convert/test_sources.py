@@ -17,7 +17,7 @@ import dsnet
 from dsnet.core.checkpoint import load_checkpoint
 from dsnet.models.convert.options import ConvertOptions
 from dsnet.models.convert.sources import (
-    build_timm,
+    build_converted,
     load_pretrained,
     load_weights,
     pretrained_channels,
@@ -321,8 +321,8 @@ class TestTimm:
         path = save_torch(tmp_path / "weights", state_of(network()))
         for by_order in (False, True):
             message = error_of(
-                lambda by_order=by_order: build_timm(
-                    "resnet18", ConvertOptions(), Factory(), weights=path, by_order=by_order
+                lambda by_order=by_order: build_converted(
+                    TIMM, ConvertOptions(), Factory(), weights=path, by_order=by_order
                 )
             )
             assert str(path) in message

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import dsnet
+from dsnet.models.convert.sources import import_timm
 from dsnet.recipes import get_recipe, list_recipes
 from dsnet.training import save_checkpoint
 from dsnet.training.stage1.teacher import load_teacher
-from tests.support import assert_close, error_of, images, randomise
+from tests.support import assert_close, error_of, images, need_timm, randomise
 
 SEEN = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 OWN = ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
@@ -85,7 +86,8 @@ def test_a_network_of_timm_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_recipes_teachers_exist_in_timm() -> None:
-    timm = pytest.importorskip("timm", exc_type=Exception)
+    need_timm()
+    timm = import_timm()
     teachers = {get_recipe(name).config.scheme.teacher for name in list_recipes()} - {None}
     assert teachers
     for teacher in teachers:
