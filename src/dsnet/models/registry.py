@@ -216,7 +216,8 @@ def create_model(
         )
     model = entry.build(entry.options(**options), Factory(device=device, dtype=dtype)).eval()
     if isinstance(model, Supernet):
-        model.spec = ModelSpec(name=name, options=tuple(sorted(options.items())))
+        plain = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}  # as from JSON
+        model.spec = ModelSpec(name=name, options=tuple(sorted(plain.items())))
     if generator is not None:
         initialise(model, generator)
     return model

@@ -132,7 +132,7 @@ class Call(NamedTuple):
                 tensors[role] = str(value.target)
             elif isinstance(value, str):
                 tensors[role] = value
-        owner = self.module or next(iter(tensors.values())).rpartition(".")[0] or self.node.name
+        owner = self.module or next(iter(tensors.values()), "").rpartition(".")[0] or self.node.name
         self.analysis.layers[self.node] = Layer(kind, owner, tensors, settings, groups)
 
     def tensor(self, role: str, axes: Axes) -> None:
@@ -142,6 +142,11 @@ class Call(NamedTuple):
             value = str(value.target)
         if isinstance(value, str):
             self.analysis.weight(value, axes)
+
+    def computes(self, *roles: str) -> bool:
+        """Tell whether a weight is computed by the network instead of being one of its tensors."""
+        values = [self.args.get(role) for role in roles]
+        return any(isinstance(value, fx.Node) and value.op != "get_attr" for value in values)
 
     @property
     def result(self) -> Tensor:
@@ -168,6 +173,8 @@ def rule(*names: str, arguments: str) -> Callable[[Rule], Rule]:
 # --- layers ---------------------------------------------------------------------------------------------
 @rule("conv2d", arguments="input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1, mode='zeros'")
 def _conv(call: Call) -> Axes:
+    if call.computes("weight", "bias"):
+        return _unknown(call)
     axes, groups = call.axes("input"), int(call.args["groups"])
     out, _, *window = _shape(call, "weight")
     channels = axis_size(axes[1])
@@ -211,6 +218,8 @@ def _shape(call: Call, role: str) -> tuple[int, ...]:
 
 @rule("linear", arguments="input, weight, bias=None")
 def _linear(call: Call) -> Axes:
+    if call.computes("weight", "bias"):
+        return _unknown(call)
     axes = call.axes("input")
     output = axis_of(Group(_shape(call, "weight")[0]))
     call.tensor("weight", [output, axes[-1]])
@@ -225,6 +234,8 @@ def _linear(call: Call) -> Axes:
 )
 def _batch_norm(call: Call) -> Axes:
     axes = call.axes("input")
+    if call.computes("weight", "bias", "mean", "var"):
+        return _unknown(call)
     if len(axes) != 4 or any(call.args[role] is None for role in ("mean", "var", "weight", "bias")):
         return _unknown(call)  # of vectors, or without statistics
     for role in ("weight", "bias", "mean", "var"):
@@ -237,6 +248,8 @@ def _batch_norm(call: Call) -> Axes:
 
 @rule("layer_norm", arguments="input, normalized_shape, weight=None, bias=None, eps=1e-5")
 def _layer_norm(call: Call) -> Axes:
+    if call.computes("weight", "bias"):
+        return _unknown(call)
     axes = call.axes("input")
     shape = call.args["normalized_shape"]
     if not isinstance(shape, int) and len(shape) > 1:
@@ -253,7 +266,7 @@ def _layer_norm(call: Call) -> Axes:
 @rule("group_norm", arguments="input, num_groups, weight=None, bias=None, eps=1e-5")
 def _group_norm(call: Call) -> Axes:
     axes, groups = call.axes("input"), int(call.args["num_groups"])
-    if call.args["weight"] is None or call.args["bias"] is None:
+    if call.args["weight"] is None or call.args["bias"] is None or call.computes("weight", "bias"):
         return _unknown(call)
     if groups == 1:
         number = axis_of(1)
@@ -272,7 +285,7 @@ UNARY = (
     "dropout dropout1d dropout2d alpha_dropout identity contiguous clone float half to type_as clamp "
     "clamp_min clamp_max exp log sqrt rsqrt abs neg pow detach quick_gelu selu celu logsigmoid softsign "
     "hardshrink tanhshrink relu_ relu6_ silu_ sigmoid_ hardswish_ hardsigmoid_ tanh_ elu_ leaky_relu_ mish_ "
-    "clamp_ stochastic_depth drop_path roll"
+    "clamp_ stochastic_depth drop_path"
 )
 
 
@@ -281,6 +294,16 @@ def _unary(call: Call) -> Axes:
     axes = call.axes("input")
     if len(call.result.shape) != len(axes) or tuple(call.result.shape) != tuple(map(axis_size, axes)):
         return _unknown(call)
+    return axes
+
+
+@rule("roll", arguments="input, shifts, dims=None")
+def _roll(call: Call) -> Axes:
+    axes, dims = call.axes("input"), call.args["dims"]
+    if dims is None:
+        return _unknown(call)
+    for dim in [dims] if isinstance(dims, int) else dims:
+        keep_whole(axes[int(dim)], "its channels are shifted")
     return axes
 
 
@@ -299,7 +322,10 @@ def _softmax(call: Call) -> Axes:
     return axes
 
 
-BINARY = "add sub mul div truediv add_ sub_ mul_ div_ iadd isub imul itruediv maximum minimum addcmul where"
+BINARY = (
+    "add sub mul div truediv add_ sub_ mul_ div_ iadd isub imul itruediv maximum minimum addcmul where "
+    "gt ge lt le eq ne"
+)
 
 
 @rule(*BINARY.split(), arguments="input, other=None, third=None")
@@ -407,6 +433,12 @@ def _expand(call: Call) -> Axes:
     axes, shape = call.axes("input"), call.result.shape
     axes = [axis_of(1)] * (len(shape) - len(axes)) + axes
     result = [axis if axis_size(axis) == n else axis_of(n) for axis, n in zip(axes, shape, strict=True)]
+    other = call.args["sizes"][0]
+    if isinstance(other, fx.Node) and isinstance(value_of(other), Tensor):  # expand_as: the shape follows
+        for axis, theirs in zip(axes, call.analysis.of(other), strict=True):
+            if axis_size(axis) == axis_size(theirs):
+                unify(axis, theirs)
+        return list(call.analysis.of(other))
     call.analysis.sizes[call.node] = result
     return result
 
@@ -414,8 +446,12 @@ def _expand(call: Call) -> Axes:
 # --- parts and concatenation ----------------------------------------------------------------------------
 @rule("cat", "concat", arguments="tensors, dim=0")
 def _cat(call: Call) -> Axes:
-    tensors, dim = list(call.args["tensors"]), int(call.args["dim"])
-    every = [call.analysis.of(node) for node in tensors]
+    tensors, dim = call.args["tensors"], int(call.args["dim"])
+    every: list[Axes]
+    if isinstance(tensors, fx.Node):  # the parts of a split
+        every = list(call.analysis.axes[tensors])
+    else:
+        every = [call.analysis.of(node) for node in tensors]
     dim %= len(every[0])
     result = list(every[0])
     for axes in every[1:]:

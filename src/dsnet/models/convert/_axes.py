@@ -161,7 +161,13 @@ def _unify_terms(first: Axis, second: Axis) -> bool:
 def _unify_factors(first: Term, second: Term) -> bool:
     """Unify two products of the same size, splitting factors where they have different boundaries."""
     a, b = list(first), list(second)
-    while a and b:
+    while True:
+        for factors in (a, b):  # a group that occurs twice was perhaps replaced
+            (*others, factors[:]) = resolve((tuple(factors),))
+            if others:
+                return False
+        if not a or not b:
+            return not a and not b
         one, other = a.pop(), b.pop()
         small, large = sorted((one, other), key=_factor_size)
         if _factor_size(small) < _factor_size(large):
@@ -171,12 +177,9 @@ def _unify_factors(first: Term, second: Term) -> bool:
             (a if large is one else b).append(halves[0])
             large = halves[1]
         if isinstance(small, Group) and small is not large:
-            if small.resolved is not None or (isinstance(large, Group) and large.resolved is not None):
-                return resolve(axis_of(small)) == resolve(axis_of(large))
             small.become(axis_of(large))
         elif isinstance(large, Group) and isinstance(small, int):
             large.become(axis_of(small))
-    return not a and not b
 
 
 def split_factor(factor: Factor, outer: int, inner: int) -> tuple[Factor, Factor] | None:
@@ -203,7 +206,8 @@ def split_axis(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
         while size:
             if not rest:
                 return None
-            term = rest.pop(0)
+            term, *others = resolve((rest.pop(0),))  # it may hold a group that was split before
+            rest[:0] = others
             if _term_size(term) > size:
                 front = _split_term(term, size)
                 if front is None:
@@ -289,13 +293,22 @@ def _divide_term(term: Term, sizes: Iterable[int]) -> list[Term] | None:
         while _term_size(tuple(taken)) < size:
             if not factors:
                 return None
-            factor, missing = factors.pop(0), size // _term_size(tuple(taken))
+            factor = factors.pop(0)
+            if isinstance(factor, Group) and factor.resolved is not None:  # split where it occurred before
+                parts = resolve(axis_of(factor))
+                if len(parts) > 1:
+                    return None
+                factors[:0] = parts[0]
+                continue
+            missing, rest = divmod(size, _term_size(tuple(taken)))
+            if rest:
+                return None
             if _factor_size(factor) > missing:
                 halves = split_factor(factor, missing, _factor_size(factor) // missing)
                 if halves is None:
                     return None
-                factor, rest = halves
-                factors.insert(0, rest)
+                factor, inner = halves
+                factors.insert(0, inner)
             taken.append(factor)
         if _term_size(tuple(taken)) != size:
             return None

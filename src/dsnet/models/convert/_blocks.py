@@ -183,13 +183,31 @@ class _Translation:
             dim = next(i for i, (a, b) in enumerate(zip(whole, shape[0].shape, strict=True)) if a != b)
             return self.graph.call_function(torch.split, (args[0], sizes, dim))
         given = list(_flat(args[1:]))
-        if name == "unflatten":
-            given = [-1 if i == 0 else n for i, n in enumerate(shape.shape)]
-        elif name == "expand_as":
-            given = list(shape.shape)
-        expected = [w if w is not None else g for w, g in zip(widths, given, strict=True)]
-        method = "expand" if name.startswith("expand") else "reshape"
+        sources = list(_flat(node.args[1:]))
+        if name in ("unflatten", "Unflatten"):
+            before = value_of(cast(fx.Node, node.args[0])).ndim
+            given_dim: Any = node.args[1] if name == "unflatten" else None
+            if name == "Unflatten":
+                given_dim = self.analysis.traced.root.get_submodule(str(node.target)).dim
+            dim = int(given_dim) % before
+            new = slice(dim, dim + 1 + len(axes) - before)
+            parts = [a.full if w is None else w for a, w in zip(axes[new], widths[new], strict=True)]
+            return self.graph.call_method("unflatten", (args[0], dim, tuple(parts)))
+        expected = [
+            w if w is not None else axis.full if self._follows(source) else g
+            for w, axis, source, g in zip(widths, axes, sources, given, strict=True)
+        ]
+        method = "expand" if name == "expand" else "reshape"
         return self.graph.call_method(method, (args[0], *expected))
+
+    def _follows(self, size: Any) -> bool:  # noqa: ANN401
+        """Tell whether a size is computed from that of a sliced dimension."""
+        if not isinstance(size, fx.Node) or isinstance(value_of(size), Tensor):
+            return False
+        if size.op == "call_method" and size.target == "size" and len(size.args) == 2:
+            source, dim = cast(tuple[fx.Node, int], size.args)
+            return self.builder.axis(self.analysis.of(source)[dim]).sliced
+        return any(map(self._follows, size.all_input_nodes))
 
 
 class _Narrow(nn.Module):
@@ -311,6 +329,7 @@ class GraphHead(Head):
 # --- counting -------------------------------------------------------------------------------------------
 _Counted = dict[tuple[Shape, Sizes], tuple[Cost, tuple[int, ...]]]
 _COUNTS: weakref.WeakKeyDictionary[fx.GraphModule, _Counted] = weakref.WeakKeyDictionary()
+PRODUCTS = {"scaled_dot_product_attention", "matmul", "bmm"}  # counted as attention
 AVERAGES = {"mean", "AvgPool2d", "AdaptiveAvgPool2d", "avg_pool2d", "adaptive_avg_pool2d"}
 
 
@@ -351,11 +370,15 @@ class _Counter(fx.Interpreter):
             weights = sum(p.numel() for p in layer.parameters())
             self.total += Cost(params=weights, layers=flops.get_total_flops() // 2)
             return result
-        result = super().run_node(n)
+        flops = FlopCounterMode(display=False)
+        with flops:
+            result = super().run_node(n)
         if layer is not None:
             name = type(layer).__name__
         else:
             name = str(n.target) if n.op == "call_method" else getattr(n.target, "__name__", "")
+            if name not in PRODUCTS:  # an operation that is not sliced, such as einsum
+                self.total += Cost(layers=flops.get_total_flops() // 2)
         self.total += self._cost(name, layer, inputs, result)
         return result
 

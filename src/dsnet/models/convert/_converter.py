@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Shape
-from dsnet.errors import DsnetError, shorten
+from dsnet.errors import DsnetError, printable, shorten
 from dsnet.models.blocks import count_steps
 from dsnet.models.convert._analysis import Analysis
-from dsnet.models.convert._axes import Group, groups_of, resolve
+from dsnet.models.convert._axes import Axis, Group, groups_of, resolve
 from dsnet.models.convert._blocks import Builder, GraphBlock, GraphHead
 from dsnet.models.convert._chain import Piece, cut
 from dsnet.models.convert._importance import activation_scales, channel_order, sorted_weights
@@ -96,7 +96,7 @@ class Converter:
         for name, axes in self.analysis.weights.items():
             owner = name.rpartition(".")[0] or name
             for dim, axis in enumerate(axes):
-                for group in groups_of(axis):
+                for group in _reported(axis):
                     if owner not in layers.setdefault(group, []):
                         layers[group].append(owner)
                     if dim == 0:
@@ -115,11 +115,6 @@ class Converter:
         front = self._groups_in(self.blocks[: self.gate])
         explicit = set[str]().union(*(self.options.table or ()))
         unknown = sorted(explicit - {name for name, _ in self.names.values()})
-        if unknown:
-            possible = ", ".join(sorted(n for g, (n, _) in self.names.items() if g.reason is None))
-            raise DsnetError(
-                f"table: no channel group {', '.join(unknown)}; possible: {shorten(possible, 600)}"
-            )
         for group, (name, _) in self.names.items():
             if group.reason is not None:
                 pass
@@ -131,7 +126,11 @@ class Converter:
                 group.reason = "residual stream"
             if name in explicit and group.reason is not None:
                 raise DsnetError(f"table: {name} cannot be sliced: {group.reason}")
-        return [group for group in self.names if group.reason is None]
+        sliced = [group for group in self.names if group.reason is None]
+        if unknown:
+            possible = printable(", ".join(self.names[group][0] for group in sliced), 600)
+            raise DsnetError(f"table: no channel group {', '.join(unknown)}; possible: {possible}")
+        return sliced
 
     def _groups_in(self, pieces: Sequence[Piece]) -> set[Group]:
         found: set[Group] = set()
@@ -330,6 +329,15 @@ class Converter:
             if group.reason != ""
         )
         return Conversion(groups=groups, gate=self.blocks[self.gate - 1].name, depths=depths)
+
+
+def _reported(axis: Axis) -> Iterator[Group]:
+    """Yield the groups of an axis, and those that an operation turned into a number for a reason."""
+    known = list(groups_of(axis))
+    yield from known
+    for group in (factor for term in axis for factor in term if isinstance(factor, Group)):
+        if group.reason and group.resolved is not None and not any(True for _ in groups_of(((group,),))):
+            yield group
 
 
 def _channel_dim(piece: Piece, *, at_exit: bool = False) -> int:

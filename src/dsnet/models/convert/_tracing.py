@@ -174,11 +174,18 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.example = example
         self._runs = False  # whether a node is being run, not traced
+        self.failed: nn.Module | None = None  # the innermost module that raised an error
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401
-        return forward(*args, **kwargs) if self._runs else super().call_module(m, forward, args, kwargs)
+        if self._runs:
+            return forward(*args, **kwargs)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or m
+            raise
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:  # noqa: ANN401
         return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]  # others: defaults
@@ -264,9 +271,8 @@ def trace(network: nn.Module, example: Tensor) -> TracedGraph:
 
 def _reason(error: Exception, tracer: _Tracer, network: nn.Module) -> str:
     """Say which module and line cannot be traced, and what to do about it."""
-    scope = getattr(tracer, "scope", None)
-    path = getattr(scope, "module_path", "") or ""
-    module = network.get_submodule(path) if path else network
+    module = tracer.failed or network
+    path = next(name for name, other in network.named_modules() if other is module)
     name = f"{path} ({type(module).__name__})" if path else type(module).__name__
     line, traceback = "", error.__traceback__
     while traceback is not None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dsnet.errors import DsnetError, shorten
 from dsnet.models.convert._analysis import analyse
 from dsnet.models.convert._converter import Converter
-from dsnet.models.convert._tracing import trace
+from dsnet.models.convert._tracing import TracedGraph, trace
 from dsnet.models.convert.network import ConvertedNetwork
 from dsnet.models.convert.options import ConvertOptions
 from dsnet.models.supernet import ModelSpec
@@ -70,7 +70,9 @@ def convert(
             "pixels"
         )
     flags = {name: module.training for name, module in network.named_modules()}
-    analysis = analyse(trace(network, _two_images(example)))
+    traced = trace(network, _two_images(example))
+    _check_batch(traced, example)
+    analysis = analyse(traced)
     model = Converter(analysis, network, chosen).build(example, batches, sort=sort)
     assert flags == {name: module.training for name, module in network.named_modules()}
     kept = {key: value for key, value in options.items() if key != "name" and value is not None}
@@ -119,6 +121,18 @@ def _check(network: nn.Module, example: Tensor) -> None:
             f"the example is {example.dtype} on {example.device}, the network {parameter.dtype} on "
             f"{parameter.device}; convert one of them"
         )
+
+
+@torch.no_grad()
+def _check_batch(traced: TracedGraph, example: Tensor) -> None:
+    """Raise if the graph does not run on one image, though it was traced with two."""
+    try:
+        fx.GraphModule(traced.root, traced.graph).forward(example[:1])
+    except Exception as error:
+        raise DsnetError(
+            "the network takes only batches of the size that it was traced with: its code turns the batch "
+            f"size into a number, for example by len(x) instead of x.shape[0] ({shorten(str(error), 200)})"
+        ) from error
 
 
 def _two_images(example: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsnet.errors import DsnetError, shorten
-from dsnet.models.options import GateOptions
+from dsnet.models.options import GateOptions, check_count
 
 __all__ = ["ConvertOptions"]
 
@@ -55,6 +55,8 @@ class ConvertOptions(GateOptions):
                     f"{field}={shorten(value)} is for {len(value)} routes, widths={shorten(self.widths)} for "
                     f"{len(self.widths)}: give one share for each route"
                 )
+        if self.image_size is not None:
+            check_count("image_size", self.image_size)
         if self.table is not None:
             set_field(self, "table", _table(self.table))
             given = self.widths != (0.25, 0.5, 0.75, 1.0) and len(self.widths) != len(self.table)

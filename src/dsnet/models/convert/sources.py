@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 import sys
@@ -94,7 +95,7 @@ def timm_network(
     """
     timm = import_timm()
     if not re.fullmatch(r"[A-Za-z0-9_.]+", name) or not timm.is_model(name):
-        close = timm.list_models(f"*{name[:6]}*")[:5] if re.fullmatch(r"[A-Za-z0-9_.]+", name) else []
+        close = difflib.get_close_matches(name, timm.list_models(), n=5)
         hint = f"; similar: {', '.join(close)}" if close else ""
         raise DsnetError(f"timm has no network {shorten(name)}{hint}")
     options: dict[str, Any] = {"pretrained": pretrained, "in_chans": in_channels}
@@ -286,9 +287,17 @@ def load_weights(network: nn.Module, path: str | Path, *, by_order: bool = False
         given = _renamed(given, own, path)
     classifier = _classifier(network)
     skipped = {
-        name for name in classifier if name in given and name in own and given[name].shape != own[name].shape
+        name
+        for name in classifier
+        if name in given
+        and name in own
+        and given[name].shape != own[name].shape
+        and given[name].shape[1:] == own[name].shape[1:]  # it reads the same features
     }
     _check_names(given, own, skipped, path)
+    broken = [name for name in own if name not in skipped and not given[name].isfinite().all()]
+    if broken:
+        raise DsnetError(f"{path} has weights that are not finite: {shorten(', '.join(broken[:3]))}")
     network.load_state_dict({name: given[name] for name in own if name not in skipped}, strict=False)
 
 
