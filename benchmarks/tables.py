@@ -388,6 +388,73 @@ def detection_table(name: str, data: Data, routes: str | None = None) -> str:
     return markdown(header, rows, f"{source(data)}; mAP in percent on 72 test images, {MEANS}")
 
 
+def pretrained_exact_table(name: str, data: Data) -> str:
+    """Tabulate the accuracy of pretrained networks and of their conversions' largest routes."""
+    rows = [
+        [
+            row["network"],
+            f"{row['side']} px",
+            f"{row['images']:,}",
+            f"{row['top1']['original']:.2f}",
+            f"{row['top1']['converted']:.2f}",
+            str(row["differ"]),
+            f"{row['largest_error']:.0e}",
+        ]
+        for row in data["results"]
+    ]
+    header = [
+        "network",
+        "size",
+        "images",
+        "original",
+        "largest route",
+        "other predictions",
+        "largest difference of logits",
+    ]
+    caption = f"{source(data)}; top-1 accuracy in percent on validation images of ImageNet"
+    return markdown(header, rows, caption)
+
+
+def pretrained_importance_table(name: str, data: Data) -> str:
+    """Tabulate the accuracy of routes that were not trained, by the order of their channels."""
+    rows = []
+    for order in dict.fromkeys(run["order"] for run in data["runs"]):
+        same = [run["test"] for run in data["runs"] if run["order"] == order]
+        title = order if order in ("unsorted", "weights", "activations") else f"Torch-Pruning: {order}"
+        rows.append([title, *(_mean([test[route] for test in same], 1) for route in data["madds"])])
+    header = ["order", *(f"route {route} ({_millions(madds)})" for route, madds in data["madds"].items())]
+    seeds = len({run["seed"] for run in data["runs"]})
+    caption = (
+        f"{source(data)}; {data['network']} at {data['side']} px: accuracy in percent on {data['images']:,} "
+        f"validation images of Imagenette after re-calibration on {data['calibration']:,} training images, "
+        f"without training{f', {MEANS}' if seeds > 1 else ''}; the original network has "
+        f"{data['original']:.1f}. 97 % of these images are in ImageNet's training set, so the figures "
+        "compare orders only"
+    )
+    return markdown(header, rows, caption)
+
+
+def pretrained_latency_table(name: str, data: Data) -> str:
+    """Tabulate milliseconds of one image: the original network, and each route alone and in the plan."""
+
+    def cell(way: str) -> str:
+        median, low, high = _quartiles(data["times"][way])
+        return f"{median:.2f} ({low:.2f}–{high:.2f})"
+
+    whole = data["times"]["original"]["median"]
+    rows = [["original network", "", cell("original"), "1.00", ""]]
+    for route, madds in data["madds"].items():
+        share = data["times"][f"alone {route}"]["median"] / whole
+        ways = [cell(f"alone {route}"), f"{share:.2f}", cell(f"plan {route}")]
+        rows.append([f"route {route}", _millions(madds), *ways])
+    header = ["network", "MAdds", "alone, ms", "alone / original", "in the plan, with the gate, ms"]
+    caption = (
+        f"{source(data)}, {_threads(data)}, {data['backend']}; {data['network']} at {data['side']} px; "
+        f"milliseconds of one image, medians (quartiles) of {data['rounds']} rounds"
+    )
+    return markdown(header, rows, caption)
+
+
 def _only(values: Iterable[float]) -> str:
     return f"{statistics.mean(values):.1f}"
 
@@ -412,6 +479,9 @@ KINDS: dict[str, Callable[..., str]] = {
     "transfer": transfer_table,
     "transfer-rates": transfer_rates_table,
     "detection": detection_table,
+    "pretrained-exact": pretrained_exact_table,
+    "pretrained-importance": pretrained_importance_table,
+    "pretrained-latency": pretrained_latency_table,
 }
 
 
