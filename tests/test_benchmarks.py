@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
-from benchmarks import training
+import torch
+from benchmarks import pretrained, training
+from torch import nn
 
 
 def test_a_training_step_is_timed_beside_its_parts(
@@ -20,3 +23,28 @@ def test_a_training_step_is_timed_beside_its_parts(
     assert row["ratio"] == pytest.approx(row["step"] / row["sum"], rel=1e-3)
     assert row["sum"] == pytest.approx(sum(ms for name, ms in row["parts"].items() if name != "images"), 1e-3)
     assert set(row["parts"]) == {*(f"network {i}" for i in range(4)), "teacher", "update", "images"}
+
+
+def test_sorting_channels_by_given_scores_leaves_a_network_the_same() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, 1, 1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 6, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)),
+    ).eval()
+    nn.init.uniform_(network.get_submodule("1").weight)
+    nn.init.uniform_(network.get_submodule("4").weight)
+    images, scores = torch.randn(2, 3, 16, 16), torch.rand(8)
+    first = network.get_submodule("0").weight.detach().clone()
+    with torch.no_grad():
+        before = network(images)
+        pretrained.sort_channels(network, {"0": scores}, images[:1])
+        after = network(images)
+    assert torch.equal(network.get_submodule("0").weight, first[scores.argsort(descending=True)])
+    torch.testing.assert_close(after, before)
+
+
+@pytest.mark.parametrize("text", ["lite0", "lite0=", "resnet=weights.pth"])
+def test_a_pretrained_network_is_a_name_and_a_file(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="NAME=FILE"):
+        pretrained.parse_source(text)
