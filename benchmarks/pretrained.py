@@ -53,12 +53,12 @@ from dsnet.data.registry import DatasetRequest, Split
 from dsnet.data.transforms.augment import normalise
 from dsnet.extract import extract
 from dsnet.models.convert import convert
-from dsnet.models.convert.analysis import analyse
-from dsnet.models.convert.axes import Group, groups_of
-from dsnet.models.convert.importance import sorted_weights
+from dsnet.models.convert._analysis import analyse
+from dsnet.models.convert._axes import Group, groups_of
+from dsnet.models.convert._importance import sorted_weights
+from dsnet.models.convert._tracing import trace
 from dsnet.models.convert.network import ConvertedNetwork
 from dsnet.models.convert.sources import load_weights, timm_network
-from dsnet.models.convert.tracing import trace
 from dsnet.runtime import compile as compile_plan
 from dsnet.runtime import get_backend
 from dsnet.runtime.forced_routes import assigned_call

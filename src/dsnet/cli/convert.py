@@ -49,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:CALIBRATION]
         batches = list(order.chunk(max(1, len(order) // BATCH)))
         normalised = (normalise(x[0], *channels) for x, _ in images.batches(batches))
-        recalibrate(model, progress(normalised, len(batches), "computing statistics, batch"))
+        whole = {name: value.clone() for name, value in model.prefix.state_dict().items()}
+        smaller = [route for route in model.space if route != model.space.largest]
+        recalibrate(model, progress(normalised, len(batches), "computing statistics, batch"), smaller)
+        model.prefix.load_state_dict(whole)  # the largest route keeps its own statistics
     if channels is not None:
         mean, std = map(list, channels)
         data["input"] = {"mean": mean, "std": std, "size": model.input_spec.image_size, "crop_ratio": 1.0}

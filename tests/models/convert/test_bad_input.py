@@ -296,3 +296,38 @@ def test_an_impossible_image_size(size: object) -> None:
     need_timm()
     message = error_of(lambda: dsnet.create_model("timm:resnet18", image_size=size))
     assert_says(message, "image_size", str(size))
+
+
+BATCHES = [torch.zeros(2, 3, 32, 32)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ([], "batches are empty"),
+        (BATCHES[0], "use [images]"),
+        ([(BATCHES[0], torch.zeros(2))], "give the images without labels"),
+        ([torch.zeros(2, 1, 32, 32)], "[2, 1, 32, 32]"),
+        ([BATCHES[0].to(torch.uint8)], "torch.uint8"),
+        ([torch.full((2, 3, 32, 32), torch.nan)], "NaN"),
+    ],
+)
+def test_batches_to_sort_by_are_checked(batches: Any, words: str) -> None:  # noqa: ANN401
+    network = plain_cnn().float().eval()
+    assert words in error_of(lambda: dsnet.convert(network, torch.zeros(1, 3, 32, 32), batches=batches))
+
+
+def test_batches_without_sorting_are_refused() -> None:
+    network = plain_cnn().float().eval()
+    example = torch.zeros(1, 3, 32, 32)
+    assert "sort=False" in error_of(lambda: dsnet.convert(network, example, batches=BATCHES, sort=False))
+
+
+def test_frozen_weights_stay_frozen_and_inference_mode_does_not_last() -> None:
+    network = plain_cnn().float().eval()
+    network[0].requires_grad_(False)
+    with torch.inference_mode():
+        model = dsnet.convert(network, torch.zeros(1, 3, 32, 32))
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    assert sum(p.numel() for p in frozen) == sum(p.numel() for p in network[0].parameters())
+    model(torch.randn(2, 3, 32, 32), 0).sum().backward()

@@ -18,6 +18,7 @@ from dsnet.core.checkpoint import load_checkpoint
 from dsnet.models.convert.options import ConvertOptions
 from dsnet.models.convert.sources import (
     build_converted,
+    import_timm,
     load_pretrained,
     load_weights,
     pretrained_channels,
@@ -333,8 +334,16 @@ class TestTimm:
         assert pretrained_channels(TIMM) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         assert pretrained_channels("timm:vit_tiny_patch16_224") == ((0.5,) * 3, (0.5,) * 3)
 
-    def test_a_download_that_fails_is_an_error_that_names_the_way_out(self) -> None:
+    def test_a_download_that_fails_is_an_error_that_names_the_way_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         need_timm()
+
+        def fail(name: str, **options: object) -> None:
+            assert options["pretrained"]
+            raise OSError("no connection")
+
+        monkeypatch.setattr(import_timm(), "create_model", fail)
         message = error_of(lambda: load_pretrained(TIMM, "timm", **OPTIONS))
         assert "cannot create resnet18" in message
         assert "--weights FILE" in message

@@ -6,7 +6,7 @@ import copy
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -280,12 +280,12 @@ class GraphBlock(Block):
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Count the block, by running it on the meta device once for each shape and size."""
-        cost, output = _count(self.body, shape, _sizes(size))
-        return cost, Shape(*output)
+        counted = _count(self.body, shape, _sizes(size))
+        return counted.cost, Shape(*counted.shape)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
         """Extract the graph with torch's layers."""
-        return _static(self.body, _sizes(size), key, fold_bn=fold_bn)
+        return _Extraction(self.body, shape, _sizes(size), key, fold_bn=fold_bn).run()
 
     def extra_repr(self) -> str:
         """Return the name for printing."""
@@ -316,25 +316,31 @@ class GraphHead(Head):
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Count pooling and classifier."""
-        cost, _ = _count(self.body, shape, _sizes(size))
+        cost = _count(self.body, shape, _sizes(size)).cost
         layer = cast(ConvertedLinear, self.classifier)
         return cost + layer.cost(_sizes(size), 1), Shape(layer.out_features, 1, 1)
 
     def extract(self, shape: Shape, size: Slice, key: int, *, fold_bn: bool) -> nn.Module:
         """Extract pooling and classifier."""
-        body = _static(self.body, _sizes(size), key, fold_bn=fold_bn)
+        body = _Extraction(self.body, shape, _sizes(size), key, fold_bn=fold_bn).run()
         return nn.Sequential(body, cast(ConvertedLinear, self.classifier).extract(_sizes(size)))
 
 
 # --- counting -------------------------------------------------------------------------------------------
-_Counted = dict[tuple[Shape, Sizes], tuple[Cost, tuple[int, ...]]]
-_COUNTS: weakref.WeakKeyDictionary[fx.GraphModule, _Counted] = weakref.WeakKeyDictionary()
+class _Counted(NamedTuple):
+    cost: Cost
+    shape: tuple[int, ...]  # of the output
+    sides: dict[str, int]  # heights and widths of maps that the graph computes with, by the node's name
+
+
+_COUNTS: weakref.WeakKeyDictionary[fx.GraphModule, dict[tuple[Shape, Sizes], _Counted]]
+_COUNTS = weakref.WeakKeyDictionary()
 PRODUCTS = {"scaled_dot_product_attention", "matmul", "bmm"}  # counted as attention
 AVERAGES = {"mean", "AvgPool2d", "AdaptiveAvgPool2d", "avg_pool2d", "adaptive_avg_pool2d"}
 
 
-def _count(body: fx.GraphModule, shape: Shape, sizes: Sizes) -> tuple[Cost, tuple[int, ...]]:
-    """Count a graph for one image; return also the shape of its output."""
+def _count(body: fx.GraphModule, shape: Shape, sizes: Sizes) -> _Counted:
+    """Count a graph for one image."""
     known = _COUNTS.setdefault(body, {})
     if (shape, sizes) not in known:
         memo: dict[int, Any] = {}
@@ -344,7 +350,7 @@ def _count(body: fx.GraphModule, shape: Shape, sizes: Sizes) -> tuple[Cost, tupl
         dtype = next((p.dtype for p in body.parameters()), torch.float32)
         with torch.no_grad():
             output = counter.run(torch.empty(1, *shape, device="meta", dtype=dtype), sizes, 0, None)
-        known[shape, sizes] = counter.total, tuple(output.shape[1:])
+        known[shape, sizes] = _Counted(counter.total, tuple(output.shape[1:]), counter.sides)
     return known[shape, sizes]
 
 
@@ -359,9 +365,18 @@ class _Counter(fx.Interpreter):
     def __init__(self, body: fx.GraphModule, sizes: Sizes) -> None:
         super().__init__(body.eval())
         self.sizes, self.total = sizes, Cost()
+        self.sides: dict[str, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401
         inputs = [self.env[arg] for arg in n.all_input_nodes]
+        if (
+            n.op == "call_method"
+            and n.target == "size"
+            and n.args[1:] in ((2,), (3,))
+            and inputs[0].ndim == 4
+        ):
+            self.sides[n.name] = super().run_node(n)
+            return self.sides[n.name]
         layer = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None
         if layer is not None and any(True for _ in layer.parameters()) and not hasattr(layer, "cost"):
             flops = FlopCounterMode(display=False)
@@ -402,14 +417,12 @@ class _Counter(fx.Interpreter):
 
 
 # --- extraction -----------------------------------------------------------------------------------------
-def _static(body: fx.GraphModule, sizes: Sizes, key: int, *, fold_bn: bool) -> fx.GraphModule:
-    """Build the graph of one size from torch's own layers, with copies of the weights."""
-    return _Extraction(body, sizes, key, fold_bn=fold_bn).run()
-
-
 class _Extraction:
-    def __init__(self, body: fx.GraphModule, sizes: Sizes, key: int, *, fold_bn: bool) -> None:
+    """The graph of one size for images of one shape, of torch's own layers with copies of the weights."""
+
+    def __init__(self, body: fx.GraphModule, shape: Shape, sizes: Sizes, key: int, *, fold_bn: bool) -> None:
         self.body, self.sizes, self.key = body, sizes, key
+        self.sides = _count(body, shape, sizes).sides
         self.norms = _norms_behind(body) if fold_bn else {}  # by the convolution that they fold into
         self.graph, self.modules = fx.Graph(), dict[str, Any]()
 
@@ -422,8 +435,10 @@ class _Extraction:
                 env[node] = given[node.target] if node.target in given else self.graph.placeholder("x")
             elif node.op == "output":
                 self.graph.output(args[0])
-            elif node.target is axis_width:
-                env[node] = axis_width(*args)
+            elif node.name in self.sides:
+                env[node] = self.sides[node.name]
+            elif node.target is axis_width or (node.op == "call_function" and _are_integers(args, kwargs)):
+                env[node] = node.target(*args)
             elif node.op == "call_module":
                 env[node] = self._module(node, args, kwargs)
             else:
@@ -451,6 +466,10 @@ class _Extraction:
             norm = cast(ConvertedBatchNorm, self.body.get_submodule(str(self.norms[node].target)))
             self.modules[name] = fuse(self.modules[name], norm.extract(norm.axis.width(self.sizes), self.key))
         return self.graph.call_module(name, args[:1])
+
+
+def _are_integers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args) and not kwargs and all(type(arg) is int for arg in args)
 
 
 def _norms_behind(body: fx.GraphModule) -> dict[fx.Node, fx.Node]:

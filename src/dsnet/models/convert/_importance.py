@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dsnet.errors import DsnetError
 from dsnet.models.convert._analysis import Analysis
 from dsnet.models.convert._axes import Axis, Group, axis_size, resolve
+from dsnet.models.convert._tracing import value_of
 
 __all__ = ["activation_scales", "channel_order", "sorted_weights"]
 
@@ -24,10 +26,31 @@ def activation_scales(analysis: Analysis, batches: Iterable[Tensor]) -> dict[str
     Returns:
         For each weight, one value for each channel of its input side.
     """
-    recorder = _Recorder(analysis)
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        raise DsnetError(
+            f"batches are several batches of images, not one {type(batches).__name__}: use [images]"
+        )
+    recorder, count = _Recorder(analysis), 0
     for images in batches:
+        _check_images(analysis, images)
         recorder.run(images)
+        count += len(images)
+    if count == 0:
+        raise DsnetError("batches are empty: there are no images to sort channels by")
     return recorder.means()
+
+
+def _check_images(analysis: Analysis, images: object) -> None:
+    """Raise unless a batch are images as the example is."""
+    example = value_of(next(iter(analysis.traced.graph.nodes)))
+    takes = f"batches to sort channels by are images [B, {example.shape[1]}, H, W] of {example.dtype}"
+    if not isinstance(images, Tensor):
+        hint = "; give the images without labels" if isinstance(images, tuple | list) else ""
+        raise DsnetError(f"{takes}, not a {type(images).__name__}{hint}")
+    if images.ndim != 4 or images.shape[1] != example.shape[1] or images.dtype != example.dtype:
+        raise DsnetError(f"{takes}, not {images.dtype} of shape {list(images.shape)}")
+    if not bool(images.isfinite().all()):
+        raise DsnetError(f"{takes}; some values are NaN or infinite")
 
 
 class _Recorder(fx.Interpreter):

@@ -96,6 +96,11 @@ def _take_term(tensor: Tensor, dim: int, term: Sequence[tuple[int, int]], sizes:
     return y.flatten(dim, dim + len(term) - 1)
 
 
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a parameter that is trained if the original was."""
+    return nn.Parameter(tensor, not isinstance(tensor, nn.Parameter) or tensor.requires_grad)
+
+
 class ConvertedConv(nn.Module):
     """Convolution with sliced filters, input channels and number of groups.
 
@@ -125,8 +130,8 @@ class ConvertedConv(nn.Module):
         mode: str = "zeros",
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = _parameter(weight)
+        self.bias = None if bias is None else _parameter(bias)
         self.out, self.inner, self.groups = out, inner, groups
         self.stride, self.padding, self.dilation = _pair(stride), padding, _pair(dilation)
         if not isinstance(padding, str):
@@ -202,8 +207,8 @@ class ConvertedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, out: SlicedAxis, inner: SlicedAxis) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = _parameter(weight)
+        self.bias = None if bias is None else _parameter(bias)
         self.out, self.inner = out, inner
         self.out_features, self.in_features = weight.shape
 
@@ -266,7 +271,7 @@ class ConvertedBatchNorm(SplitBatchNorm2d):
         super().__init__(
             len(weight), keys=keys, eps=eps, momentum=0.1 if momentum is None else momentum, **factory
         )
-        self.axis, self.weight, self.bias = axis, nn.Parameter(weight), nn.Parameter(bias)
+        self.axis, self.weight, self.bias = axis, _parameter(weight), _parameter(bias)
         with torch.no_grad():
             self.mean.copy_(mean.expand_as(self.mean))
             self.var.copy_(var.expand_as(self.var))
@@ -294,8 +299,8 @@ class ConvertedLayerNorm(nn.Module):
         eps: float,
     ) -> None:
         super().__init__()
-        self.weight = None if weight is None else nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = None if weight is None else _parameter(weight)
+        self.bias = None if bias is None else _parameter(bias)
         self.shape, self.axis, self.eps = tuple(shape), axis, eps
 
     def _sliced(self, sizes: Sizes) -> tuple[tuple[int, ...], Tensor | None, Tensor | None]:
@@ -335,8 +340,8 @@ class ConvertedGroupNorm(nn.Module):
         self, weight: Tensor | None, bias: Tensor | None, *, axis: SlicedAxis, groups: SlicedAxis, eps: float
     ) -> None:
         super().__init__()
-        self.weight = None if weight is None else nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.weight = None if weight is None else _parameter(weight)
+        self.bias = None if bias is None else _parameter(bias)
         self.axis, self.groups, self.eps = axis, groups, eps
 
     def forward(self, x: Tensor, sizes: Sizes) -> Tensor:

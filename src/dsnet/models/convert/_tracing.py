@@ -78,6 +78,35 @@ def _size_operator(function: Callable[..., Any], *, swap: bool = False) -> Calla
     return apply
 
 
+class _Ratio(float):
+    """The ratio of two sizes, which is rounded to a size again, as by ``math.ceil``."""
+
+    parts: tuple[_Size, int]
+
+    @classmethod
+    def of(cls, size: _Size, other: int) -> _Ratio:
+        ratio = cls(int(size) / int(other))
+        ratio.parts = (size, other)
+        return ratio
+
+    def __floor__(self) -> int:
+        size, other = self.parts
+        return size // other
+
+    def __ceil__(self) -> int:
+        size, other = self.parts
+        return (size + (other - 1)) // other
+
+    def __reduce__(self) -> Any:  # noqa: ANN401  (a constant that is copied)
+        return (float, (float(self),))
+
+
+def _divide(self: _Size, other: Any) -> Any:  # noqa: ANN401
+    is_size = isinstance(other, int) and not isinstance(other, bool)
+    return _Ratio.of(self, other) if is_size else int(self) / other
+
+
+_Size.__truediv__ = _divide  # type: ignore[method-assign, assignment]
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     setattr(_Size, f"__{_name}__", _size_operator(getattr(operator, _name)))
     setattr(_Size, f"__r{_name}__", _size_operator(getattr(operator, _name), swap=True))

@@ -72,8 +72,11 @@ def convert(
     flags = {name: module.training for name, module in network.named_modules()}
     traced = trace(network, _two_images(example))
     _check_batch(traced, example)
+    if batches is not None and not sort:
+        raise DsnetError("batches are images to sort channels by: they have no effect with sort=False")
     analysis = analyse(traced)
-    model = Converter(analysis, network, chosen).build(example, batches, sort=sort)
+    with torch.inference_mode(False):  # the result can be trained
+        model = Converter(analysis, network, chosen).build(example, batches, sort=sort)
     assert flags == {name: module.training for name, module in network.named_modules()}
     kept = {key: value for key, value in options.items() if key != "name" and value is not None}
     kept["image_size"] = example.shape[-1]
