@@ -13,6 +13,7 @@ import dsnet
 from dsnet.cli import main
 from dsnet.models.convert.sources import _FACTORIES
 from dsnet.models.registry import unregister
+from dsnet.slicing import KeyState, SplitBatchNorm2d
 from tests.support import error_of, need_timm
 
 MODULE = '''
@@ -102,6 +103,21 @@ def test_a_network_of_the_user_trains_and_predicts(
     message = error_of(lambda: dsnet.load("run"))
     assert "four_convolutions" in message
     assert "--import MODULE" in message
+
+
+def test_images_calibrate_the_smaller_routes_only(module: str) -> None:
+    """The largest route keeps the statistics of the network, as its results."""
+    convert = ["convert", "--import", module, "four_convolutions", "--set", "image_size=32"]
+    assert main([*convert, "--out", "plain"]) == 0
+    save_file(_FACTORIES["four_convolutions"](10).state_dict(), "weights.safetensors")
+    convert += ["--weights", "weights.safetensors"]
+    assert main([*convert, "--data", "digits", "--out", "calibrated"]) == 0
+    model = dsnet.load("calibrated").model
+    states = [model.key_states(route) for route in model.space]
+    assert all(KeyState.CALIBRATED in state for state in states)
+    norm = next(module for module in model.stages.modules() if isinstance(module, SplitBatchNorm2d))
+    assert torch.equal(norm.mean[-1], torch.zeros_like(norm.mean[-1]))  # of the new network
+    assert norm.mean[0, :8].abs().max() > 0.01
 
 
 def test_a_conversion_is_saved_as_a_run(module: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from dsnet.cli.options import chosen_weights, model_options
 from dsnet.cli.output import print_json
 from dsnet.cli.progress import progress
 from dsnet.data import load_dataset
+from dsnet.data.dataset import ImageDataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError, printable
 from dsnet.models import create_model
@@ -20,6 +23,7 @@ from dsnet.models.convert.sources import pretrained_channels
 from dsnet.report.routes import route_rows, route_table
 from dsnet.training import recalibrate, save_checkpoint
 from dsnet.training.run_dir import locked
+from dsnet.training.stage1.teacher import Channels
 
 __all__ = ["run"]
 
@@ -33,34 +37,21 @@ def run(args: argparse.Namespace) -> int:
     for key in ("widths", "residual", "depths"):
         if isinstance(options.get(key), int | float):
             options[key] = (options[key],)
-    weights = chosen_weights(args, args.network)
-    model: Any
-    if weights is None:
-        model = create_model(args.network, **options)
-    else:
-        model = load_pretrained(args.network, weights, by_order=args.weights_by_order, **options)
-    if not isinstance(model, ConvertedNetwork):
+    meta: Any = create_model(args.network, device="meta", **options)
+    if not isinstance(meta, ConvertedNetwork):
         raise DsnetError(f"{args.network} is a supernet already: `dsnet describe {args.network}` shows it")
-    channels = pretrained_channels(args.network)
-    data: dict[str, Any] = {}
-    if args.data is not None:
-        images = load_dataset(args.data, "train", size=model.input_spec.image_size)
-        channels = channels or images.statistics()
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:CALIBRATION]
-        batches = list(order.chunk(max(1, len(order) // BATCH)))
-        normalised = (normalise(x[0], *channels) for x, _ in images.batches(batches))
-        whole = {name: value.clone() for name, value in model.prefix.state_dict().items()}
-        smaller = [route for route in model.space if route != model.space.largest]
-        recalibrate(model, progress(normalised, len(batches), "computing statistics, batch"), smaller)
-        model.prefix.load_state_dict(whole)  # the largest route keeps its own statistics
-    if channels is not None:
-        mean, std = map(list, channels)
-        data["input"] = {"mean": mean, "std": std, "size": model.input_spec.image_size, "crop_ratio": 1.0}
+    size = meta.input_spec.image_size
+    images = None if args.data is None else load_dataset(args.data, "train", size=size)
+    channels = pretrained_channels(args.network) or (None if images is None else images.statistics())
+    model = _converted(args, options, None if images is None else _batches(images, channels))
+    if images is not None:
+        _calibrate(model, _batches(images, channels))
     if args.out is not None:
+        data = {} if channels is None else {"input": _input(channels, size)}
         args.out.mkdir(parents=True, exist_ok=True)
         with locked(args.out):
             path = save_checkpoint(args.out, "final", model, step=0, data=data)
-    rows = route_rows(model, image_size=model.input_spec.image_size)
+    rows = route_rows(model, image_size=size)
     if args.json:
         print_json({"conversion": asdict(model.conversion), "routes": rows})
         return 0
@@ -69,3 +60,35 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         print(f"\nSaved in {printable(str(path))}. Only its largest route is as accurate as the network yet.")
     return 0
+
+
+def _converted(
+    args: argparse.Namespace, options: dict[str, Any], batches: Iterable[Tensor] | None
+) -> ConvertedNetwork:
+    """Build the supernet; sort channels by the activations of ``batches`` if the weights are not random."""
+    weights = chosen_weights(args, args.network)
+    if weights is None:
+        return cast(ConvertedNetwork, create_model(args.network, **options))
+    by_order = args.weights_by_order
+    return load_pretrained(args.network, weights, by_order=by_order, batches=batches, **options)
+
+
+def _batches(images: ImageDataset, channels: Channels | None) -> Iterator[Tensor]:
+    """Yield batches of a sample of the images, normalised."""
+    assert channels is not None
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:CALIBRATION]
+    parts = list(order.chunk(max(1, len(order) // BATCH)))
+    for batch, _ in progress(images.batches(parts), len(parts), "batch"):
+        yield normalise(batch[0], *channels)
+
+
+def _calibrate(model: ConvertedNetwork, batches: Iterable[Tensor]) -> None:
+    """Compute the statistics of all routes but the largest, which keeps those of the network."""
+    whole = {name: value.clone() for name, value in model.prefix.state_dict().items()}
+    recalibrate(model, batches, [route for route in model.space if route != model.space.largest])
+    model.prefix.load_state_dict(whole)
+
+
+def _input(channels: Channels, size: int) -> dict[str, Any]:
+    mean, std = map(list, channels)
+    return {"mean": mean, "std": std, "size": size, "crop_ratio": 1.0}

@@ -76,7 +76,8 @@ def convert(parser: Parser) -> None:
 
     Shows which channels are sliced, what stays whole and why, and the routes; with --out saves the supernet
     as a run. Its largest route computes what the network computes. The others need training (`dsnet train
-    --model`): with --data their batch-norm statistics are computed on images, which alone is not enough.
+    --model`): with --data channels are sorted by their activations on these images, and batch-norm statistics
+    of the smaller routes are computed, which alone is not enough.
 
     Examples:
       dsnet convert timm:resnet18 --weights none                            (what would be sliced)
@@ -88,7 +89,9 @@ def convert(parser: Parser) -> None:
     parser.add_argument("network", metavar="NETWORK", help=text)
     add_weights(parser)
     parser.add_settings("an option of the conversion: " + ", ".join(CONVERT_OPTIONS))
-    parser.add_argument("--data", metavar="NAME|DIR", help="images to compute batch-norm statistics on")
+    parser.add_argument(
+        "--data", metavar="NAME|DIR", help="images to sort channels and compute statistics by"
+    )
     parser.add_argument(
         "--out", type=Path, help="folder of a run to save the supernet in (default: not saved)"
     )

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,7 @@ def build_converted(
     weights: str | Path | None = None,
     by_order: bool = False,
     seed: int = 0,
+    batches: Iterable[Tensor] | None = None,
 ) -> ConvertedNetwork:
     """Create a network and convert it.
 
@@ -209,6 +210,7 @@ def build_converted(
         weights: File with weights, ``timm`` to download them, None for random ones.
         by_order: Take the weights of a file by their order instead of by their names.
         seed: Of initial weights.
+        batches: Images to sort channels by, see `convert`.
 
     Raises:
         DsnetError: The network does not exist or cannot be converted, or the weights do not fit.
@@ -227,7 +229,7 @@ def build_converted(
         generator = None if meta else torch.Generator().manual_seed(0)
         example = torch.randn(1, options.in_channels, side, side, generator=generator)
     settings = {key: getattr(options, key) for key in ConvertOptions.__dataclass_fields__}
-    model = convert(network, example, **{**settings, "name": name, "image_size": side})
+    model = convert(network, example, batches=batches, **{**settings, "name": name, "image_size": side})
     return model.to(device=factory.get("device"), dtype=factory.get("dtype"))
 
 
@@ -237,6 +239,7 @@ def load_pretrained(
     *,
     by_order: bool = False,
     seed: int = 0,
+    batches: Iterable[Tensor] | None = None,
     **options: Any,  # noqa: ANN401  (of ConvertOptions, which checks them)
 ) -> ConvertedNetwork:
     """Convert a network with pretrained weights.
@@ -246,6 +249,7 @@ def load_pretrained(
         weights: A file of weights, or ``timm`` to download them.
         by_order: Take the tensors of the file by order instead of by name.
         seed: Of the weights that the file does not have: a classifier for other classes.
+        batches: Images to sort channels by, see `convert`.
         **options: Options of the conversion, such as ``num_classes`` and ``widths``.
 
     Raises:
@@ -254,9 +258,14 @@ def load_pretrained(
     Examples:
         >>> model = load_pretrained("timm:resnet18", "resnet18.safetensors", num_classes=20)  # doctest: +SKIP
     """
-    factory = Factory()
     built = build_converted(
-        model, convert_options(options), factory, weights=weights, by_order=by_order, seed=seed
+        model,
+        convert_options(options),
+        Factory(),
+        weights=weights,
+        by_order=by_order,
+        seed=seed,
+        batches=batches,
     )
     built.spec = ModelSpec(name=model, options=tuple(sorted(options.items())))
     return built
