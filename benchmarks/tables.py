@@ -277,7 +277,11 @@ def photos_table(name: str, data: Data) -> str:
     for network, rate in dict.fromkeys((run["network"], run.get("rate")) for run in data["runs"]):
         same = [run for run in data["runs"] if (run["network"], run.get("rate")) == (network, rate)]
         ends = [list(run["test"].values()) for run in same]
-        title = f"`{network}`" if rate is None else f"ResNet, learning rate {rate}"
+        title = (
+            f"`{network}`"
+            if rate is None
+            else f"{same[0]['network'].replace('resnet', 'ResNet')}, learning rate {rate}"
+        )
         cells = [f"{same[0]['params'] / 1e6:.2f}M", f"{_mean([r['cpu_seconds'] for r in same], 0)}"]
         cells += ["–" if rate else _mean([end[0] for end in ends], 1), _mean([end[-1] for end in ends], 1)]
         rows.append([title, *cells])
