@@ -99,3 +99,16 @@ def test_the_same_draws_give_the_same_images() -> None:
     kept = first[1].corners[first[1].classes >= 0]
     assert bool((kept[:, 2:] > kept[:, :2]).all())
     assert 0 <= float(kept.min()) <= float(kept.max()) <= 1
+
+
+def test_half_of_the_colour_factors_are_uniform() -> None:
+    count = 4000
+    boxes = Boxes(torch.tensor([[[0.2, 0.2, 0.7, 0.8]]]).expand(count, 1, 4), torch.zeros(count, 1).long())
+    factors = draw_augmentation(boxes, torch.Generator().manual_seed(0)).factors
+    assert factors.shape == (3, count)
+    for kind in factors:  # brightness, contrast, saturation
+        changed = kind[kind != 1].double()
+        assert len(changed) / count == pytest.approx(0.5, abs=0.04)
+        quartiles = torch.tensor([0, 0.25, 0.5, 0.75, 1], dtype=torch.float64)
+        torch.testing.assert_close(changed.quantile(quartiles), 0.5 + quartiles, atol=0.05, rtol=0)
+        assert 0.5 <= float(changed.min()) <= float(changed.max()) <= 1.5
