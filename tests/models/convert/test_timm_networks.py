@@ -24,13 +24,13 @@ QUICK = [
     "resnet18",
     "mobilenetv3_large_100",
     "tf_efficientnet_lite0",
-    "efficientnet_b0",
-    "regnety_004",
     "convnext_atto",
-    "ghostnet_100",
     "vit_tiny_patch16_224",
 ]
 SLOW = [
+    "efficientnet_b0",
+    "regnety_004",
+    "ghostnet_100",
     "resnet50",
     "resnext50_32x4d",
     "mobilenetv2_100",
