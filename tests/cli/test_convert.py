@@ -88,6 +88,10 @@ def test_a_network_of_the_user_trains_and_predicts(
     model = dsnet.load("run").model
     assert len(model.space) == 2
     assert model.head.classifier.bias[0] > 99
+    assert main(["gate", "run", "--set", "epochs=1", "--set", "passes=1"]) == 0
+    assert main(["calibrate", "run"]) == 0
+    routed = dsnet.load("run").routed("80%")
+    assert routed(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     # Transfer starts from the run's weights, not from the file; its classes are new.
     transfer = ["transfer", "run", "--data", "digits", "--no-gate", "--out", "other", "--threads", "1"]
     Path("start.safetensors").unlink()
@@ -156,3 +160,22 @@ def test_errors_say_what_is_possible(
     assert len(error.splitlines()) == 1
     for word in words:
         assert word in error
+
+
+def test_gate_and_weights_train_together(module: str) -> None:
+    train = [
+        "train",
+        "--import",
+        module,
+        "--data",
+        "digits",
+        "--model",
+        "four_convolutions",
+        "--threads",
+        "1",
+    ]
+    train += ["--set", "data.size=32", "--set", "options.image_size=32", "--set", "epochs=1"]
+    train += ["--set", "scheme.name=label", "--set", "scheme.joint=gumbel", "--out", "joint"]
+    assert main(train) == 0
+    results = json.loads(Path("joint/results.json").read_text(encoding="utf-8"))
+    assert 0 < results["gated"]["accuracy"] <= 1

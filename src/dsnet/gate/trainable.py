@@ -219,6 +219,11 @@ class Gate(nn.Module):
         return self.routing
 
     @property
+    def encoding_size(self) -> int:
+        """Number of values of an image that a routing head reads."""
+        return self.first.in_features + self.first.out_features
+
+    @property
     def choices(self) -> tuple[int, ...]:
         """The choices of the routing head in the order of its scores; empty without a head."""
         return () if self.routing is None else self.routing.choices
@@ -309,6 +314,11 @@ class RoutingGate(Gate):
                 layer.reset_parameters(generator)
         self.routing = new._routing().to(weight.device)
 
+    @property
+    def encoding_size(self) -> int:
+        """Number of values of an image that a routing head reads."""
+        return self.channels
+
     def cost(self, shape: Shape) -> Cost:
         """Compute the cost on an input of this shape, which is also that of the output."""
         return Cost(pools=shape.channels * shape.area) + self._routing().cost(shape.channels)
@@ -354,6 +364,11 @@ class SingleRouteGate(Gate):
     def choices(self) -> tuple[int, ...]:
         """The only choice."""
         return (0,)
+
+    @property
+    def encoding_size(self) -> int:
+        """None: there is nothing to decide."""
+        return 0
 
     def score(self, encoding: GateEncoding, *, batch_invariant: bool = False) -> Tensor:
         """Return scores [B, 1] of zero."""

@@ -26,7 +26,7 @@ LOG_EVERY = 20  # steps
 def cached_bytes(objective: GateObjective) -> int:
     """Return the bytes that the signals of one image take."""
     gate, routes = objective.model.gate(0), len(objective.space)
-    return 4 * (gate.first.in_features + gate.first.out_features + routes + routes**2) + routes
+    return 4 * (gate.encoding_size + routes + routes**2) + routes
 
 
 def compute_signals(task: ClassifierTask, objective: GateObjective, epoch: int) -> Signals:
