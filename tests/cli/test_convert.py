@@ -145,6 +145,7 @@ def test_a_conversion_is_saved_as_a_run(module: str, capsys: pytest.CaptureFixtu
             ["train", "--data", "digits", "--model", "four_convolutions", "--weights-by-order"],
             ["--weights FILE"],
         ),
+        (["train", "--data", "digits", "--model", "ds_mbnet"], ["not a network to convert", "timm:NAME"]),
         (["convert", "ds_mbnet_tiny"], ["is a supernet already", "dsnet describe ds_mbnet_tiny"]),
         (["convert", "four_convolutions", "--weights", "x.pth"], ["no file x.pth"]),
         (["convert", "four_convolutions", "--set", "widths=0.5,2"], ["(0, 1]", "2"]),

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dsnet.data.transforms.augment import Augment
+from dsnet.errors import DsnetError
 from dsnet.models import create_model
+from dsnet.models.convert import ConvertedNetwork
 from dsnet.recipes.small import GPU
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 
@@ -113,7 +115,13 @@ def fine_tuning_recipe(
         by_order: Take the tensors of the file by order instead of by name.
     """
     kind = "cuda" if device == "cuda" else "cpu"
-    spec = create_model(model, device="meta", num_classes=classes).input_spec
+    network = create_model(model, device="meta", num_classes=classes)
+    if not isinstance(network, ConvertedNetwork):
+        raise DsnetError(
+            f"{model} is not a network to convert: --model takes timm:NAME or a network that "
+            f"register_network registers; to train {model} on other data, give a recipe of it"
+        )
+    spec = network.input_spec
     size = data.size
     if size is None:
         largest = min(spec.image_size, FINE_TUNING_SIDE[kind])

@@ -135,3 +135,26 @@ def test_a_report_is_plain_data() -> None:
     assert hash(conversion) == hash(Conversion(groups=(group, other), gate="a", depths=(2, 2)))
     assert str(conversion).splitlines()[1].split() == ["a", "2", "8", "4", "8"]
     assert str(conversion).splitlines()[2].split() == ["c", "1", "3", "classes"]
+
+
+def test_a_network_without_sliced_channels_has_one_route_and_says_so() -> None:
+    """Two layers that only a residual sum connects: their channels stay whole by default."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.branch = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
+            self.last = nn.Conv2d(8, 8, 3, 1, 1)
+            self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.stem(x).relu()
+            y = y + self.branch(y)
+            y = y + self.last(y)
+            return self.head(y)
+
+    model = convert(Sum().eval(), torch.zeros(1, 3, 16, 16))
+    assert len(model.space) == 1
+    assert "No channels are sliced" in str(model.conversion)
+    sliced = convert(Sum().eval(), torch.zeros(1, 3, 16, 16), widths=(1.0, 1.0), residual=(0.5, 1.0))
+    assert len(sliced.space) == 2

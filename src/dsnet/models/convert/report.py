@@ -64,6 +64,8 @@ class Conversion:
         lines = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in
                  [header, *rows]]  # fmt: skip
         sliced = len(self.sliced)
+        if not sliced and len(self.depths) == 1:
+            lines += ["", "No channels are sliced, so there is one route. Options: residual, depths, table."]
         return "\n".join(
             [
                 *lines,
