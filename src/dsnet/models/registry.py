@@ -111,7 +111,7 @@ def register_reference(
 
 
 def unregister(name: str) -> None:
-    """Forget a model."""
+    """Remove a model from the registry, for tests and examples."""
     _REGISTRY.pop(model_entry(name).name)
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dsnet.models.convert._analysis import Analysis
 from dsnet.models.convert._axes import (
     Axis,
     Group,
@@ -23,7 +22,8 @@ from dsnet.models.convert._axes import (
     split_axis,
     unify,
 )
-from dsnet.models.convert._blocks import Builder
+from dsnet.models.convert._axis_map import Analysis
+from dsnet.models.convert._builder import Builder
 from dsnet.models.convert._layers import SlicedAxis
 from dsnet.models.convert._tracing import trace
 

@@ -1,8 +1,8 @@
 """Convert trained networks of other origin, such as timm's, into supernets.
 
-A network is traced (`_tracing`), its channels are grouped (`_axes`, `_analysis`), the graph is cut into a
-chain of blocks (`_chain`), and each block becomes a graph that runs with slices of its weights (`_layers`,
-`_blocks`).
+A network is traced (`_tracing`). Its channels are grouped, operation by operation (`_analysis`, `_rules`,
+`_axes`). The graph is cut into a chain of blocks (`_chain`), and each block becomes a graph that runs with
+slices of its weights (`_builder`, `_layers`, `_blocks`).
 """
 
 from dsnet.models.convert.api import convert

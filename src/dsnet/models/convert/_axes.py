@@ -270,8 +270,8 @@ def _reshape_part(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis]:
         for axis in axes:
             keep_whole(axis, "a reshape mixes it with other dimensions")
         parts = [axis_of(size) for size in large]
-    found = iter(parts)
-    return [next(found) if size != 1 else ((),) for size in sizes]
+    remaining = iter(parts)
+    return [next(remaining) if size != 1 else ((),) for size in sizes]
 
 
 def _divide(terms: Sequence[Term], sizes: Sequence[int]) -> list[Axis] | None:
@@ -289,8 +289,8 @@ def _divide(terms: Sequence[Term], sizes: Sequence[int]) -> list[Axis] | None:
 def _divide_term(term: Term, sizes: Iterable[int]) -> list[Term] | None:
     factors, result = list(term), []
     for size in sizes:
-        taken: list[Factor] = []
-        while _term_size(tuple(taken)) < size:
+        dimension: list[Factor] = []
+        while _term_size(tuple(dimension)) < size:
             if not factors:
                 return None
             factor = factors.pop(0)
@@ -300,7 +300,7 @@ def _divide_term(term: Term, sizes: Iterable[int]) -> list[Term] | None:
                     return None
                 factors[:0] = parts[0]
                 continue
-            missing, rest = divmod(size, _term_size(tuple(taken)))
+            missing, rest = divmod(size, _term_size(tuple(dimension)))
             if rest:
                 return None
             if _factor_size(factor) > missing:
@@ -309,8 +309,8 @@ def _divide_term(term: Term, sizes: Iterable[int]) -> list[Term] | None:
                     return None
                 factor, inner = halves
                 factors.insert(0, inner)
-            taken.append(factor)
-        if _term_size(tuple(taken)) != size:
+            dimension.append(factor)
+        if _term_size(tuple(dimension)) != size:
             return None
-        result.append(tuple(taken))
+        result.append(tuple(dimension))
     return result if not factors else None

@@ -14,8 +14,8 @@ from typing import Literal
 from torch import Tensor, fx, nn
 
 from dsnet.errors import DsnetError
-from dsnet.models.convert._analysis import Analysis
 from dsnet.models.convert._axes import groups_of, resolve
+from dsnet.models.convert._axis_map import Analysis
 from dsnet.models.convert._tracing import value_of
 
 __all__ = ["Form", "Piece", "cut"]
@@ -163,15 +163,15 @@ def _form(analysis: Analysis, node: fx.Node) -> Form | None:
 def _piece(
     analysis: Analysis, nodes: Sequence[fx.Node], position: dict[fx.Node, int], entry: fx.Node, end: fx.Node
 ) -> Piece:
-    own = list(nodes[position[entry] + 1 : position[end] + 1])
+    between = list(nodes[position[entry] + 1 : position[end] + 1])
     form = _form(analysis, entry)
     assert form is not None
-    layers = [analysis.layers[node].name for node in own if node in analysis.layers]
+    layers = [analysis.layers[node].name for node in between if node in analysis.layers]
     return Piece(
-        name=_container(analysis, layers) or (layers[0] if layers else own[0].name),
+        name=_container(analysis, layers) or (layers[0] if layers else between[0].name),
         entry=entry,
         exit=end,
-        nodes=own,
+        nodes=between,
         entry_form=form,
         exit_form=_form(analysis, end),
         residual=_is_residual(analysis, entry, end),

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from dsnet.counts import Shape
 from dsnet.errors import DsnetError, printable, shorten
 from dsnet.models.blocks import count_steps
-from dsnet.models.convert._analysis import Analysis
 from dsnet.models.convert._axes import Axis, Group, groups_of, resolve
-from dsnet.models.convert._blocks import Builder, GraphBlock, GraphHead
+from dsnet.models.convert._axis_map import Analysis
+from dsnet.models.convert._blocks import GraphBlock, GraphHead
+from dsnet.models.convert._builder import Builder
 from dsnet.models.convert._chain import Piece, cut
 from dsnet.models.convert._importance import activation_scales, channel_order, sorted_weights
 from dsnet.models.convert._tracing import value_of
@@ -133,7 +134,7 @@ class Converter:
         return sliced
 
     def _groups_in(self, pieces: Sequence[Piece]) -> set[Group]:
-        found: set[Group] = set()
+        groups: set[Group] = set()
         for piece in pieces:
             for node in piece.nodes:
                 layer = self.analysis.layers.get(node)
@@ -141,8 +142,8 @@ class Converter:
                 names += [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
                 for name in names:
                     for axis in self.analysis.weights.get(name, []):
-                        found.update(groups_of(axis))
-        return found
+                        groups.update(groups_of(axis))
+        return groups
 
     def _widths(self) -> dict[Group, tuple[int, ...]]:
         """Return the width of each sliced group on every route."""
@@ -168,7 +169,7 @@ class Converter:
 
     # --- the network -----------------------------------------------------------------------------------
     def build(self, example: Tensor, batches: Iterable[Tensor] | None, *, sort: bool) -> ConvertedNetwork:
-        """Build the supernet."""
+        """Sort the channels, build the blocks, and assemble the supernet."""
         weights: Mapping[str, Tensor] = self.weights
         if sort and self.groups and not example.is_meta:
             scales = None if batches is None else activation_scales(self.analysis, batches)
@@ -204,9 +205,9 @@ class Converter:
             entry = self.analysis.of(stage[0].entry)
             if number == 0:
                 used |= set(groups_of(entry[_channel_dim(stage[0])]))
-            own = [group for group in self.groups if group in used]
-            groups.append(own)
-            builder = Builder(self.analysis, weights, {g: i for i, g in enumerate(own)}, routes)
+            stage_groups = [group for group in self.groups if group in used]
+            groups.append(stage_groups)
+            builder = Builder(self.analysis, weights, {g: i for i, g in enumerate(stage_groups)}, routes)
             blocks = [_block(builder, p, narrow=number == i == 0) for i, p in enumerate(stage)]
             stages.append(blocks)
         head = self._head(builder)
@@ -215,9 +216,9 @@ class Converter:
                 Slice(
                     width=self._stage_width(stage, route),
                     depth=len(kept),
-                    groups=tuple(self.widths[group][route] for group in own) or None,
+                    groups=tuple(self.widths[group][route] for group in stage_groups) or None,
                 )
-                for stage, own, kept in zip(self.stages, groups, self.kept[route], strict=True)
+                for stage, stage_groups, kept in zip(self.stages, groups, self.kept[route], strict=True)
             ]
             for route in range(routes)
         ]

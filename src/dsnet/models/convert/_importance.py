@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from dsnet.errors import DsnetError
-from dsnet.models.convert._analysis import Analysis
 from dsnet.models.convert._axes import Axis, Group, axis_size, resolve
+from dsnet.models.convert._axis_map import Analysis
 from dsnet.models.convert._tracing import value_of
 
 __all__ = ["activation_scales", "channel_order", "sorted_weights"]

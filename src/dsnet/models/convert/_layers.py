@@ -82,8 +82,8 @@ class SlicedAxis:
             width = self.width(sizes)
             return tensor if width == tensor.shape[dim] else tensor.narrow(dim, 0, width)
         parts = torch.split(tensor, [math.prod(full for full, _ in term) for term in self.terms], dim)
-        taken = [_take_term(part, dim, term, sizes) for part, term in zip(parts, self.terms, strict=True)]
-        return taken[0] if len(taken) == 1 else torch.cat(taken, dim)
+        slices = [_take_term(part, dim, term, sizes) for part, term in zip(parts, self.terms, strict=True)]
+        return slices[0] if len(slices) == 1 else torch.cat(slices, dim)
 
 
 def _take_term(tensor: Tensor, dim: int, term: Sequence[tuple[int, int]], sizes: Sizes) -> Tensor:

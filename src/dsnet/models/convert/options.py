@@ -65,7 +65,7 @@ class ConvertOptions(GateOptions):
 
     @property
     def routes(self) -> int:
-        """Number of routes."""
+        """Number of routes before equal ones are merged."""
         return len(self.widths) if self.table is None else len(self.table)
 
     def shares(self, field: str) -> Sequence[float]:
