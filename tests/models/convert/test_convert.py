@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
 from dsnet.models.convert import ConvertedNetwork, convert
-from dsnet.training import Average, Scheme, Stage1
+from dsnet.training import Average, Projector, Scheme, Stage1
 from tests.support import assert_close, relative_error, spread_gates
 from tests.support.small_networks import (
     CLASSES,
@@ -27,6 +27,7 @@ from tests.support.small_networks import (
     random_images,
     randomise_module,
 )
+from tests.support.stage1 import SCHEMES
 
 NAMES = list(SMALL_NETWORKS)
 WIDTHS = (0.25, 0.5, 1.0)
@@ -231,6 +232,27 @@ def test_a_training_step(name: str, text: str) -> None:
     still = {key for key, p in model.named_parameters() if torch.equal(p, before[key])}
     assert all(key.endswith(".bias") or ".routing." in key for key in still)  # a batch norm undoes a bias
     assert any(not key.endswith(".bias") for key in before.keys() - still)
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+def test_every_scheme_trains_all_weights(text: str) -> None:
+    model = copy.deepcopy(converted("residual")).requires_grad_(True).train()
+    scheme = Scheme.parse(text)
+    frozen = copy.deepcopy(converted("residual")).eval()
+    stage = Stage1(
+        scheme=scheme,
+        average=Average(copy.deepcopy(frozen)) if scheme.uses_average else None,
+        projector=Projector.of(model, "all") if scheme.hierarchical else None,
+        teacher=frozen.bind(frozen.space.largest) if scheme.external is not None else None,
+    )
+    routes = scheme.draw(model.space, 2, torch.Generator().manual_seed(0))
+    views = [random_images(6, seed=10 + i) for i in range(scheme.views(len(routes)))]
+    losses = stage.step(model, routes, views, torch.arange(6) % CLASSES)
+    assert losses.total.isfinite()
+    expected = {route.number: dict(stage.scheme.terms(i)) for i, route in enumerate(routes)}
+    assert {term for loss in losses.networks for term, _ in loss.terms} == set().union(*expected.values())
+    untrained = {key for key, p in model.named_parameters() if p.grad is None}
+    assert all(".routing." in key for key in untrained)
 
 
 def test_training_updates_the_statistics_of_the_route_only() -> None:
