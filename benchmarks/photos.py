@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from benchmarks.script import make_parser, report
 from benchmarks.timing import environment
-from dsnet.core.settings import override
+from dsnet.core.settings import override, parse_assignments
 from dsnet.data import load_dataset
 from dsnet.data.dataset import ImageDataset
 from dsnet.data.inspect import inspect_dataset
@@ -76,7 +76,9 @@ class _Clock(Callback):
         return iter(items)
 
 
-def run_dsnet(photos: Path, seed: int, folder: Path, weights: str | None = None) -> dict[str, Any]:
+def run_dsnet(
+    photos: Path, seed: int, folder: Path, weights: str | None, settings: dict[str, Any]
+) -> dict[str, Any]:
     """Train with the default settings for these photos, of a pretrained network if weights are given."""
     found = inspect_dataset(str(photos))
     data = DataConfig(name=str(photos))
@@ -87,7 +89,8 @@ def run_dsnet(photos: Path, seed: int, folder: Path, weights: str | None = None)
         data = replace(data, mean=LITE[0], std=LITE[1])
         config = fine_tuning_recipe(data, **known, model=NETWORK, weights=weights, by_order=True)
     clock, begun = _Clock(), time.process_time()
-    outcome = train(override(config, {"run.seed": seed, "run.device": "cpu"}), folder, callback=clock)
+    config = override(config, {"run.seed": seed, "run.device": "cpu", **settings})
+    outcome = train(config, folder, callback=clock)
     ended = time.process_time()
     assert clock.trained is not None
     return {
@@ -187,8 +190,9 @@ def _all(images: ImageDataset) -> tuple[Tensor, Tensor]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--rates", nargs="+", type=float, default=[0.05, 0.1, 0.2])
+    parser.add_argument("--rates", nargs="*", type=float, default=[0.05, 0.1, 0.2])
     parser.add_argument("--pretrained", metavar="FILE", help="ImageNet weights of EfficientNet-Lite0")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for dsnet's runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     about = {"benchmark": "photos", **environment(torch.device("cpu"))}
@@ -197,7 +201,9 @@ def main() -> None:
         photos = Path(folder) / "photos"
         write_photos(photos, PRETRAINED_SIDE if args.pretrained else SIDE)
         for seed in args.seeds:
-            rows.append(run_dsnet(photos, seed, Path(folder) / f"run-{seed}", args.pretrained))
+            run = Path(folder) / f"run-{seed}"
+            rows.append(run_dsnet(photos, seed, run, args.pretrained, parse_assignments(args.set)))
+            report({**about, "runs": rows}, args.json)
             seconds = rows[-1]["cpu_seconds"]
             for rate in args.rates:
                 rows.append(run_plain(photos, seed, seconds, rate, args.pretrained))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.schemes RECIPE [--schemes label ib …] [--alone 0 13 …] [--epochs 30 90]
                                  [--seeds 0 1 2] [--set KEY=VALUE …] [--alone-set KEY=VALUE …] [--jobs 3]
-                                 [--minutes 9] [--keep DIR] [--json FILE]
+                                 [--minutes 9] [--keep DIR] [--import MODULE] [--json FILE]
 
 Each row is a run of `dsnet train` with its test accuracy at every route. A stand-alone network is one route
 trained by itself for as many epochs; other settings differ only by --alone-set. Runs that are in the JSON
@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.script import earlier_runs, make_parser, report
 from benchmarks.timing import environment, write_json
+from dsnet.cli.user_modules import import_modules
 from dsnet.core.settings import from_plain, override, parse_assignments, to_plain
 from dsnet.recipes.resolve import resolve_recipe
 from dsnet.training.api import train
@@ -49,8 +50,9 @@ def planned(base: TrainConfig, args: argparse.Namespace) -> Iterator[Run]:
                 yield {"name": f"alone {route}", "epochs": epochs, "seed": seed, "set": common | alone}
 
 
-def run_one(plain: dict[str, Any], keep: Path | None) -> Run:
+def run_one(plain: dict[str, Any], keep: Path | None, modules: list[str]) -> Run:
     """Train a run, in a temporary folder or one to keep, and return the test accuracy of every route."""
+    import_modules(modules)  # in this process
     config = from_plain(TrainConfig, plain)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +81,11 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs' folders here")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument(
+        "--import", dest="modules", action="append", default=[], metavar="MODULE", help="registers networks"
+    )
     args = parser.parse_args()
+    import_modules(args.modules)
     base = resolve_recipe(args.recipe, args.set)
     device = torch.device("cuda" if torch.cuda.is_available() and base.run.device != "cpu" else "cpu")
     about = {"benchmark": "schemes", **environment(device), "recipe": to_plain(base)}
@@ -98,7 +104,8 @@ def main() -> None:
                 if run is None:
                     break
                 keep = args.keep and args.keep / f"{run['name']}-{run['epochs']}-{run['seed']}"
-                working[pool.submit(run_one, to_plain(override(base, run["set"])), keep)] = run
+                plain = to_plain(override(base, run["set"]))
+                working[pool.submit(run_one, plain, keep, args.modules)] = run
             if not working:
                 break
             finished = next((future for future in working if future.done()), None)

@@ -6,15 +6,19 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from dsnet.core.metrics_log import MetricsFile
 from dsnet.data.transforms.augment import Augment
+from dsnet.models.convert import load_pretrained, register_network
 from dsnet.models.loading import build_network
+from dsnet.models.registry import unregister
 from dsnet.training import load_checkpoint, train
 from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from tests.support import error_of
@@ -105,3 +109,40 @@ def test_metrics_go_to_tensorboard_if_it_is_installed(
     assert seen == [("tensorboard", 7), ("train/loss", 0.5, 7), ("closed",)]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     MetricsFile(tmp_path, after=7).close()  # without it there are the JSON lines alone
+
+
+def test_a_pretrained_network_is_sorted_by_activations_on_the_training_images(
+    pictures: Path, tmp_path: Path
+) -> None:
+    """The weights that read a channel rise with its number, the activations fall: activations win."""
+
+    def activations_fall(num_classes: int = 2) -> nn.Module:
+        layers = (nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1))
+        rest = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes))
+        return nn.Sequential(*(m for layer in layers for m in (layer, nn.ReLU())), *rest)
+
+    name = register_network(activations_fall).__name__
+    try:
+        network: Any = activations_fall()
+        with torch.no_grad():
+            network[2].weight.zero_()
+            network[2].bias.copy_(torch.arange(8, 0, -1))
+            network[4].weight.copy_(torch.linspace(1, 1.1, 8)[:, None, None].expand_as(network[4].weight))
+        torch.save(network.state_dict(), tmp_path / "weights.pth")
+        config = TrainConfig(
+            model=name,
+            options={"widths": (0.5, 1.0), "image_size": 16},
+            weights=str(tmp_path / "weights.pth"),
+            data=DataConfig(name=str(pictures), size=16),
+            scheme=SchemeConfig(name="id", random=0),
+            optim=OptimConfig(lr=1e-12, epochs=1, batch=8),
+            run=RunConfig(device="cpu"),
+        )
+        train(config, tmp_path / "run")
+        weights = load_checkpoint(tmp_path / "run", "final").tensors["model"]
+        (bias,) = (value for value in weights.values() if value.shape == (8,) and float(value.max()) == 8)
+        assert bias.tolist() == list(range(8, 0, -1))
+        by_weights = load_pretrained(name, tmp_path / "weights.pth", widths=(0.5, 1.0), image_size=16)
+        assert any(value.tolist() == list(range(1, 9)) for value in by_weights.parameters())
+    finally:
+        unregister(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from dsnet.core.interrupt import stop_on_signals
 from dsnet.core.seeding import seeded
 from dsnet.core.settings import to_plain
 from dsnet.data import LazyDataset, load_dataset
-from dsnet.data.dataset import ImageDataset
+from dsnet.data.dataset import ImageDataset, chunks
 from dsnet.data.loading import map_classes
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
@@ -55,6 +55,7 @@ __all__ = [
     "train",
 ]
 
+SORTING_IMAGES, SORTING_BATCH = 512, 64  # that sort the channels of a pretrained network
 MAX_EVALUATED = 32  # routes that a finished run is evaluated at
 MAX_CONFUSION = 2000  # classes up to which confusions are counted
 
@@ -109,7 +110,8 @@ def _prepare(
     everything, test = load_data(config, meta)
     train, held_out = split_data(config, everything, callback)
     classes = everything.classes
-    model = build_model(config, len(classes), device, resumed=saved is not None)
+    batches = None if config.weights is None or saved is not None else _sorting_images(config, train)
+    model = build_model(config, len(classes), device, resumed=saved is not None, batches=batches)
     if config.start is None:
         channels = _normalisation(config, train)
     else:  # a run that is resumed has its weights in its own checkpoint
@@ -159,8 +161,22 @@ def _normalisation(config: TrainConfig, images: ImageDataset) -> Channels:
     return (pretrained_channels(config.model) if config.weights is not None else None) or images.statistics()
 
 
+def _sorting_images(config: TrainConfig, train: ImageDataset) -> Iterator[Tensor]:
+    """Yield a sample of the training images, by which the channels of a pretrained network are sorted."""
+    channels = _normalisation(config, train)
+    generator = seeded(config.run.seed, "sorting")
+    order = torch.randperm(len(train), generator=generator)[:SORTING_IMAGES]
+    for images, _ in train.batches(chunks(order, SORTING_BATCH), full=False):
+        yield normalise(images[0], *channels)
+
+
 def build_model(
-    config: TrainConfig, classes: int, device: torch.device, *, resumed: bool = False
+    config: TrainConfig,
+    classes: int,
+    device: torch.device,
+    *,
+    resumed: bool = False,
+    batches: Iterable[Tensor] | None = None,
 ) -> Supernet:
     """Build the network of a run with its initial weights.
 
@@ -169,6 +185,7 @@ def build_model(
         classes: Number of classes.
         device: Device of the network.
         resumed: Whether a checkpoint replaces the weights, so that none are read.
+        batches: Normalised images to sort the channels of a pretrained network by, see `dsnet.convert`.
 
     Raises:
         DsnetError: ``options.num_classes`` differs from the number of classes.
@@ -187,6 +204,7 @@ def build_model(
             config.weights,
             by_order=config.weights_by_order,
             seed=seeded(config.run.seed, "weights").initial_seed(),
+            batches=batches,
             **options,
         )
     if config.scheme.route is not None:
