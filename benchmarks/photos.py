@@ -39,7 +39,7 @@ from dsnet.models.convert.sources import load_weights, timm_network
 from dsnet.recipes.custom_data import fine_tuning_recipe, recipe_for
 from dsnet.training.api import train
 from dsnet.training.callbacks import Callback
-from dsnet.training.config import DataConfig
+from dsnet.training.config import DataConfig, TrainConfig
 
 SIDE, EACH, CLASSES = 64, 100, 10
 BATCH = 64
@@ -76,10 +76,8 @@ class _Clock(Callback):
         return iter(items)
 
 
-def run_dsnet(
-    photos: Path, seed: int, folder: Path, weights: str | None, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """Train with the default settings for these photos, of a pretrained network if weights are given."""
+def default_config(photos: Path, weights: str | None, settings: dict[str, Any]) -> TrainConfig:
+    """Return the default settings for these photos, of a pretrained network if weights are given."""
     found = inspect_dataset(str(photos))
     data = DataConfig(name=str(photos))
     known: dict[str, Any] = {"images": found.images, "classes": CLASSES, "side": found.side, "device": "cpu"}
@@ -88,9 +86,13 @@ def run_dsnet(
     else:
         data = replace(data, mean=LITE[0], std=LITE[1])
         config = fine_tuning_recipe(data, **known, model=NETWORK, weights=weights, by_order=True)
+    return override(config, {"run.device": "cpu", **settings})
+
+
+def run_dsnet(config: TrainConfig, seed: int, folder: Path) -> dict[str, Any]:
+    """Train a supernet."""
     clock, begun = _Clock(), time.process_time()
-    config = override(config, {"run.seed": seed, "run.device": "cpu", **settings})
-    outcome = train(config, folder, callback=clock)
+    outcome = train(override(config, {"run.seed": seed}), folder, callback=clock)
     ended = time.process_time()
     assert clock.trained is not None
     return {
@@ -137,7 +139,7 @@ def pretrained_network(weights: str, seed: int) -> nn.Module:
 
 
 def run_plain(
-    photos: Path, seed: int, seconds: float, rate: float, weights: str | None = None
+    photos: Path, seed: int, seconds: float, rate: float, augment: Augment, weights: str | None = None
 ) -> dict[str, Any]:
     """Train a plain network for a number of CPU seconds; the schedule ends with them."""
     torch.manual_seed(seed)
@@ -145,8 +147,7 @@ def run_plain(
     images, test = (load_dataset(str(photos), split, size=side) for split in ("train", "test"))
     pixels, labels = _all(images)
     channels = images.statistics() if weights is None else LITE
-    crop = (0.25, 1.0) if weights is None else (0.35, 1.0)
-    augment, generator = Augment(crop=crop, flip=True), torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     net: nn.Module = small_resnet() if weights is None else pretrained_network(weights, seed)
     net = net.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -200,13 +201,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         photos = Path(folder) / "photos"
         write_photos(photos, PRETRAINED_SIDE if args.pretrained else SIDE)
+        config = default_config(photos, args.pretrained, parse_assignments(args.set))
         for seed in args.seeds:
-            run = Path(folder) / f"run-{seed}"
-            rows.append(run_dsnet(photos, seed, run, args.pretrained, parse_assignments(args.set)))
+            rows.append(run_dsnet(config, seed, Path(folder) / f"run-{seed}"))
             report({**about, "runs": rows}, args.json)
             seconds = rows[-1]["cpu_seconds"]
             for rate in args.rates:
-                rows.append(run_plain(photos, seed, seconds, rate, args.pretrained))
+                rows.append(run_plain(photos, seed, seconds, rate, config.augment, args.pretrained))
                 report({**about, "runs": rows}, args.json)
 
 
