@@ -84,9 +84,7 @@ def _batches(images: ImageDataset, channels: Channels | None) -> Iterator[Tensor
 
 def _calibrate(model: ConvertedNetwork, batches: Iterable[Tensor]) -> None:
     """Compute the statistics of all routes but the largest, which keeps those of the network."""
-    whole = {name: value.clone() for name, value in model.prefix.state_dict().items()}
-    recalibrate(model, batches, [route for route in model.space if route != model.space.largest])
-    model.prefix.load_state_dict(whole)
+    recalibrate(model, batches, keep_calibrated=True)
 
 
 def _input(channels: Channels, size: int) -> dict[str, Any]:

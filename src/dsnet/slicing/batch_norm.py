@@ -108,15 +108,17 @@ class SplitBatchNorm2d(AffineNorm):
         bias: Tensor = self.bias
         if channels < self.channels:
             weight, bias = weight[:channels], bias[:channels]
-        if mode is not None and mode.statistics is not None:
+        keep = mode is not None and mode.keep_calibrated and self.states[key] is KeyState.CALIBRATED
+        if mode is not None and mode.statistics is not None and not keep:
             if mode.statistics is batch_statistics and x.numel() > channels:  # one fused kernel
                 return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
             mean, var = mode.statistics(self, x, key)
             scale = weight * torch.rsqrt(var + self.eps)
             return _affine(x, scale[..., None, None], (bias - mean * scale)[..., None, None])
         mean, var = self.mean[key, :channels], self.var[key, :channels]
-        y = F.batch_norm(x, mean, var, weight, bias, self.training, self.momentum, self.eps)
-        if self.training and x.numel():
+        update = self.training and not keep
+        y = F.batch_norm(x, mean, var, weight, bias, update, self.momentum, self.eps)
+        if update and x.numel():
             self.states[key] = KeyState.RUNNING
             self.count[key] += x.shape[0] * x.shape[2] * x.shape[3]
         return y

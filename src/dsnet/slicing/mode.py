@@ -65,6 +65,8 @@ class Mode:
     Attributes:
         statistics: Source of norm statistics (default: the stored ones in eval mode; those of the batch in
             training, which update the stored ones).
+        keep_calibrated: In training too, normalise by the stored statistics of calibrated keys, and keep
+            them; overrides ``statistics`` for these keys.
         images: Stored statistics for a batch of images with different keys; overrides ``statistics``.
         drop_path: Stochastic depth: probability that the last residual branch is dropped for an image.
         dropout: Dropout of the classifier's input.
@@ -79,6 +81,7 @@ class Mode:
     """
 
     statistics: Statistics | None = None
+    keep_calibrated: bool = False
     images: ImageStatistics | None = None
     drop_path: float = 0.0
     dropout: float = 0.0

@@ -35,6 +35,7 @@ from dsnet.training.callbacks import Callback
 from dsnet.training.classifier_task import ClassifierTask, Objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluation import Confusion, RouteResult, evaluate_gated
+from dsnet.training.linear_probe import fit_classifier
 from dsnet.training.loop import TrainingLoop
 from dsnet.training.results import Images, Outcome, results_of
 from dsnet.training.run_dir import begin, going_on, locked, read_config, write_config
@@ -56,6 +57,7 @@ __all__ = [
 ]
 
 SORTING_IMAGES, SORTING_BATCH = 512, 64  # that sort the channels of a pretrained network
+FITTED_IMAGES = 20_000  # that the classifier of a pretrained network is fitted to
 MAX_EVALUATED = 32  # routes that a finished run is evaluated at
 MAX_CONFUSION = 2000  # classes up to which confusions are counted
 
@@ -116,6 +118,8 @@ def _prepare(
         channels = _normalisation(config, train)
     else:  # a run that is resumed has its weights in its own checkpoint
         channels = channels_of(saved or start_from(model, config.start), config.start, test.size)
+    if config.fit_classifier and saved is None:
+        _fit_classifier(config, model, train, channels, callback)
     views = Views.of(config, channels, device, rank=ranks.rank, crops_in_workers=train.crops_in_workers)
     teacher = None
     if config.scheme.teacher is not None:
@@ -168,6 +172,21 @@ def _sorting_images(config: TrainConfig, train: ImageDataset) -> Iterator[Tensor
     order = torch.randperm(len(train), generator=generator)[:SORTING_IMAGES]
     for images, _ in train.batches(chunks(order, SORTING_BATCH), full=False):
         yield normalise(images[0], *channels)
+
+
+def _fit_classifier(
+    config: TrainConfig, model: Supernet, train: ImageDataset, channels: Channels, callback: Callback
+) -> None:
+    """Fit the classifier of a pretrained network to a sample of the training images."""
+    device = model.head.classifier.weight.device
+    order = torch.randperm(len(train), generator=seeded(config.run.seed, "classifier"))[:FITTED_IMAGES]
+    parts = list(order.chunk(max(1, len(order) // 128)))  # of nearly equal size, for batch statistics
+    batches = train.to(device).batches(parts, full=False)
+    progress = callback.progress(batches, len(parts), "fitting the classifier")
+    normalised = ((normalise(images[0], *channels), labels) for images, labels in progress)
+    scheme = config.scheme
+    keep = scheme.keep_statistics
+    fit_classifier(model, normalised, scheme.route, keep_calibrated=keep, smoothing=scheme.smoothing)
 
 
 def build_model(
@@ -318,7 +337,8 @@ def _recalibrate(task: ClassifierTask) -> None:
     order = list(mine.chunk(max(1, len(mine) // 256)))  # of nearly equal size: none too small to be exact
     batches = task.callback.progress(_calibration_batches(task, order), len(order), "re-calibrating")
     routes = None if config.scheme.route is None else list(task.objective.space)
-    recalibrate(task.model, batches, routes, generator=generator, add=ranks.sum)
+    keep = config.scheme.keep_statistics
+    recalibrate(task.model, batches, routes, keep_calibrated=keep, generator=generator, add=ranks.sum)
 
 
 def _calibration_batches(task: ClassifierTask, order: list[Tensor]) -> Iterator[Tensor]:

@@ -55,6 +55,7 @@ def recalibrate(
     batches: Iterable[Tensor],
     routes: Iterable[Route | int] | None = None,
     *,
+    keep_calibrated: bool = False,
     generator: torch.Generator | None = None,
     add: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> int:
@@ -67,6 +68,7 @@ def recalibrate(
         model: The network.
         batches: Images [B, C, H, W] as Stage I saw them, in batches of at least 128.
         routes: Routes to calibrate (default: all of the space).
+        keep_calibrated: Keep the statistics of keys that are calibrated already.
         generator: Source of the draws.
         add: Adds up a tensor over processes that each see a share of the images.
 
@@ -91,7 +93,7 @@ def recalibrate(
             states = {history: x for history, x in states.items() if route[: len(history)] == history}
             model.run_from_states(states, route, mode)
 
-    return set_statistics(model, batches, run, add=add)
+    return set_statistics(model, batches, run, keep_calibrated=keep_calibrated, add=add)
 
 
 @torch.no_grad()
@@ -100,6 +102,7 @@ def set_statistics(
     batches: Iterable[Tensor],
     run: Callable[[Tensor, Mode], None],
     *,
+    keep_calibrated: bool = False,
     add: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> int:
     """Set the statistics of all norms and keys that a pass uses, and count the images.
@@ -108,6 +111,7 @@ def set_statistics(
         module: The module that holds the norms; it is in eval mode during the pass.
         batches: Images.
         run: Runs a batch in a mode that gathers statistics.
+        keep_calibrated: Keep the statistics of keys that are calibrated already.
         add: Adds up a tensor over processes that each see a share of the images.
 
     Raises:
@@ -116,7 +120,7 @@ def set_statistics(
     sums, count = _Sums(), 0
     with eval_mode(module):
         for images in batches:
-            run(images, Mode(statistics=sums))
+            run(images, Mode(statistics=sums, keep_calibrated=keep_calibrated))
             count += len(images)
     if count == 0:
         raise DsnetError("no images to re-calibrate with: the data gave no batch")

@@ -71,6 +71,7 @@ class SchemeConfig:
     teacher_labels: Literal["hard", "soft"] = "hard"
     drop_path: float = 0.0  # stochastic depth: largest network (CNN), all networks (ViT)
     dropout: float = 0.0  # of the classifier's input, on the same networks
+    keep_statistics: bool = False  # normalise by the statistics of the pretrained network, and keep them
     joint: Literal["gumbel", "reinforce"] | None = None  # train gate and weights together, by labels alone
     complexity: float = 0.5  # for joint: weight of the complexity penalty
 
@@ -151,6 +152,7 @@ class TrainConfig:
     start: str | None = None  # folder of a run with the initial weights and the normalisation
     weights: str | None = None  # of a converted network: a file, or timm to download them; none: random
     weights_by_order: bool = False  # take the tensors of the file by order instead of by name
+    fit_classifier: bool = False  # before the first step, fit the classifier to the pretrained features
     data: DataConfig = field(default_factory=DataConfig)
     augment: Augment = field(default_factory=Augment)
     mix: MixConfig = field(default_factory=MixConfig)
@@ -164,6 +166,8 @@ class TrainConfig:
                 raise DsnetError(f"options.{key} is not an option of the model; see `dsnet models --json`")
         if self.weights is not None and self.start is not None:
             raise DsnetError("weights and start cannot be combined: both say what training starts from")
+        if self.fit_classifier and self.weights is None and self.start is None:
+            raise DsnetError("fit_classifier needs pretrained features: set weights or start")
         if self.start is not None and self.scheme.route is not None:
             raise DsnetError("start and scheme.route cannot be combined: a start is for all routes")
 

@@ -124,8 +124,10 @@ class GraphedStep(Passes):
         """Replay a network, and mark the norm statistics that it updates."""
         values, logits = super().network(task, images, labels, target)
         if self.model.training and (task.mode is None or task.mode.statistics is None):
+            keep = task.mode is not None and task.mode.keep_calibrated
             for norm, number in self.model.norms(task.route.choices):
-                norm.states[number] = KeyState.RUNNING
+                if not (keep and norm.states[number] is KeyState.CALIBRATED):
+                    norm.states[number] = KeyState.RUNNING
         return values.clone(), logits  # the step uses the logits at once, its caller the values at any time
 
     def _capture_prefix(self, images: Tensor, mode: Mode | None) -> _Prefix:

@@ -165,7 +165,9 @@ class Stage1:
 
 def _prefix_mode(mode: Mode | None) -> Mode | None:
     """Return the mode of the prefix, which has no branch and no classifier to drop."""
-    return None if mode is None or mode.statistics is None else Mode(statistics=mode.statistics)
+    if mode is None or (mode.statistics is None and not mode.keep_calibrated):
+        return None
+    return Mode(statistics=mode.statistics, keep_calibrated=mode.keep_calibrated)
 
 
 class Passes:

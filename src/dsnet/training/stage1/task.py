@@ -110,11 +110,16 @@ class Stage1Objective(Objective):
         """Return the mode of the networks, and that of the largest one."""
         scheme = self.config.scheme
         statistics = SharedStatistics(update=True) if self.shares_statistics else None
-        plain = None if statistics is None else Mode(statistics=statistics)
+        keep = scheme.keep_statistics
+        plain = Mode(statistics=statistics, keep_calibrated=keep) if statistics or keep else None
         if not scheme.drop_path and not scheme.dropout:
             return plain, plain
         drops = Mode(
-            statistics=statistics, drop_path=scheme.drop_path, dropout=scheme.dropout, generator=self.noise
+            statistics=statistics,
+            keep_calibrated=keep,
+            drop_path=scheme.drop_path,
+            dropout=scheme.dropout,
+            generator=self.noise,
         )
         return drops if self.model.drops_everywhere else plain, drops
 
