@@ -289,6 +289,25 @@ def photos_table(name: str, data: Data) -> str:
     return markdown(header, rows, f"{source(data)}, one thread; {ACCURACY}, {MEANS}")
 
 
+def modelopt_table(name: str, data: Data) -> str:
+    """Tabulate networks that ModelOpt pruned to the MAdds of routes; of several rates the best counts."""
+    rows = []
+    for route, epochs in dict.fromkeys((run["route"], run["epochs"]) for run in data["runs"]):
+        same = [run for run in data["runs"] if (run["route"], run["epochs"]) == (route, epochs)]
+        best = [max(r["test"] for r in same if r["seed"] == seed) for seed in {r["seed"] for r in same}]
+        target, count = data["madds"][str(route)], statistics.mean(run["madds"] for run in same)
+        title = f"route {route} ({_millions(target)})" if epochs else "not pruned"
+        searches = [r["search_seconds"] for r in same if "search_seconds" in r]
+        seconds = [f"{max(searches):.0f}" if searches else "–"]
+        seconds.append(f"{statistics.mean(r['training_seconds'] for r in same):.0f}")
+        before = str(same[0]["before"])
+        rows.append([title, f"{count / 1e6:.1f}M", f"{before} + {epochs}", _mean(best), *seconds])
+    header = ["pruned to", "MAdds", "epochs", "test accuracy", "search, s", "training, s"]
+    ours, theirs = (data["conversion_seconds"][key] for key in ("dsnet", "ModelOpt"))
+    caption = f"conversion: {theirs} s, `dsnet.convert` {ours} s; {ACCURACY}, {MEANS}"
+    return markdown(header, rows, f"{source(data)}; {caption}")
+
+
 def speed_table(files: str) -> str:
     """Tabulate one batch size of several files of `dsnet bench`, beside single networks for all images."""
     results = []
@@ -480,6 +499,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "bench": bench_table,
     "equal-accuracy": equal_accuracy_table,
     "photos": photos_table,
+    "modelopt": modelopt_table,
     "transfer": transfer_table,
     "transfer-rates": transfer_rates_table,
     "detection": detection_table,

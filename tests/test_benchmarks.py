@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import pretrained, training
+from benchmarks import modelopt, pretrained, training
 from torch import nn
+
+from dsnet.models.convert.sources import timm_network
+from tests.support import need_timm
 
 
 def test_a_training_step_is_timed_beside_its_parts(
@@ -48,3 +51,13 @@ def test_sorting_channels_by_given_scores_leaves_a_network_the_same() -> None:
 def test_a_pretrained_network_is_a_name_and_a_file(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="NAME=FILE"):
         pretrained.parse_source(text)
+
+
+def test_layers_that_modelopt_does_not_know_are_replaced_by_equal_ones() -> None:
+    need_timm()
+    network = timm_network("tf_efficientnet_lite0", num_classes=5)
+    before = modelopt.count_madds(network)
+    modelopt.replace_layers(network, torch.randn(1, 3, modelopt.SIDE, modelopt.SIDE))  # it compares both
+    kinds = {type(module).__name__ for module in network.modules()}
+    assert not kinds & {"Conv2dSame", "BatchNormAct2d"}
+    assert modelopt.count_madds(network) == before
