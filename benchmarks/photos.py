@@ -2,6 +2,7 @@
 
     DSNET_DATA=FOLDER python -m benchmarks.photos [--seeds 0 1 2] [--rates 0.05 0.1 0.2] [--json FILE]
     DSNET_DATA=FOLDER python -m benchmarks.photos --pretrained lite0.pth [--rates 0.005 0.02] [--json FILE]
+                                                  [--ultralytics yolo11n-cls.yaml]
 
 The photos are 100 training images of each of Imagenette's ten classes at 64 x 64 pixels. Accuracy is measured
 on its 3,925 validation images. *dsnet* trains with the default settings for photos, with 10 % held out. Its
@@ -13,6 +14,10 @@ With ``--pretrained`` the photos have 128 pixels a side, and both start from Eff
 ImageNet weights of this file, whose tensors are taken by order: *dsnet* with its settings for a pretrained
 network, and the network itself in a plain loop. 97 % of Imagenette's validation images are in ImageNet's
 training set.
+
+``--ultralytics`` adds a classifier of Ultralytics (package ultralytics): weights, or a network to train from
+scratch. It trains on all photos with the default settings, for as many epochs as take the same CPU seconds;
+two that are timed first are not counted. The accuracy is that after the last epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from dsnet.data import load_dataset
 from dsnet.data.dataset import ImageDataset
 from dsnet.data.inspect import inspect_dataset
 from dsnet.data.transforms.augment import Augment, normalise
-from dsnet.models.convert.sources import load_weights, timm_network
+from dsnet.models.convert.sources import import_timm, load_weights, timm_network
 from dsnet.recipes.custom_data import fine_tuning_recipe, recipe_for
 from dsnet.training.api import train
 from dsnet.training.callbacks import Callback
@@ -183,6 +188,38 @@ def run_plain(
     }
 
 
+def run_ultralytics(
+    photos: Path, seed: int, seconds: float, model: str, folder: Path, side: int = SIDE
+) -> dict[str, Any]:
+    """Train a classifier of Ultralytics for about so many CPU seconds, as its defaults say."""
+    import_timm()  # torchvision can be imported then
+    from ultralytics import YOLO
+
+    def train_for(epochs: int) -> tuple[Any, list[float]]:
+        """Return the network, and the CPU seconds at the start and after each epoch."""
+        network, times = YOLO(model, task="classify"), []
+        network.add_callback("on_train_start", lambda _: torch.set_num_threads(1))
+        network.add_callback("on_train_start", lambda _: times.append(time.process_time()))
+        network.add_callback("on_train_epoch_end", lambda _: times.append(time.process_time()))
+        settings = {"imgsz": side, "device": "cpu", "workers": 0, "seed": seed}
+        quiet = {"val": False, "plots": False, "project": str(folder), "name": str(epochs)}
+        network.train(data=str(photos), epochs=epochs, **settings, **quiet)
+        return network, times
+
+    _, times = train_for(2)
+    epochs = max(1, round(seconds / (times[2] - times[1])))
+    network, times = train_for(epochs)
+    found = network.trainer.metrics["metrics/accuracy_top1"]  # of the last epoch
+    return {
+        "network": f"Ultralytics {Path(model).stem}",
+        "seed": seed,
+        "epochs": epochs,
+        "cpu_seconds": round(times[-1] - times[0], 1),
+        "test": {"0": round(100 * found, 2)},
+        "params": sum(p.numel() for p in network.model.parameters()),
+    }
+
+
 def _all(images: ImageDataset) -> tuple[Tensor, Tensor]:
     batches = list(images.batches(list(torch.arange(len(images)).split(256)), full=False))
     return torch.cat([x[0] for x, _ in batches]), torch.cat([y for _, y in batches])
@@ -194,6 +231,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="*", type=float, default=[0.05, 0.1, 0.2])
     parser.add_argument("--pretrained", metavar="FILE", help="ImageNet weights of EfficientNet-Lite0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for dsnet's runs")
+    parser.add_argument("--ultralytics", metavar="FILE", help="weights or a network of Ultralytics")
     args = parser.parse_args()
     torch.set_num_threads(1)
     about = {"benchmark": "photos", **environment(torch.device("cpu"))}
@@ -208,6 +246,11 @@ def main() -> None:
             seconds = rows[-1]["cpu_seconds"]
             for rate in args.rates:
                 rows.append(run_plain(photos, seed, seconds, rate, config.augment, args.pretrained))
+                report({**about, "runs": rows}, args.json)
+            if args.ultralytics:
+                side = PRETRAINED_SIDE if args.pretrained else SIDE
+                run = Path(folder) / f"ultralytics-{seed}"
+                rows.append(run_ultralytics(photos, seed, seconds, args.ultralytics, run, side))
                 report({**about, "runs": rows}, args.json)
 
 

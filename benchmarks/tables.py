@@ -283,7 +283,10 @@ def photos_table(name: str, data: Data) -> str:
             else f"{same[0]['network'].replace('resnet', 'ResNet')}, learning rate {rate}"
         )
         cells = [f"{same[0]['params'] / 1e6:.2f}M", f"{_mean([r['cpu_seconds'] for r in same], 0)}"]
-        cells += ["–" if rate else _mean([end[0] for end in ends], 1), _mean([end[-1] for end in ends], 1)]
+        cells += [
+            "–" if len(ends[0]) == 1 else _mean([end[0] for end in ends], 1),
+            _mean([end[-1] for end in ends], 1),
+        ]
         rows.append([title, *cells])
     header = ["network", "parameters", "CPU seconds", "smallest route", "largest route"]
     return markdown(header, rows, f"{source(data)}, one thread; {ACCURACY}, {MEANS}")
