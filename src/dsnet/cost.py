@@ -23,7 +23,8 @@ def cost(
     Args:
         model: A model of `create_model`.
         route: The route of a supernet; None for a reference network.
-        image_size: Side of the image, or (height, width) (default: that of the model).
+        image_size: Side of the image, or (height, width) (default: that of the model). A route with an image
+            size of its own is counted at that.
 
     Returns:
         Parameters and multiply-adds by kind.
@@ -47,7 +48,9 @@ def cost(
             raise DsnetError(
                 "a supernet's cost depends on the route: give one, for example model.space.largest"
             )
-        return route_cost(model, model.space.resolve(route).choices, model.input_spec.shape(image_size))
+        shape = model.input_spec.shape(image_size)
+        network, own = model.at(route)
+        return route_cost(network, own.choices, shape if network is model else network.input_spec.shape())
     if isinstance(model, ReferenceNetwork):
         if route is not None:
             raise DsnetError(f"{type(model).__name__} is a static network and has no routes")

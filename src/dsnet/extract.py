@@ -35,7 +35,8 @@ def extract(
         image_size: Side of the images (default: that of the model). A transformer's positions are resized.
 
     Returns:
-        A network that computes the same logits [B, classes] from images [B, C, H, W] as the route.
+        A network that computes the same logits [B, classes] from images [B, C, H, W] as the route. Where the
+        route has an image size, they are images of that size.
 
     Raises:
         DsnetError: The route is not one of the model, or it lacks norm statistics.
@@ -53,7 +54,10 @@ def extract(
 
     if not isinstance(model, Supernet):
         raise DsnetError(f"only a supernet has routes to extract, not a {type(model).__name__}")
-    route = model.space.resolve(route)
+    network, route = model.at(route)
+    if network is not model:
+        model.input_spec.shape(image_size)
+        return extract(network, route, fold_bn=fold_bn)
     model.require_statistics(route)
     names = {module: name.replace(".", "_") for name, module in model.named_modules()}
 

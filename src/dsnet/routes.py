@@ -86,6 +86,7 @@ class Route:
     number: int  # position in the full space, cheapest first
     choices: tuple[int, ...]  # of each gate
     stages: tuple[Slice, ...]  # the dynamic stages
+    image_size: int | None = None  # side of the images, where routes differ in it
 
     def __post_init__(self) -> None:
         numbers = (self.number, *self.choices)
@@ -93,11 +94,14 @@ class Route:
             raise DsnetError(
                 f"a route has a number and a choice for every gate, not {self.number!r} and {self.choices!r}"
             )
+        if self.image_size is not None and (type(self.image_size) is not int or self.image_size < 1):
+            raise DsnetError(f"the image size of a route is a positive integer, not {self.image_size!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON types, without the sizes that do not apply to a stage."""
         stages = [{k: v for k, v in asdict(s).items() if v is not None} for s in self.stages]
-        return {"space": self.space, "number": self.number, "choices": list(self.choices), "stages": stages}
+        data = {"space": self.space, "number": self.number, "choices": list(self.choices), "stages": stages}
+        return data if self.image_size is None else {**data, "image_size": self.image_size}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Route:
@@ -106,7 +110,8 @@ class Route:
         Raises:
             DsnetError: A field is missing, unknown or has an impossible value.
         """
-        _check_fields("a route", data, {f.name for f in fields(cls)})
+        names = {f.name for f in fields(cls)}
+        _check_fields("a route", data, names, names - {"image_size"})
         for stage in data["stages"]:
             _check_fields("a stage of a route", stage, {f.name for f in fields(Slice)}, {"width"})
         return cls(
@@ -114,10 +119,12 @@ class Route:
             number=data["number"],
             choices=tuple(data["choices"]),
             stages=tuple(Slice(**stage) for stage in data["stages"]),
+            image_size=data.get("image_size"),
         )
 
     def __str__(self) -> str:
-        return f"route {self.number} of {self.space} ({' | '.join(map(str, self.stages))})"
+        size = "" if self.image_size is None else f"{self.image_size} px: "
+        return f"route {self.number} of {self.space} ({size}{' | '.join(map(str, self.stages))})"
 
 
 @dataclass(frozen=True, kw_only=True)

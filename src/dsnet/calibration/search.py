@@ -140,7 +140,7 @@ def _one_gate(outputs: RouteOutputs, costs: CostTable) -> _Curve:
     """Compute exactly at which weights images switch to cheaper choices."""
     options = outputs.options[0]
     columns = [next(i for i, r in enumerate(outputs.routes) if r.choices == (c,)) for c in options]
-    table = np.array([costs.of((choice,)) for choice in options])
+    table = np.array([costs.gated((choice,)) for choice in options])
     correct = outputs.correct.numpy()[:, columns].astype(np.float64)
     start = torch.full((len(outputs),), int(table.argmax()))
     shares = torch.from_numpy(table / costs.largest)

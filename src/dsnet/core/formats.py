@@ -67,7 +67,13 @@ _SLICE = record(
     }
 )
 _ROUTE = record(
-    {"space": text(), "number": _INDEX, "choices": items(_INDEX, 1, 64), "stages": items(_SLICE, 1, 256)}
+    {
+        "space": text(),
+        "number": _INDEX,
+        "choices": items(_INDEX, 1, 64),
+        "stages": items(_SLICE, 1, 256),
+        "image_size?": maybe(_SIDE),
+    }
 )
 _NUMBERS = items(_INDEX, 1, LARGE)
 _SPACE = record({"name": text(), "routes": items(_ROUTE, 1, LARGE), "narrowings": table(_NUMBERS)})
@@ -117,6 +123,8 @@ _COSTS = record(
         "prefix": _COST,
         "segments": items(items(items(_COST, 1), 1), 1, 64),
         "network?": text(),
+        "members?": items(_INDEX),
+        "prefixes?": items(_COST),
     }
 )
 _POINT = row(  # cost, accuracy, parameters, routes, images by route

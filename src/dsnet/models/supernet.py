@@ -29,7 +29,7 @@ from dsnet.models.features import Features, feature_shapes, prefix_features, rou
 from dsnet.models.group_by_route import Decide, greedy, run_from_states, run_gated
 from dsnet.models.heads import Head
 from dsnet.models.input_spec import InputSpec
-from dsnet.models.layout import BnKey, SliceTable, split_stages
+from dsnet.models.layout import BnKey, SliceTable, norm_keys, split_stages
 from dsnet.models.options import GateOptions
 from dsnet.routes import Route, RouteSpace, Slice
 from dsnet.slicing import Factory, KeyState, Mode, SplitBatchNorm2d
@@ -113,6 +113,9 @@ class Supernet(nn.Module, ABC):
     gate_weights: Mapping[str, tuple[float, float, float]] = MappingProxyType({})
     """Weights (CLS, CP, SGS) of Stage II's losses by the name of a space, where they differ by space."""
 
+    key_set: int = 0
+    """Number of the set of norm keys, where a network has several: one for each image size."""
+
     head: Head
     """The classifier. A family sets it in its constructor, after that of this class."""
 
@@ -153,7 +156,8 @@ class Supernet(nn.Module, ABC):
         Call it again after replacing a block.
         """
         self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
-        self._steps: dict[tuple[int, ...], tuple[Step, ...]] = {(): tuple(self.prefix_steps())}
+        prefix = tuple(step._replace(key=self.key_set) for step in self.prefix_steps())
+        self._steps: dict[tuple[int, ...], tuple[Step, ...]] = {(): prefix}
         for gates in range(1, len(self.gates) + 1):
             for choices in itertools.product(*map(range, self.choices[:gates])):
                 self._steps[choices] = tuple(self.segment_steps(choices))
@@ -194,6 +198,13 @@ class Supernet(nn.Module, ABC):
     def gate(self, stage: int) -> Gate:
         """Return the gate before a stage."""
         return cast(Gate, self.gates[stage])
+
+    def at(self, route: Route | int) -> tuple[Supernet, Route]:
+        """Return the network that runs a route at the route's image size, and its own route.
+
+        This is the network itself, unless it has several image sizes.
+        """
+        return self, self.space.resolve(route)
 
     def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
         """Return the steps of a segment.
@@ -466,6 +477,8 @@ class Supernet(nn.Module, ABC):
         if self.bn_key == "prefix":
             for choice, row in zip(choices[1:], self.slice_table[1:], strict=False):
                 key = key * len(row) + choice
+        if self.key_set:
+            key = key + self.key_set * norm_keys(self.choices, self.bn_key)[len(choices) - 1]
         return key
 
     def norms(self, choices: tuple[int, ...]) -> Iterator[tuple[SplitBatchNorm2d, int]]:

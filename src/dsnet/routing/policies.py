@@ -301,7 +301,11 @@ class GatePolicy(Policy):
 
     def min_cost(self, model: Routable[Any]) -> float:
         """Return the cost of the cheapest route that the gates can choose."""
-        return min(self.costs.of(choices) for choices in itertools.product(*_options(model)))
+        return min(self.costs.gated(choices) for choices in itertools.product(*_options(model)))
+
+    def cost(self, space: RouteSpace, route: int) -> float:
+        """Return the cost of a route with that of the gates."""
+        return self.costs.gated(space.resolve(route).choices)
 
 
 def run_cascade(

@@ -104,7 +104,7 @@ class Router:
         """Return plain data (JSON types)."""
         return {
             "kind": self.kind,
-            "costs": asdict(self.costs),
+            "costs": {key: value for key, value in asdict(self.costs).items() if value != ()},
             "curve": [
                 [p.cost, p.accuracy, list(p.parameters), list(p.routes), list(map(list, p.route_counts))]
                 for p in self.curve
@@ -127,6 +127,7 @@ class Router:
         try:
             costs = data["costs"]
             segments = tuple(tuple(tuple(row) for row in gate) for gate in costs["segments"])
+            members = {key: tuple(costs[key]) for key in ("members", "prefixes") if key in costs}
             curve = tuple(
                 OperatingPoint(
                     cost=cost,
@@ -137,7 +138,9 @@ class Router:
                 )
                 for cost, accuracy, parameters, routes, counts in data["curve"]
             )
-            return cls(kind=data["kind"], costs=CostTable(**{**costs, "segments": segments}), curve=curve)
+            return cls(
+                kind=data["kind"], costs=CostTable(**{**costs, "segments": segments, **members}), curve=curve
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise DsnetError(f"the router is damaged ({error!r})") from error
 

@@ -85,6 +85,18 @@ class SplitBatchNorm2d(AffineNorm):
         # On the host, so that a check needs no synchronisation; stored in the state dict as extra state.
         self.states = [KeyState.FRESH] * self.keys
 
+    @torch.no_grad()
+    def repeat_keys(self, count: int) -> None:
+        """Make ``count`` sets of the present keys, one after the other.
+
+        All start with the present statistics. Those that are calibrated stay so in the last set only.
+        """
+        self.keys *= count
+        self.mean, self.var = self.mean.repeat(count, 1), self.var.repeat(count, 1)
+        self.count = self.count.repeat(count)
+        copied = [min(state, KeyState.RUNNING) for state in self.states]
+        self.states = [*copied * (count - 1), *self.states]
+
     def forward(self, x: Tensor, key: int = 0, mode: Mode | None = None) -> Tensor:
         """Normalise features.
 

@@ -84,7 +84,7 @@ class ConvertedNetwork(Supernet):
         """Return the blocks of a route behind the gate."""
         (route,) = choices
         return [
-            Step(stage[position], size, route)  # type: ignore[index]
+            Step(stage[position], size, self.key(choices))  # type: ignore[index]
             for stage, size, kept in zip(self.stages, self.slices(choices), self._kept[route], strict=True)
             for position in kept
         ]

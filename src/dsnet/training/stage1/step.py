@@ -125,6 +125,7 @@ class Stage1:
         modes = [self.largest_mode or self.mode, *[self.mode] * (len(routes) - 1)]
         same_prefix = [_prefix_mode(mode) == _prefix_mode(modes[-1]) for mode in modes]
         share = sum(same_prefix) > 1 and not self.scheme.own_views and self.projector is None
+        share = share and all(route.image_size is None for route in routes)  # each size has its own prefix
         return [
             NetworkTask(
                 route=route,
@@ -287,10 +288,18 @@ class Passes:
 
         outputs: list[Tensor] = []
         features: Tensors = ()
+
+        def alone(route: Route, images: Tensor) -> Tensors:
+            return (model.run_route(images, route, mode),)
+
         with torch.no_grad(), self.stage.precision(images):
             if projector is not None:
                 output, *rest = self.run(("stages", routes[0]), stages, images)
                 outputs, features = [output], tuple(rest)
+            if routes[0].image_size is not None:
+                for route in routes[len(outputs) :]:
+                    outputs += self.run(("alone", route), functools.partial(alone, route), images)
+                return outputs, features
             if len(outputs) < len(routes):
                 (x,) = self.run("prefix", prefix, images)
                 self._teacher_start = self._teacher_start._replace(x=x)

@@ -186,8 +186,9 @@ def _named(losses: StepLosses) -> dict[str, Tensor]:
 
 def initialise_alone(model: Supernet, route: Route) -> None:
     """Rescale the initial weights of a supernet to those of a stand-alone network of this route."""
+    network, route = model.at(route)
     for gates in range(1, len(route.choices) + 1):
-        for block, size, _ in model.chain(route.choices[:gates]):
+        for block, size, _ in network.chain(route.choices[:gates]):
             for layer in block.modules():
                 if isinstance(layer, ConvNormAct):
                     layer.rescale(size)

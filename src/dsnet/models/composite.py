@@ -1,0 +1,447 @@
+"""Networks with several members: one supernet at several image sizes, or a cascade of separate networks.
+
+A `CompositeNetwork` takes images of one size and resizes them on the device for the member that runs. Its
+routes are all routes of its members, cheapest first, each with its image size. To everything else it is a
+supernet with at most one gate, whose choices are the numbers of its routes:
+
+    images ─┬─ resize ─ smallest size: prefix ─ gate ─┬─ segment ─ logits      the choice has this size
+            │                                         │
+            └─ resize ─ another size: prefix ─ gate ──┴─ segment ─ logits      it has another one
+
+The gate looks at the images at the smallest size (a thumbnail). A network of several gates, and separate
+networks, have no such gate: cascades route them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dsnet.counts import Cost, Shape
+from dsnet.errors import DsnetError, shorten
+from dsnet.gate import Gate, HeadForm, SingleRouteGate
+from dsnet.models.blocks import Step
+from dsnet.models.counting import route_cost, segment_costs
+from dsnet.models.features import Features
+from dsnet.models.group_by_route import Decide, greedy
+from dsnet.models.heads import Head
+from dsnet.models.supernet import GateState, ModelSpec, Supernet
+from dsnet.routes import Route, RouteSpace
+from dsnet.slicing import Mode, SplitBatchNorm2d
+
+__all__ = ["CompositeNetwork", "Member", "MemberStates", "check_image_sizes", "resize", "with_image_sizes"]
+
+History = tuple[int, ...]
+MAX_SIZES = 16
+
+
+def resize(images: Tensor, size: int) -> Tensor:
+    """Resize images [B, C, H, W] to a square of ``size`` pixels a side, with antialiasing.
+
+    Examples:
+        >>> resize(torch.ones(2, 3, 32, 32), 24).shape
+        torch.Size([2, 3, 24, 24])
+    """
+    if images.shape[2:] == (size, size):
+        return images
+    return F.interpolate(images, (size, size), mode="bilinear", antialias=True, align_corners=False)
+
+
+class Member(NamedTuple):
+    """A supernet that runs at one image size.
+
+    Attributes:
+        network: The supernet; its images have ``network.input_spec.image_size`` pixels a side.
+        scale: Factor [C, 1, 1] and ``shift`` turn normalised images of the whole network into those that
+            this member expects (None: the same).
+        shift: See ``scale``.
+    """
+
+    network: Supernet
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+
+    @property
+    def image_size(self) -> int:
+        """Side of its images."""
+        return self.network.input_spec.image_size
+
+    def images(self, images: Tensor) -> Tensor:
+        """Resize and normalise images of the whole network for this member."""
+        x = resize(images, self.image_size)
+        if self.scale is None or self.shift is None:
+            return x
+        return torch.addcmul(self.shift.to(x), x, self.scale.to(x))
+
+
+class MemberStates:
+    """Images of a pass, and their states at the gates of the members that have run.
+
+    Members add their states when they first run, so that routes of one member share its prefix.
+
+    Args:
+        images: Images [B, C, H, W] of the whole network.
+        mode: How prefixes run in front of the gate.
+        states: For each member by number: states by the choices made so far.
+    """
+
+    __slots__ = ("images", "mode", "states")
+
+    def __init__(
+        self,
+        images: Tensor,
+        mode: Mode | None = None,
+        states: dict[int, dict[History, GateState]] | None = None,
+    ) -> None:
+        self.images, self.mode = images, mode
+        self.states: dict[int, dict[History, GateState]] = {} if states is None else states
+
+    def take(self, index: Tensor) -> Self:
+        """Select images by index [n]."""
+        states = {m: {h: s.take(index) for h, s in by.items()} for m, by in self.states.items()}
+        return type(self)(self.images[index], self.mode, states)
+
+    def narrow(self, start: int, stop: int) -> Self:
+        """Select a range of images, without a copy."""
+        states = {m: {h: s.narrow(start, stop) for h, s in by.items()} for m, by in self.states.items()}
+        return type(self)(self.images[start:stop], self.mode, states)
+
+    @classmethod
+    def join(cls, states: Sequence[Self]) -> Self:
+        """Concatenate images; members run again where they are needed."""
+        return cls(torch.cat([state.images for state in states]), states[0].mode)
+
+
+class CompositeNetwork(Supernet):
+    """Supernets that share weights at several image sizes, or separate networks, as one supernet.
+
+    `create_model` with ``image_sizes`` makes the first kind, `dsnet.cascade` the second.
+
+    Args:
+        networks: The networks that hold the weights.
+        members: The members, which are these networks or views of them.
+        spec: Name and options that `create_model` builds it from.
+        gate: The number of the member whose gate decides between all routes; None: there is no gate.
+
+    Examples:
+        >>> import dsnet
+        >>> model = dsnet.create_model("ds_mbnet_tiny", image_sizes=(8, 16))
+        >>> len(model.space), model.space.smallest.image_size, model.space.largest.image_size
+        (8, 8, 16)
+        >>> model(torch.zeros(2, 3, 16, 16), model.space.smallest).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self, networks: Iterable[Supernet], members: Sequence[Member], *, spec: ModelSpec, gate: int | None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.networks = nn.ModuleList(networks)
+        self.members, self.spec, self.bn_key = tuple(members), spec, "prefix"
+        self.gate_member = gate
+        self._local = self._by_cost()
+        size = max(member.image_size for member in members)
+        largest = self.members[self._local[-1][0]].network
+        self.input_spec = replace(largest.input_spec, image_size=size, stride=size, smallest=size, fixed=True)
+        self._space = RouteSpace(
+            name=spec.name,
+            routes=tuple(
+                Route(
+                    space=spec.name,
+                    number=number,
+                    choices=(number,),
+                    stages=route.stages,
+                    image_size=self.members[member].image_size,
+                )
+                for number, (member, route) in enumerate(self._local)
+            ),
+        )
+        self.slice_table = (tuple(route.stages for route in self._space),)
+        self._norms = tuple(m for m in self.modules() if isinstance(m, SplitBatchNorm2d))
+        self._no_gate = SingleRouteGate()
+        if gate is not None:
+            self.gate(0).replace_routing(tuple(range(len(self._space))))
+        self.train(self.networks[0].training)
+
+    def _by_cost(self) -> list[tuple[int, Route]]:
+        """Return the routes of all members, as (member, its route), cheapest first."""
+        routes = [(number, route) for number, m in enumerate(self.members) for route in m.network.space]
+
+        def cost(item: tuple[int, Route]) -> tuple[int, int]:
+            network = self.members[item[0]].network
+            return route_cost(network, item[1].choices, network.input_spec.shape()).madds(), item[0]
+
+        return sorted(routes, key=cost)
+
+    # --- structure ---------------------------------------------------------------------------------
+    @property
+    def image_sizes(self) -> tuple[int, ...]:
+        """The image sizes of the members, rising, each once."""
+        return tuple(sorted({member.image_size for member in self.members}))
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the members are one network at several sizes."""
+        return len(self.networks) == 1
+
+    @property
+    def head(self) -> Head:  # type: ignore[override]  # of the most expensive route
+        """The classifier of the most expensive route."""
+        return self.members[self._local[-1][0]].network.head
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:  # type: ignore[override]  # registered by the networks
+        """The gate, or a placeholder with one choice."""
+        return (self.gate(0),)
+
+    def gate(self, stage: int) -> Gate:
+        """Return the gate that looks at the images at the smallest size."""
+        if stage != 0:
+            raise DsnetError(f"{self.name} has one gate, number 0; there is no gate {stage}")
+        if self.gate_member is None:
+            return self._no_gate
+        return self.members[self.gate_member].network.gate(0)
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a gate can decide between the routes."""
+        return self.gate_member is not None
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Number of routes, of which the gate takes one."""
+        return (len(self._space),)
+
+    @property
+    def segments(self) -> tuple[History, ...]:
+        """One for each route."""
+        return tuple(route.choices for route in self._space)
+
+    @property
+    def merges(self) -> bool:
+        """False: a segment is one route."""
+        return False
+
+    def at(self, route: Route | int) -> tuple[Supernet, Route]:
+        """Return the member that runs a route, and its number of the route."""
+        member, local = self._local[self.space.resolve(route).number]
+        return self.members[member].network, local
+
+    def member_of(self, route: Route | int) -> int:
+        """Return the number of the member that runs a route."""
+        return self._local[self.space.resolve(route).number][0]
+
+    def prefix_steps(self) -> list[Step]:
+        """Raise: the prefix depends on the image size."""
+        raise DsnetError(f"{self.name} has a prefix for each image size; see `CompositeNetwork.members`")
+
+    def segment_steps(self, choices: History) -> list[Step]:
+        """Raise: the members have the segments."""
+        raise DsnetError(f"{self.name} has segments for each image size; see `CompositeNetwork.members`")
+
+    def chain(self, choices: History) -> tuple[Step, ...]:
+        """Raise: the members have the segments."""
+        return tuple(self.segment_steps(choices))
+
+    def norms(self, choices: History) -> Iterator[tuple[SplitBatchNorm2d, int]]:
+        """Yield each split batch norm of a route, with the key it uses."""
+        if choices:
+            network, local = self.at(choices[0])
+            yield from network.norms(local.choices)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode, or eval mode, of all members."""
+        super().train(mode)
+        for member in self.members:  # views are not registered as submodules
+            member.network.training = mode
+        return self
+
+    def reset_routing(
+        self,
+        space: RouteSpace | None = None,
+        *,
+        form: HeadForm | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Give the gate a new, untrained routing head; see `Supernet.reset_routing`."""
+        self._require_gate()
+        super().reset_routing(space, form=form, generator=generator)
+
+    def _require_gate(self) -> None:
+        if self.gate_member is None:
+            reason = "several gates" if self.shares_weights else "separate networks"
+            raise DsnetError(
+                f"{self.name} with {reason} and image sizes {shorten(self.image_sizes)} has no gate that "
+                "decides between its routes: give a route, or calibrate a cascade (`dsnet calibrate`)"
+            )
+
+    # --- running -----------------------------------------------------------------------------------
+    def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Tensor:
+        """Compute logits [B, classes] of images at the largest size; see `Supernet.forward`."""
+        if route is None:
+            self._require_gate()
+        return super().forward(x, route, mode=mode)
+
+    def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
+        """Let the gate decide for images; see `Supernet.route`."""
+        self._require_gate()
+        return super().route(x, decide)
+
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> MemberStates:  # type: ignore[override]
+        """Take images; members run when a route or the gate needs them."""
+        self.check_images(x)
+        return MemberStates(x, mode)
+
+    def _states(self, state: MemberStates, member: int, mode: Mode | None) -> dict[History, GateState]:
+        """Return the states of a member, whose prefix runs if it has not."""
+        if member not in state.states:
+            images = self.members[member].images(state.images)
+            state.states[member] = {(): self.members[member].network.run_prefix(images, mode)}
+        return state.states[member]
+
+    def gate_scores(self, state: MemberStates) -> Tensor:  # type: ignore[override]
+        """Compute the scores [B, routes] of the gate; without one, zeros [B, 1]."""
+        if self.gate_member is None:
+            return state.images.new_zeros(len(state.images), 1)
+        states = self._states(state, self.gate_member, state.mode)
+        return self.members[self.gate_member].network.gate_scores(states[()])
+
+    def run_last_segment(  # type: ignore[override]
+        self, state: MemberStates, choices: History, mode: Mode | None = None
+    ) -> Tensor:
+        """Run a route on images, from the last of its gates that its member has reached."""
+        member, local = self._local[self.space.of_choices(choices).number]
+        states = self._states(state, member, mode)
+        return self.members[member].network.run_from_states(states, local.choices, mode)
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """Compute logits at a route that is known to be in the space of this network."""
+        self.check_images(x)
+        member, local = self._local[route.number]
+        return self.members[member].network.run_route(self.members[member].images(x), local, mode)
+
+    def run_stages(
+        self, x: Tensor, route: Route | int, mode: Mode | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Compute logits and the features of each stage; see `Supernet.run_stages`."""
+        self.check_images(x)
+        member, local = self._local[self.space.resolve(route).number]
+        return self.members[member].network.run_stages(self.members[member].images(x), local, mode)
+
+    def features(  # type: ignore[override]
+        self,
+        x: Tensor,
+        route: Route | int | None = None,
+        *,
+        mode: Mode | None = None,
+        decide: Decide = greedy,
+    ) -> Features | list[Features]:
+        """Compute feature maps by stride, at the image size of the route; see `Supernet.features`."""
+        self.check_images(x)
+        if route is not None:
+            member, local = self._local[self.space.resolve(route).number]
+            images = self.members[member].images(x)
+            found = self.members[member].network.features(images, local, mode=mode)
+            return found._replace(route=self.space.resolve(route))
+        choices = self.route(x, decide)[:, 0]
+        results = []
+        for number in sorted(set(choices.tolist())):
+            indices = (choices == number).nonzero()[:, 0]
+            results.append(cast(Features, self.features(x[indices], number))._replace(indices=indices))
+        return results
+
+    def feature_shapes(
+        self, route: Route | int, image_size: int | tuple[int, int] | None = None
+    ) -> dict[int, Shape]:
+        """Compute the shapes of a route's feature maps by stride, at its image size."""
+        self.input_spec.shape(image_size)
+        network, local = self.at(route)
+        return network.feature_shapes(local)
+
+    def segment_output(self, x: Tensor, choices: History, mode: Mode | None = None) -> Tensor:
+        """Raise: features of one image size do not fit the routes of another."""
+        raise DsnetError(f"{self.name} has segments for each image size; see `CompositeNetwork.members`")
+
+    def key(self, choices: History) -> int:
+        """Return the norm key of a route."""
+        network, local = self.at(choices[0])
+        return network.key(local.choices)
+
+    def cost(self, route: Route | int) -> Cost:
+        """Count a route alone, at its image size."""
+        network, local = self.at(route)
+        return route_cost(network, local.choices, network.input_spec.shape())
+
+    def segment_costs(self, route: Route | int) -> dict[tuple[int, ...], Cost]:
+        """Count what a route runs: (member, choices made so far) → cost. Routes share equal keys."""
+        number = self.member_of(route)
+        network, local = self.at(route)
+        costs = segment_costs(network, network.input_spec.shape())
+        histories = (local.choices[:gates] for gates in range(len(local.choices) + 1))
+        return {(number, *history): costs[history] for history in histories}
+
+
+# --- one network at several sizes ----------------------------------------------------------------------
+def check_image_sizes(sizes: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Return image sizes as a rising tuple, or raise an error that says what is possible."""
+    valid = isinstance(sizes, list | tuple) and 0 < len(sizes) <= MAX_SIZES
+    if not valid or any(type(size) is not int or not 0 < size <= 2**14 for size in sizes):
+        raise DsnetError(
+            f"image_sizes are up to {MAX_SIZES} sides in pixels, for example (64, 96, 128), not "
+            f"{shorten(sizes)}"
+        )
+    if list(sizes) != sorted(set(sizes)):
+        raise DsnetError(f"image_sizes must rise, each once, for example (64, 96, 128), not {shorten(sizes)}")
+    return tuple(sizes)
+
+
+@torch.no_grad()
+def with_image_sizes(network: Supernet, sizes: Sequence[int]) -> CompositeNetwork:
+    """Make a supernet run at several image sizes; its weights are shared by all of them.
+
+    Each size has norm statistics of its own: one key in the prefix, one for each route behind it. All start
+    as those of the network, which are exact at the largest size only.
+
+    Args:
+        network: The supernet; the result takes over its weights.
+        sizes: Sides of the images, rising.
+
+    Returns:
+        A supernet with all pairs of a size and a route of the network as its routes, cheapest first.
+
+    Raises:
+        DsnetError: The network does not run at one of the sizes.
+
+    Examples:
+        >>> import dsnet
+        >>> model = with_image_sizes(dsnet.create_model("ds_mbnet_tiny"), (8, 16))
+        >>> [route.image_size for route in model.space]
+        [8, 8, 8, 16, 8, 16, 16, 16]
+    """
+    sizes = check_image_sizes(sizes)
+    if isinstance(network, CompositeNetwork):
+        raise DsnetError(f"{network.name} has image sizes already: {shorten(network.image_sizes)}")
+    for size in sizes:
+        network.input_spec.check(size, size)
+    for module in network.modules():
+        if isinstance(module, SplitBatchNorm2d):
+            module.repeat_keys(len(sizes))
+    members = []
+    for position, size in enumerate(sizes):
+        view = copy.copy(network)
+        view.key_set = position
+        view.input_spec = replace(network.input_spec, image_size=size)
+        view.seal()
+        members.append(Member(view))
+    spec = ModelSpec(
+        name=network.spec.name,
+        options=tuple(sorted({**dict(network.spec.options), "image_sizes": sizes}.items())),
+    )
+    single = len(network.gates) == 1 and not isinstance(network.gate(0), SingleRouteGate)
+    return CompositeNetwork([network], members, spec=spec, gate=0 if single else None)
