@@ -30,9 +30,9 @@ CostPenalties = tuple[tuple[tuple[float, ...], ...], ...]
 class CostTable:
     """Cost of an image: ``segments[gate][previous choice][choice]``; at the first gate previous is 0.
 
-    Where routes belong to several members (`dsnet.models.composite`), each member has a prefix of its own, and
-    the gate is at that of member 0: a segment costs what the route adds behind this gate, for routes of other
-    members all that they run.
+    Where routes belong to several members (`dsnet.models.composite`), each member has a prefix of its own,
+    and the gate is at that of member 0: a segment costs what the route adds behind this gate, for routes of
+    other members all that they run.
     """
 
     unit: Unit
