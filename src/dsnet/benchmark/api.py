@@ -22,6 +22,7 @@ from dsnet.core.timer import Progress, TimeLimit, TimeUpError, silent, time_inte
 from dsnet.cost import madds
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
+from dsnet.models.composite import CompositeNetwork
 from dsnet.routing.latency import device_name
 from dsnet.runtime.api import compile as compile_plan
 from dsnet.runtime.backends.base import get_backend
@@ -78,6 +79,11 @@ def bench(
     mix = mix_of(model, mix)
     largest, gate_largest = model.space.largest.number, gated_routes(model)[-1]
     any_backend = backend == "auto" and not quick
+    if isinstance(model, CompositeNetwork):
+        raise DsnetError(
+            f"dsnet bench compares routes of one image size; {model.name} has {model.image_sizes}. Time its "
+            "routes by `dsnet profile`, a budget by Plan.break_even"
+        )
     if quick:
         batch_buckets = batch_buckets or QUICK_BUCKETS
         backend = _quick_backend(model, precision) if backend == "auto" else backend
@@ -94,6 +100,7 @@ def bench(
         ).network
     except TimeUpError:
         raise _nothing_measured(limit) from None
+    assert isinstance(compiled, CompiledNetwork)
     baselines: list[Baseline] = []
     static: dict[str, BucketedProgram] = {}
     missing = []

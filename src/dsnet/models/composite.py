@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,8 @@ from dsnet.models.counting import route_cost, segment_costs
 from dsnet.models.features import Features
 from dsnet.models.group_by_route import Decide, greedy
 from dsnet.models.heads import Head
-from dsnet.models.supernet import GateState, ModelSpec, Supernet
+from dsnet.models.input_spec import InputSpec
+from dsnet.models.supernet import ModelSpec, Supernet
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode, SplitBatchNorm2d
 
@@ -53,17 +54,40 @@ def resize(images: Tensor, size: int) -> Tensor:
     return F.interpolate(images, (size, size), mode="bilinear", antialias=True, align_corners=False)
 
 
-class Member(NamedTuple):
-    """A supernet that runs at one image size.
+N = TypeVar("N", bound="MemberNetwork")
+
+
+class MemberNetwork(Protocol):
+    """What routing needs of a member: a `Supernet`, or a network compiled by `dsnet.runtime`."""
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """Its images."""
+
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> Any:  # noqa: ANN401  (a RoutableState)
+        """Run the prefix and the first gate."""
+
+    def gate_scores(self, state: Any) -> Tensor:  # noqa: ANN401
+        """Compute the scores of the gate that ``state`` is at."""
+
+    def run_from_states(self, states: Any, choices: History, mode: Mode | None = None) -> Tensor:  # noqa: ANN401
+        """Run a route from the last of its gates that ``states`` holds."""
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """Compute the logits of all images at one route."""
+
+
+class Member(NamedTuple, Generic[N]):
+    """A network that runs at one image size.
 
     Attributes:
-        network: The supernet; its images have ``network.input_spec.image_size`` pixels a side.
+        network: The network; its images have ``network.input_spec.image_size`` pixels a side.
         scale: Factor [C, 1, 1] and ``shift`` turn normalised images of the whole network into those that
             this member expects (None: the same).
         shift: See ``scale``.
     """
 
-    network: Supernet
+    network: N
     scale: Tensor | None = None
     shift: Tensor | None = None
 
@@ -97,10 +121,10 @@ class MemberStates:
         self,
         images: Tensor,
         mode: Mode | None = None,
-        states: dict[int, dict[History, GateState]] | None = None,
+        states: dict[int, dict[History, Any]] | None = None,
     ) -> None:
         self.images, self.mode = images, mode
-        self.states: dict[int, dict[History, GateState]] = {} if states is None else states
+        self.states: dict[int, dict[History, Any]] = {} if states is None else states
 
     def take(self, index: Tensor) -> Self:
         """Select images by index [n]."""
@@ -118,7 +142,80 @@ class MemberStates:
         return cls(torch.cat([state.images for state in states]), states[0].mode)
 
 
-class CompositeNetwork(Supernet):
+class MemberRouting(Generic[N]):
+    """Runs routes of several members; the passes that supernets and compiled networks have in common.
+
+    Attributes:
+        members: The members; None where a compiled network does not hold any route of one.
+        locations: For each route by number: its member, and the member's own route.
+        gate_member: The member whose gate decides between all routes; None: there is no gate.
+    """
+
+    members: tuple[Member[N] | None, ...]
+    locations: tuple[tuple[int, Route], ...]
+    gate_member: int | None
+    name: str
+
+    def member(self, number: int) -> Member[N]:
+        """Return a member.
+
+        Raises:
+            DsnetError: It was not compiled.
+        """
+        member = self.members[number]
+        if member is None:
+            raise DsnetError(f"this plan of {self.name} holds no route of member {number}")
+        return member
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a gate can decide between the routes."""
+        return self.gate_member is not None
+
+    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> MemberStates:
+        """Take images; members run when a route or the gate needs them."""
+        self.check_images(x)
+        return MemberStates(x, mode)
+
+    def check_images(self, x: Tensor) -> None:
+        """Raise unless ``x`` are images that this network takes."""
+        raise NotImplementedError
+
+    def states_of(self, state: MemberStates, member: int, mode: Mode | None) -> dict[History, Any]:
+        """Return the states of a member, whose prefix runs if it has not."""
+        if member not in state.states:
+            images = self.member(member).images(state.images)
+            state.states[member] = {(): self.member(member).network.run_prefix(images, mode)}
+        return state.states[member]
+
+    def gate_scores(self, state: MemberStates) -> Tensor:
+        """Compute the scores [B, routes] of the gate; without one, zeros [B, 1]."""
+        if self.gate_member is None:
+            return state.images.new_zeros(len(state.images), 1)
+        states = self.states_of(state, self.gate_member, state.mode)
+        return self.member(self.gate_member).network.gate_scores(states[()])
+
+    def run_last_segment(self, state: MemberStates, choices: History, mode: Mode | None = None) -> Tensor:
+        """Run a route on images, from the last of its gates that its member has reached."""
+        member, local = self.locations[choices[0]]
+        states = self.states_of(state, member, mode)
+        return self.member(member).network.run_from_states(states, local.choices, mode)
+
+    def run_from_states(
+        self, states: dict[History, MemberStates], choices: History, mode: Mode | None = None
+    ) -> Tensor:
+        """Run a route on the images in ``states``; see `Supernet.run_from_states`."""
+        return self.run_last_segment(states[()], choices, mode)
+
+    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
+        """Compute logits at a route that is known to be in the space of this network."""
+        self.check_images(x)
+        number, local = self.locations[route.number]
+        member = self.member(number)
+        return member.network.run_route(member.images(x), local, mode)
+
+
+class CompositeNetwork(MemberRouting[Supernet], Supernet):  # type: ignore[misc]
     """Supernets that share weights at several image sizes, or separate networks, as one supernet.
 
     `create_model` with ``image_sizes`` makes the first kind, `dsnet.cascade` the second.
@@ -139,15 +236,21 @@ class CompositeNetwork(Supernet):
     """
 
     def __init__(
-        self, networks: Iterable[Supernet], members: Sequence[Member], *, spec: ModelSpec, gate: int | None
+        self,
+        networks: Iterable[Supernet],
+        members: Sequence[Member[Supernet]],
+        *,
+        spec: ModelSpec,
+        gate: int | None,
     ) -> None:
         nn.Module.__init__(self)
         self.networks = nn.ModuleList(networks)
-        self.members, self.spec, self.bn_key = tuple(members), spec, "prefix"
+        self.members: tuple[Member[Supernet], ...] = tuple(members)
+        self.spec, self.bn_key = spec, "prefix"
         self.gate_member = gate
-        self._local = self._by_cost()
+        self.locations = self._by_cost()
         size = max(member.image_size for member in members)
-        largest = self.members[self._local[-1][0]].network
+        largest = self.members[self.locations[-1][0]].network
         self.input_spec = replace(largest.input_spec, image_size=size, stride=size, smallest=size, fixed=True)
         self._space = RouteSpace(
             name=spec.name,
@@ -159,7 +262,7 @@ class CompositeNetwork(Supernet):
                     stages=route.stages,
                     image_size=self.members[member].image_size,
                 )
-                for number, (member, route) in enumerate(self._local)
+                for number, (member, route) in enumerate(self.locations)
             ),
         )
         self.slice_table = (tuple(route.stages for route in self._space),)
@@ -169,7 +272,7 @@ class CompositeNetwork(Supernet):
             self.gate(0).replace_routing(tuple(range(len(self._space))))
         self.train(self.networks[0].training)
 
-    def _by_cost(self) -> list[tuple[int, Route]]:
+    def _by_cost(self) -> tuple[tuple[int, Route], ...]:
         """Return the routes of all members, as (member, its route), cheapest first."""
         routes = [(number, route) for number, m in enumerate(self.members) for route in m.network.space]
 
@@ -177,7 +280,7 @@ class CompositeNetwork(Supernet):
             network = self.members[item[0]].network
             return route_cost(network, item[1].choices, network.input_spec.shape()).madds(), item[0]
 
-        return sorted(routes, key=cost)
+        return tuple(sorted(routes, key=cost))
 
     # --- structure ---------------------------------------------------------------------------------
     @property
@@ -193,7 +296,7 @@ class CompositeNetwork(Supernet):
     @property
     def head(self) -> Head:  # type: ignore[override]  # of the most expensive route
         """The classifier of the most expensive route."""
-        return self.members[self._local[-1][0]].network.head
+        return self.members[self.locations[-1][0]].network.head
 
     @property
     def gates(self) -> tuple[Gate, ...]:  # type: ignore[override]  # registered by the networks
@@ -207,11 +310,6 @@ class CompositeNetwork(Supernet):
         if self.gate_member is None:
             return self._no_gate
         return self.members[self.gate_member].network.gate(0)
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether a gate can decide between the routes."""
-        return self.gate_member is not None
 
     @property
     def choices(self) -> tuple[int, ...]:
@@ -230,12 +328,12 @@ class CompositeNetwork(Supernet):
 
     def at(self, route: Route | int) -> tuple[Supernet, Route]:
         """Return the member that runs a route, and its number of the route."""
-        member, local = self._local[self.space.resolve(route).number]
+        member, local = self.locations[self.space.resolve(route).number]
         return self.members[member].network, local
 
     def member_of(self, route: Route | int) -> int:
         """Return the number of the member that runs a route."""
-        return self._local[self.space.resolve(route).number][0]
+        return self.locations[self.space.resolve(route).number][0]
 
     def prefix_steps(self) -> list[Step]:
         """Raise: the prefix depends on the image size."""
@@ -293,45 +391,16 @@ class CompositeNetwork(Supernet):
         self._require_gate()
         return super().route(x, decide)
 
-    def run_prefix(self, x: Tensor, mode: Mode | None = None) -> MemberStates:  # type: ignore[override]
-        """Take images; members run when a route or the gate needs them."""
-        self.check_images(x)
-        return MemberStates(x, mode)
-
-    def _states(self, state: MemberStates, member: int, mode: Mode | None) -> dict[History, GateState]:
-        """Return the states of a member, whose prefix runs if it has not."""
-        if member not in state.states:
-            images = self.members[member].images(state.images)
-            state.states[member] = {(): self.members[member].network.run_prefix(images, mode)}
-        return state.states[member]
-
-    def gate_scores(self, state: MemberStates) -> Tensor:  # type: ignore[override]
-        """Compute the scores [B, routes] of the gate; without one, zeros [B, 1]."""
-        if self.gate_member is None:
-            return state.images.new_zeros(len(state.images), 1)
-        states = self._states(state, self.gate_member, state.mode)
-        return self.members[self.gate_member].network.gate_scores(states[()])
-
-    def run_last_segment(  # type: ignore[override]
-        self, state: MemberStates, choices: History, mode: Mode | None = None
-    ) -> Tensor:
-        """Run a route on images, from the last of its gates that its member has reached."""
-        member, local = self._local[self.space.of_choices(choices).number]
-        states = self._states(state, member, mode)
-        return self.members[member].network.run_from_states(states, local.choices, mode)
-
-    def run_route(self, x: Tensor, route: Route, mode: Mode | None = None) -> Tensor:
-        """Compute logits at a route that is known to be in the space of this network."""
-        self.check_images(x)
-        member, local = self._local[route.number]
-        return self.members[member].network.run_route(self.members[member].images(x), local, mode)
+    def check_images(self, x: Tensor) -> None:
+        """Raise unless ``x`` are images of the largest size, on this network's device, in its precision."""
+        Supernet.check_images(self, x)
 
     def run_stages(
         self, x: Tensor, route: Route | int, mode: Mode | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute logits and the features of each stage; see `Supernet.run_stages`."""
         self.check_images(x)
-        member, local = self._local[self.space.resolve(route).number]
+        member, local = self.locations[self.space.resolve(route).number]
         return self.members[member].network.run_stages(self.members[member].images(x), local, mode)
 
     def features(  # type: ignore[override]
@@ -345,7 +414,7 @@ class CompositeNetwork(Supernet):
         """Compute feature maps by stride, at the image size of the route; see `Supernet.features`."""
         self.check_images(x)
         if route is not None:
-            member, local = self._local[self.space.resolve(route).number]
+            member, local = self.locations[self.space.resolve(route).number]
             images = self.members[member].images(x)
             found = self.members[member].network.features(images, local, mode=mode)
             return found._replace(route=self.space.resolve(route))
@@ -363,6 +432,10 @@ class CompositeNetwork(Supernet):
         self.input_spec.shape(image_size)
         network, local = self.at(route)
         return network.feature_shapes(local)
+
+    def run_segment(self, state: Any, choices: History, mode: Mode | None = None) -> Any:  # noqa: ANN401
+        """Raise: behind the only decision there are logits."""
+        raise DsnetError(f"{self.name} decides once: use run_last_segment")
 
     def segment_output(self, x: Tensor, choices: History, mode: Mode | None = None) -> Tensor:
         """Raise: features of one image size do not fit the routes of another."""

@@ -16,7 +16,7 @@ from dsnet.counts import human
 from dsnet.errors import DsnetError
 from dsnet.routes import Route
 from dsnet.routing.policies import CascadePolicy
-from dsnet.runtime.executors.host import CompiledNetwork
+from dsnet.runtime.executors.composite import AnyCompiled
 from dsnet.runtime.forced_routes import assigned_call, normalized_shares, sample_routes, thresholds_for
 
 __all__ = ["BreakEven", "Times", "measure"]
@@ -79,7 +79,7 @@ class BreakEven:
 
 @torch.no_grad()
 def measure(
-    compiled: CompiledNetwork,
+    compiled: AnyCompiled,
     shares: Mapping[int, float],
     single: Route,
     batches: Iterable[int] | int,
@@ -110,7 +110,7 @@ def measure(
 
 
 def _calls(
-    compiled: CompiledNetwork,
+    compiled: AnyCompiled,
     shares: Mapping[int, float],
     single: Route,
     batch: int,
@@ -139,7 +139,7 @@ def _calls(
 
 
 def _thresholds(
-    compiled: CompiledNetwork, x: Tensor, routes: Sequence[int], shares: Mapping[int, float]
+    compiled: AnyCompiled, x: Tensor, routes: Sequence[int], shares: Mapping[int, float]
 ) -> tuple[float, ...]:
     """Return the thresholds with which the routes of a cascade answer these shares of the images."""
     remaining = [sum(shares.get(number, 0.0) for number in routes[i:]) for i in range(1, len(routes))]

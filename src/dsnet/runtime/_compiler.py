@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,16 +12,23 @@ from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.timer import Progress
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.runtime._resident_routes import Options
+from dsnet.models.composite import CompositeNetwork, Member
+from dsnet.runtime._resident_routes import Options, choices_of_routes
 from dsnet.runtime.backends.base import Backend, Executable, get_backend
 from dsnet.runtime.executors.base import Executor, GateChoices
+from dsnet.runtime.executors.composite import CompiledComposite
 from dsnet.runtime.executors.eager_segments import SegmentWithHead, programs_of, unshared
 from dsnet.runtime.executors.grouped import MAX_SIDE_STREAMS, GroupedExecutor
 from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork, Memory
 from dsnet.runtime.executors.ragged.support import unsupported
 from dsnet.runtime.partition.batch_invariance import make_invariant, resolve_invariance
 from dsnet.runtime.partition.builders import bucketed_programs, compile_head, compile_segments
-from dsnet.runtime.partition.partitioner import Partitioner, PartitionRequest, segment_modules
+from dsnet.runtime.partition.partitioner import (
+    Partitioner,
+    PartitionRequest,
+    partitioner_of,
+    segment_modules,
+)
 from dsnet.runtime.partition.segments import (
     Segment,
     SegmentKey,
@@ -30,7 +37,7 @@ from dsnet.runtime.partition.segments import (
     weight_bytes,
 )
 
-__all__ = ["Compiler"]
+__all__ = ["Compiler", "CompositeCompiler"]
 
 GRAPH_BUCKETS = (
     *(1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024),
@@ -216,6 +223,61 @@ class Compiler:
             calls[choice,] = call if compiled_head is None else SegmentWithHead(call, compiled_head, i)
         weights = prefix.resident + rest.resident + (0 if head is None else weight_bytes([head.module]))
         return _Programs(programs_of(calls, buckets), executor, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class CompositeCompiler:
+    """Compiles the members of a composite network, each as a network of its own.
+
+    Attributes:
+        network: The composite network.
+        compiler: The settings.
+    """
+
+    network: CompositeNetwork
+    compiler: Compiler
+
+    def __call__(
+        self, options: Options, previous: CompiledComposite | None, progress: Progress
+    ) -> CompiledComposite:
+        """Compile routes, and reuse what a previous result has."""
+        network, (routes,) = self.network, options
+        own: list[list[int]] = [[] for _ in network.members]
+        for route in routes:
+            member, local = network.locations[route]
+            own[member].append(local.number)
+        gates = tuple(GateChoices(gate.choices) for gate in network.gates)
+        gate = network.gate_member
+        if gate is not None and not own[gate]:
+            own[gate] = [0]  # its prefix and gate are needed
+        members: list[Member[CompiledNetwork] | None] = []
+        for number, (part, numbers) in enumerate(zip(network.members, own, strict=True)):
+            if not numbers:
+                members.append(None)
+                continue
+            before = None if previous is None else previous.members[number]
+            compiler = replace(
+                self.compiler,
+                model=part.network,
+                partitioner=partitioner_of(part.network),
+                image_size=part.image_size,
+            )
+            compiled = compiler(
+                choices_of_routes(part.network, numbers),
+                None if before is None else before.network,
+                progress,
+            )
+            members.append(Member(compiled, part.scale, part.shift))
+        return CompiledComposite(
+            spec=network.spec,
+            space=network.space,
+            gates=gates,
+            options=tuple(map(tuple, options)),
+            input_spec=network.input_spec,
+            members=tuple(members),
+            locations=network.locations,
+            gate_member=network.gate_member,
+        )
 
 
 def _gate_choices(network: Supernet) -> list[tuple[int, ...]]:

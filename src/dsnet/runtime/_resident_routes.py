@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routing.router import Router
 from dsnet.runtime.backends.base import Executable, get_backend
-from dsnet.runtime.executors.host import BucketedProgram, CompiledNetwork
+from dsnet.runtime.executors.host import BucketedProgram
 from dsnet.runtime.partition.segments import SegmentKey, share
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "needed_choices",
 ]
 
+C = TypeVar("C")  # a compiled network
 Options = Sequence[tuple[int, ...]]  # choices by gate
 FALLBACK_BATCH = 64  # images that a fallback segment runs together, at most
 
@@ -139,27 +140,27 @@ class RouteExtender:
     def __init__(
         self,
         source: SourceNetwork,
-        compile_choices: Callable[[Options, CompiledNetwork, Progress], CompiledNetwork],
+        compile_choices: Callable[[Options, Any, Progress], Any],
         fallback: Callable[[Options, Options], dict[SegmentKey, BucketedProgram]] | None,
         progress: Progress,
     ) -> None:
         self.source, self.compile_choices, self.progress = source, compile_choices, progress
         self.fallback = fallback
         self.lock = threading.Lock()
-        self.latest: CompiledNetwork | None = None  # has all choices that any budget has needed so far
+        self.latest: Any = None  # has all choices that any budget has needed so far
 
     def extended(
         self,
-        compiled: CompiledNetwork,
+        compiled: C,
         router: Router,
         budget: float | None,
         progress: Progress | None,
-    ) -> CompiledNetwork:
+    ) -> C:
         """Return the compiled network with all segments that the budget needs."""
         needed = needed_choices(self.source.network, router, budget, all_budgets=False)
         wanted = needed.possible if self.fallback is None else needed.likely
         with self.lock:
-            latest = self.latest or compiled
+            latest: Any = self.latest or compiled
             pairs = list(zip(wanted, latest.options, strict=True))
             if any(set(own) - set(has) for own, has in pairs):
                 self.source.check()
@@ -168,4 +169,4 @@ class RouteExtender:
             if self.fallback is not None:
                 latest = replace(latest, fallback=self.fallback(needed.possible, latest.options))
             self.latest = latest
-        return latest
+        return cast(C, latest)

@@ -14,10 +14,11 @@ from dsnet.core.device import pick_device
 from dsnet.core.timer import Progress, logged
 from dsnet.errors import DsnetError, shorten
 from dsnet.models import Supernet
+from dsnet.models.composite import CompositeNetwork
 from dsnet.routing.latency import DeviceKind
 from dsnet.routing.router import Routed
 from dsnet.runtime._autotune import choose_backend
-from dsnet.runtime._compiler import Compiler
+from dsnet.runtime._compiler import Compiler, CompositeCompiler
 from dsnet.runtime._resident_routes import (
     Options,
     RouteExtender,
@@ -124,10 +125,10 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
             tried = requested or [network.gate(0).choices]
             candidates = _supporting_backends(model, tried, image_size, dtype, target)
         backend = choose_backend(
-            network,
+            network.at(network.space.largest)[0],
             device=target,
             precision=dtype,
-            image_size=image_size,
+            image_size=None if isinstance(network, CompositeNetwork) else image_size,
             candidates=candidates,
             progress=progress,
         )
@@ -140,7 +141,7 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
             f"budgets is 'all' or None, and excludes routes; not budgets={shorten(budgets)}, "
             f"routes={shorten(routes)}"
         )
-    compiler = Compiler(
+    settings = Compiler(
         model=model,
         partitioner=partitioner,
         backend=chosen,
@@ -151,6 +152,10 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
         device=target,
         batch_invariant=batch_invariant,
     )
+    compiler: Any = settings
+    if isinstance(network, CompositeNetwork):
+        network.input_spec.shape(image_size)
+        compiler = CompositeCompiler(network, settings)
     if requested is not None:
         plan = Plan(compiler(requested, None, progress), router, budget)
         return partitioner.plan(model, plan, image_size)
@@ -158,7 +163,8 @@ def compile(  # noqa: A001  (dsnet.runtime.compile, as torch.compile)
     needed = needed_choices(
         network, router, None if budget is None else float(budget), all_budgets=all_budgets
     )
-    falls_back = not all_budgets and can_fall_back(network, target, dtype, captured=chosen.captures(target))
+    falls_back = not all_budgets and not isinstance(network, CompositeNetwork)
+    falls_back = falls_back and can_fall_back(network, target, dtype, captured=chosen.captures(target))
     options = needed.likely if falls_back else needed.possible
     compiled, extender = compiler(options, None, progress), None
     if router is not None:

@@ -11,12 +11,12 @@ from torch import Tensor
 from dsnet.errors import DsnetError, shorten
 from dsnet.routes import Route
 from dsnet.routing.policies import RoutedOutput, margin, unsure
-from dsnet.runtime.executors.host import CompiledNetwork
+from dsnet.runtime.executors.composite import AnyCompiled
 
 __all__ = ["assigned_call", "normalized_shares", "sample_routes", "thresholds_for"]
 
 
-def assigned_call(network: CompiledNetwork, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
+def assigned_call(network: AnyCompiled, routes: Sequence[Route]) -> Callable[[Tensor], RoutedOutput]:
     """Return a function that runs a batch with one image for each of these routes."""
     for route in routes:
         if not network.holds(route):
@@ -32,7 +32,7 @@ def assigned_call(network: CompiledNetwork, routes: Sequence[Route]) -> Callable
 
 
 def thresholds_for(
-    compiled: CompiledNetwork, x: Tensor, routes: Sequence[int], counts: Sequence[int]
+    compiled: AnyCompiled, x: Tensor, routes: Sequence[int], counts: Sequence[int]
 ) -> list[float]:
     """Return the thresholds with which ``counts`` images go on from each route of a cascade but the last."""
     thresholds: list[float] = []

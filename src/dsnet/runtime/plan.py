@@ -19,7 +19,7 @@ from dsnet.routing.router import Routed, Router, parse_budget
 from dsnet.runtime._break_even import BreakEven, measure
 from dsnet.runtime._resident_routes import RouteExtender
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.executors.host import CompiledNetwork
+from dsnet.runtime.executors.composite import AnyCompiled
 from dsnet.runtime.stream import MAX_DELAY_MS, StreamResult, stream
 
 __all__ = ["Plan"]
@@ -38,7 +38,7 @@ class Plan(InProcess):
         penalties: Cost penalties of the gates' scores.
     """
 
-    network: CompiledNetwork
+    network: AnyCompiled
     router: Router | None = None
     budget: float | str | None = None
     extender: RouteExtender | None = None

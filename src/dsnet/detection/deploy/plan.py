@@ -55,6 +55,7 @@ class DetectorPlan(InProcess):
     @property
     def network(self) -> CompiledNetwork:
         """Return the executables of the plan."""
+        assert isinstance(self.plan.network, CompiledNetwork)  # detectors have one image size
         return self.plan.network
 
     @property

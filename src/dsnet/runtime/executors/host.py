@@ -226,17 +226,16 @@ class CompiledNetwork(InProcess):
 
     def check_images(self, x: Tensor) -> None:
         """Raise unless ``x`` are images that this plan takes, in the process that compiled it."""
+        self.check_images_of(x, self.name, self.image_shape)
+
+    def check_images_of(self, x: Tensor, name: str, shape: tuple[int, int, int]) -> None:
+        """Check images of the network ``name``, of which this one may be a member, and of this shape."""
         if os.getpid() != self.process:
             self._check_fork()
         dense = isinstance(x, Tensor) and x.layout == torch.strided and not x.is_nested
-        if (
-            dense
-            and x.shape[1:] == self.image_shape
-            and x.is_floating_point()
-            and x.device.type == self.device.type
-        ):
+        if dense and x.shape[1:] == shape and x.is_floating_point() and x.device.type == self.device.type:
             return
-        takes = f"this plan of {self.name} takes images [batch, {self.input_spec.channels}, height, width]"
+        takes = f"this plan of {name} takes images [batch, {self.input_spec.channels}, height, width]"
         if not isinstance(x, Tensor):
             raise DsnetError(f"{takes} as a tensor, not a {type(x).__name__}")
         if not dense:
@@ -246,10 +245,10 @@ class CompiledNetwork(InProcess):
             raise DsnetError(
                 f"{takes} of floating-point numbers, not a {x.dtype} tensor of shape {list(x.shape)}"
             )
-        if x.shape[1:] != self.image_shape:
+        if x.shape[1:] != shape:
             raise DsnetError(
-                f"this plan of {self.name} was made for images of {self.image_size[0]} × "
-                f"{self.image_size[1]} pixels, not {x.shape[2]} × {x.shape[3]}; compile(…, image_size=…)"
+                f"this plan of {name} was made for images of {shape[1]} × {shape[2]} pixels, not "
+                f"{x.shape[2]} × {x.shape[3]}; compile(…, image_size=…)"
             )
         raise DsnetError(f"the images are on {x.device}, this plan is for {self.device}; move them there")
 

@@ -20,6 +20,8 @@ class SegmentCalls(NamedTuple):
 
     calls: Mapping[SegmentKey, Callable[[], object]]
     cumulative: bool  # whether a call runs all of its path, or only the last segment
+    restarts: frozenset[SegmentKey] = frozenset()  # paths that do not go through the prefix
+    prefixes: Sequence[Callable[[], object]] = ()  # of each member, where a network has several
 
 
 def segment_paths(choices: Sequence[int], gate: int) -> list[SegmentKey]:
