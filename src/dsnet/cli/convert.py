@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from dsnet.data import load_dataset
 from dsnet.data.dataset import ImageDataset
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError, printable
-from dsnet.models import create_model
+from dsnet.models import Supernet, create_model
+from dsnet.models.composite import CompositeNetwork
 from dsnet.models.convert import ConvertedNetwork, load_pretrained
+from dsnet.models.convert.report import Conversion
 from dsnet.models.convert.sources import pretrained_channels
 from dsnet.report.routes import route_rows, route_table
 from dsnet.training import recalibrate, save_checkpoint
@@ -34,16 +36,18 @@ BATCH = 128
 def run(args: argparse.Namespace) -> int:
     """Convert a network, show what is sliced, and save it if asked to."""
     options = model_options(args.set)
-    for key in ("widths", "residual", "depths"):
+    for key in ("widths", "residual", "depths", "image_sizes"):
         if isinstance(options.get(key), int | float):
             options[key] = (options[key],)
     meta: Any = create_model(args.network, device="meta", **options)
-    if not isinstance(meta, ConvertedNetwork):
+    if _conversion(meta) is None:
         raise DsnetError(f"{args.network} is a supernet already: `dsnet describe {args.network}` shows it")
     size = meta.input_spec.image_size
     images = None if args.data is None else load_dataset(args.data, "train", size=size)
     channels = pretrained_channels(args.network) or (None if images is None else images.statistics())
     model = _converted(args, options, None if images is None else _batches(images, channels))
+    conversion = _conversion(model)
+    assert conversion is not None
     if images is not None:
         _calibrate(model, _batches(images, channels))
     if args.out is not None:
@@ -53,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
             path = save_checkpoint(args.out, "final", model, step=0, data=data)
     rows = route_rows(model, image_size=size)
     if args.json:
-        print_json({"conversion": asdict(model.conversion), "routes": rows})
+        print_json({"conversion": asdict(conversion), "routes": rows})
         return 0
-    print(model.conversion)
+    print(conversion)
     print(f"\n{route_table(model, rows, max_rows=32)}")
     if args.out is not None:
         print(f"\nSaved in {printable(str(path))}. Only its largest route is as accurate as the network yet.")
@@ -64,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _converted(
     args: argparse.Namespace, options: dict[str, Any], batches: Iterable[Tensor] | None
-) -> ConvertedNetwork:
+) -> Supernet:
     """Build the supernet; sort channels by the activations of ``batches`` if the weights are not random."""
     weights = chosen_weights(args, args.network)
     if weights is None:
-        return cast(ConvertedNetwork, create_model(args.network, **options))
+        return create_model(args.network, **options)
     by_order = args.weights_by_order
     return load_pretrained(args.network, weights, by_order=by_order, batches=batches, **options)
 
@@ -82,7 +86,13 @@ def _batches(images: ImageDataset, channels: Channels | None) -> Iterator[Tensor
         yield normalise(batch[0], *channels)
 
 
-def _calibrate(model: ConvertedNetwork, batches: Iterable[Tensor]) -> None:
+def _conversion(model: Any) -> Conversion | None:  # noqa: ANN401  (or a reference network)
+    """Return what the conversion did; None for a network that was not converted."""
+    network = model.networks[0] if isinstance(model, CompositeNetwork) else model
+    return network.conversion if isinstance(network, ConvertedNetwork) else None
+
+
+def _calibrate(model: Supernet, batches: Iterable[Tensor]) -> None:
     """Compute the statistics of all routes but the largest, which keeps those of the network."""
     recalibrate(model, batches, keep_calibrated=True)
 

@@ -69,7 +69,7 @@ def _show(model: Supernet, measured: LatencyTable, repeats: int) -> None:
     print(f"{model.spec.name} at {height} × {width}: {measured.ran}; {repeats} repeats")
     header = ["route", *(["choices"] if several else []), "MAdds", "ms an image", "p95", "of the slowest"]
     for entry in measured.entries:
-        times = [entry.of(route.choices) for route in routes]
+        times = [measured.route_time(route.choices, entry.batch) for route in routes]
         slowest = max(t.p50 for t in times)
         body = [
             [

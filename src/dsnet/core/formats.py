@@ -158,7 +158,12 @@ GATE_REPORTS = items(
 RECIPE = record(more=True)
 _TIME = record({"p50": number(0), "p95": number(0)})
 _BATCH = record(
-    {"batch": whole(1, 2**31), "prefix": _TIME, "segments": items(items(items(_TIME, 1), 1), 1, 64)}
+    {
+        "batch": whole(1, 2**31),
+        "prefix": _TIME,
+        "segments": items(items(items(_TIME, 1), 1), 1, 64),
+        "prefixes?": items(_TIME),
+    }
 )
 _LATENCY_TEXTS = ("device", "backend", "backend_version", "dtype", "torch_version", "date")
 LATENCY = record(
@@ -171,6 +176,7 @@ LATENCY = record(
         **dict.fromkeys(_LATENCY_TEXTS, text(1000)),
         "threads": _SIZE,
         "entries": items(_BATCH, 1, 1000),
+        "members?": items(_INDEX),
     }
 )
 MIX = table(number(0), _DIGITS, minimum=1)

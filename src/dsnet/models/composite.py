@@ -36,7 +36,15 @@ from dsnet.models.supernet import ModelSpec, Supernet
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode, SplitBatchNorm2d
 
-__all__ = ["CompositeNetwork", "Member", "MemberStates", "check_image_sizes", "resize", "with_image_sizes"]
+__all__ = [
+    "CompositeNetwork",
+    "Member",
+    "MemberStates",
+    "check_image_sizes",
+    "resize",
+    "take_image_sizes",
+    "with_image_sizes",
+]
 
 History = tuple[int, ...]
 MAX_SIZES = 16
@@ -472,6 +480,26 @@ def check_image_sizes(sizes: Any) -> tuple[int, ...]:  # noqa: ANN401
     if list(sizes) != sorted(set(sizes)):
         raise DsnetError(f"image_sizes must rise, each once, for example (64, 96, 128), not {shorten(sizes)}")
     return tuple(sizes)
+
+
+def take_image_sizes(options: dict[str, Any], *, has_image_size: bool) -> tuple[int, ...] | None:
+    """Take ``image_sizes`` out of the options of a model.
+
+    Args:
+        options: The options; one that is built for a single ``image_size`` gets the largest.
+        has_image_size: Whether the model has an option ``image_size``.
+    """
+    given = options.pop("image_sizes", None)
+    if given is None:
+        return None
+    sizes = check_image_sizes(given)
+    if has_image_size:
+        largest = options.setdefault("image_size", sizes[-1])
+        if largest != sizes[-1]:
+            raise DsnetError(
+                f"image_size={shorten(largest)} must be the largest of image_sizes={sizes}; leave it out"
+            )
+    return sizes
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dsnet.errors import DsnetError, printable, shorten
-from dsnet.models.composite import check_image_sizes, with_image_sizes
+from dsnet.models.composite import take_image_sizes, with_image_sizes
 from dsnet.models.static_network import ReferenceNetwork
 from dsnet.models.supernet import ModelSpec, Supernet
 from dsnet.slicing import Factory
@@ -210,7 +210,9 @@ def create_model(
     if generator is not None and not isinstance(generator, torch.Generator):
         raise DsnetError(f"generator must be a torch.Generator, not {generator!r}")
     entry = model_entry(name)
-    image_sizes = _image_sizes(entry, options)
+    image_sizes = None
+    if entry.kind == "supernet":
+        image_sizes = take_image_sizes(options, has_image_size="image_size" in entry.option_names())
     unknown = sorted(set(options) - set(entry.option_names()))
     if unknown:
         raise DsnetError(
@@ -226,21 +228,6 @@ def create_model(
     if generator is not None:
         initialise(model, generator)
     return model
-
-
-def _image_sizes(entry: ModelEntry, options: dict[str, Any]) -> tuple[int, ...] | None:
-    """Take the image sizes of a supernet out of its options; a converted network is built for the largest."""
-    given = options.pop("image_sizes", None) if entry.kind == "supernet" else None
-    if given is None:
-        return None
-    sizes = check_image_sizes(given)
-    if "image_size" in entry.option_names():
-        largest = options.setdefault("image_size", sizes[-1])
-        if largest != sizes[-1]:
-            raise DsnetError(
-                f"image_size={shorten(largest)} must be the largest of image_sizes={sizes}; leave it out"
-            )
-    return sizes
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ class BatchTimes:
     batch: int
     prefix: Time
     segments: tuple[tuple[tuple[Time, ...], ...], ...]
+    prefixes: tuple[Time, ...] = ()  # of each member, where the network has several
 
     def __post_init__(self) -> None:
         for gate, (rows, previous) in enumerate(zip(self.segments, (1, *self.choices), strict=False)):
@@ -54,7 +55,11 @@ class BatchTimes:
                     f"batch {self.batch}, gate {gate}: {previous} × {self.choices[gate]} times are needed, "
                     f"there are {[len(row) for row in rows]}"
                 )
-        for p50, p95 in (self.prefix, *(time for gate in self.segments for row in gate for time in row)):
+        for p50, p95 in (
+            self.prefix,
+            *self.prefixes,
+            *(time for gate in self.segments for row in gate for time in row),
+        ):
             if not p50 <= p95:
                 raise DsnetError(
                     f"batch {self.batch} has a time of p50 {p50} ms, p95 {p95} ms; they must be in this order"
@@ -66,7 +71,7 @@ class BatchTimes:
         return tuple(len(gate[0]) for gate in self.segments)
 
     def of(self, choices: tuple[int, ...]) -> Time:
-        """Return the time of a whole route: sums over its segments, which overestimate p95."""
+        """Return the time of a route that the gates choose: sums over segments, which overestimate p95."""
         before = (0, *choices)
         parts = [self.prefix, *(self.segments[g][before[g]][c] for g, c in enumerate(choices))]
         return Time(sum(part.p50 for part in parts), sum(part.p95 for part in parts))
@@ -88,6 +93,7 @@ class LatencyTable:
     torch_version: str
     date: str
     entries: tuple[BatchTimes, ...]  # by batch size, smallest first
+    members: tuple[int, ...] = ()  # that each route belongs to, where the network has several
 
     def __post_init__(self) -> None:
         if not self.entries or list(self.batches) != sorted(set(self.batches)):
@@ -128,7 +134,16 @@ class LatencyTable:
                 tuple(tuple(t.p50 / times.batch for t in row) for row in gate) for gate in times.segments
             ),
             network=self.model.name,
+            members=self.members,
+            prefixes=tuple(time.p50 / times.batch for time in times.prefixes),
         )
+
+    def route_time(self, choices: tuple[int, ...], batch: int | None = None) -> Time:
+        """Return the time of a batch that runs one route alone."""
+        entry = self.at(batch)
+        if self.members and self.members[choices[0]] != 0:
+            return entry.segments[0][0][choices[0]]
+        return entry.of(choices)
 
     def check(self, model: Supernet, device: torch.device, image_size: int | None = None) -> None:
         """Check that the table is for this network, device and size of images.
@@ -163,7 +178,7 @@ class LatencyTable:
         """Return plain data (JSON types)."""
         return {
             "format": FORMAT,
-            **{f.name: getattr(self, f.name) for f in fields(self)},
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name != "members"},
             "model": {"name": self.model.name, "options": dict(self.model.options)},
             "image_size": list(self.image_size),
             "entries": [
@@ -171,9 +186,11 @@ class LatencyTable:
                     "batch": entry.batch,
                     "prefix": entry.prefix._asdict(),
                     "segments": [[[t._asdict() for t in row] for row in gate] for gate in entry.segments],
+                    **({"prefixes": [t._asdict() for t in entry.prefixes]} if entry.prefixes else {}),
                 }
                 for entry in self.entries
             ],
+            **({"members": list(self.members)} if self.members else {}),
         }
 
     @classmethod
@@ -190,11 +207,13 @@ class LatencyTable:
         check(LATENCY, data, where)
         plain = {key: value for key, value in data.items() if key != "format"}
         model, (height, width) = data["model"], data["image_size"]
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in model["options"].items()}
         try:
             plain |= {
-                "model": ModelSpec(name=model["name"], options=tuple(sorted(model["options"].items()))),
+                "model": ModelSpec(name=model["name"], options=tuple(sorted(options.items()))),
                 "image_size": (height, width),
                 "entries": tuple(map(_entry, data["entries"])),
+                "members": tuple(data.get("members", ())),
             }
             return cls(**plain)
         except DsnetError as error:
@@ -233,4 +252,5 @@ def _entry(data: Mapping[str, Any]) -> BatchTimes:
         return Time(p50=float(plain["p50"]), p95=float(plain["p95"]))
 
     segments = tuple(tuple(tuple(map(time, row)) for row in gate) for gate in data["segments"])
-    return BatchTimes(batch=data["batch"], prefix=time(data["prefix"]), segments=segments)
+    prefixes = tuple(map(time, data.get("prefixes", ())))
+    return BatchTimes(batch=data["batch"], prefix=time(data["prefix"]), segments=segments, prefixes=prefixes)

@@ -15,6 +15,7 @@ import datetime
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -23,10 +24,16 @@ from torch import Tensor
 from dsnet.core.timer import Progress, silent, time_interleaved, timed_on_device
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
+from dsnet.models.composite import CompositeNetwork, Member
 from dsnet.routing.latency import BatchTimes, DeviceKind, LatencyTable, Time, device_name
 from dsnet.runtime.api import compile as make_plan
 from dsnet.runtime.backends.base import get_backend
-from dsnet.runtime.executors.segment_calls import SegmentCalls, calls_of_network, segment_paths
+from dsnet.runtime.executors.segment_calls import (
+    SegmentCalls,
+    calls_of_members,
+    calls_of_network,
+    segment_paths,
+)
 from dsnet.runtime.partition.segments import SegmentKey
 from dsnet.slicing import KeyState, SplitBatchNorm2d
 
@@ -67,7 +74,7 @@ def profile(
     copied = _copy_with_statistics(model)
     with torch.inference_mode():
         return _measure(
-            functools.partial(calls_of_network, copied),
+            functools.partial(_eager_calls, copied),
             model,
             {"backend": "eager", "backend_version": str(torch.__version__), "memory": "shared"},
             device=weight.device,
@@ -77,6 +84,21 @@ def profile(
             image_size=image_size,
             progress=progress,
         )
+
+
+def _eager_calls(model: Supernet, x: Tensor) -> SegmentCalls:
+    """Return the calls of a network in eager PyTorch; those of several members run whole routes."""
+    if not isinstance(model, CompositeNetwork):
+        return calls_of_network(model, x)
+    prefixes = [functools.partial(_run_prefix, member, x) for member in model.members]
+    whole = {route.choices: functools.partial(model.run_route, x, route) for route in model.space}
+    return calls_of_members(
+        whole, prefixes, [model.member_of(route) for route in model.space], model.has_gate
+    )
+
+
+def _run_prefix(member: Member[Supernet], x: Tensor) -> None:
+    member.network.run_prefix(member.images(x))
 
 
 def profile_plan(
@@ -117,7 +139,8 @@ def profile_plan(
         raise DsnetError(f"only a supernet can be profiled, not a {type(model).__name__}")
     _check_counts(batches, repeats)
     copied = _copy_with_statistics(model)
-    copied.bn_key = "stage"  # so that one segment per pair of choices is enough
+    for network in _members(copied):
+        network.bn_key = "stage"  # so that one segment per pair of choices is enough
     make = functools.partial(make_plan, copied, precision=precision, image_size=image_size, progress=progress)
     if backend == "auto":
         backend = make(backend="auto", batch_buckets=(1,), routes=[0]).network.backend
@@ -137,6 +160,10 @@ def profile_plan(
         image_size=image_size,
         progress=progress,
     )
+
+
+def _members(model: Supernet) -> list[Supernet]:
+    return [member.network for member in model.members] if isinstance(model, CompositeNetwork) else [model]
 
 
 def _check_counts(batches: Sequence[int], repeats: int) -> None:
@@ -173,8 +200,9 @@ def _measure(
     for batch in sorted(set(batches)):
         images = torch.randn(batch, *image, generator=torch.Generator().manual_seed(0)).to(device, dtype)
         calls = segment_calls(images)
+        members = {(-1, number): prefix for number, prefix in enumerate(calls.prefixes)}
         samples = time_interleaved(
-            calls.calls,
+            {**calls.calls, **members},
             device,
             rounds=repeats,
             warm_up=WARM_UP,
@@ -183,10 +211,16 @@ def _measure(
             label=f"batch {batch}: round",
         )
         times = {path: _summary(milliseconds) for path, milliseconds in samples.items()}
+        prefixes = tuple(times.pop(path) for path in members)
         if calls.cumulative:
-            segments = {path: _difference(times[path], times[path[:-1]]) for path in times if path}
+            segments = {
+                path: times[path] if path in calls.restarts else _difference(times[path], times[path[:-1]])
+                for path in times
+                if path
+            }
             times = {(): times[()], **segments}
-        entries.append(_batch_times(batch, times, [len(options) for options in model.space.choices]))
+        choices = [len(options) for options in model.space.choices]
+        entries.append(replace(_batch_times(batch, times, choices), prefixes=prefixes))
     return LatencyTable(
         **facts,
         model=model.spec,
@@ -198,6 +232,7 @@ def _measure(
         torch_version=str(torch.__version__),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         entries=tuple(entries),
+        members=tuple(map(model.member_of, model.space)) if isinstance(model, CompositeNetwork) else (),
     )
 
 

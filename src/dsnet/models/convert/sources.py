@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from dsnet.core.seeding import global_seed
 from dsnet.errors import DsnetError, install_hint, printable, shorten
+from dsnet.models.composite import take_image_sizes, with_image_sizes
 from dsnet.models.convert.api import convert, convert_options
 from dsnet.models.convert.network import ConvertedNetwork
 from dsnet.models.convert.options import ConvertOptions
 from dsnet.models.registry import TIMM, ModelEntry, register_entry
-from dsnet.models.supernet import ModelSpec
+from dsnet.models.supernet import ModelSpec, Supernet
 from dsnet.slicing import Factory
 
 __all__ = [
@@ -241,7 +242,7 @@ def load_pretrained(
     seed: int = 0,
     batches: Iterable[Tensor] | None = None,
     **options: Any,  # noqa: ANN401  (of ConvertOptions, which checks them)
-) -> ConvertedNetwork:
+) -> Supernet:
     """Convert a network with pretrained weights.
 
     Args:
@@ -250,7 +251,10 @@ def load_pretrained(
         by_order: Take the tensors of the file by order instead of by name.
         seed: Of the weights that the file does not have: a classifier for other classes.
         batches: Images to sort channels by, see `convert`.
-        **options: Options of the conversion, such as ``num_classes`` and ``widths``.
+        **options: Options of the conversion, such as ``num_classes`` and ``widths``, and ``image_sizes``.
+
+    Returns:
+        A `ConvertedNetwork`; with ``image_sizes`` a `CompositeNetwork` of it.
 
     Raises:
         DsnetError: The network cannot be created or converted, or the weights do not fit.
@@ -258,6 +262,7 @@ def load_pretrained(
     Examples:
         >>> model = load_pretrained("timm:resnet18", "resnet18.safetensors", num_classes=20)  # doctest: +SKIP
     """
+    sizes = take_image_sizes(options, has_image_size=True)
     built = build_converted(
         model,
         convert_options(options),
@@ -268,7 +273,7 @@ def load_pretrained(
         batches=batches,
     )
     built.spec = ModelSpec(name=model, options=tuple(sorted(options.items())))
-    return built
+    return built if sizes is None else with_image_sizes(built, sizes)
 
 
 def _native_size(network: nn.Module) -> int:

@@ -24,7 +24,7 @@ from dsnet.routing.cost_table import CostPenalties
 from dsnet.routing.policies import RoutedOutput, margin, penalised_decision, unsure
 from dsnet.runtime.executors.base import Executor, GateChoices
 from dsnet.runtime.executors.host import CompiledNetwork, Memory
-from dsnet.runtime.executors.segment_calls import SegmentCalls
+from dsnet.runtime.executors.segment_calls import SegmentCalls, calls_of_members
 from dsnet.runtime.partition.segments import SegmentKey
 
 __all__ = ["AnyCompiled", "CompiledComposite", "CompositeExecutor"]
@@ -298,18 +298,11 @@ class CompositeExecutor:
                 )
             prefix = member.network.executor.segment_calls(member.images(x)).calls[()]
             prefixes.append(functools.partial(_resized, member, x, prefix))
-        calls: dict[SegmentKey, Callable[[], object]] = {
+        routes: dict[SegmentKey, Callable[[], object]] = {
             route.choices: functools.partial(self.run_route, x, route) for route in network.space
         }
-        restarts = frozenset(
-            route.choices
-            for route in network.space
-            if network.locations[route.number][0] != network.gate_member
-        )
-        gate = network.gate_member if network.gate_member is not None else 0
-        return SegmentCalls(
-            {(): prefixes[gate], **calls}, cumulative=True, restarts=restarts, prefixes=prefixes
-        )
+        members = [network.locations[route.number][0] for route in network.space]
+        return calls_of_members(routes, prefixes, members, network.has_gate)
 
 
 def _resized(member: Member[CompiledNetwork], x: Tensor, prefix: Callable[[], object]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsnet.models.group_by_route import Routable
 from dsnet.runtime.partition.segments import SegmentKey
 
-__all__ = ["SegmentCalls", "calls_of_network", "segment_paths"]
+__all__ = ["SegmentCalls", "calls_of_members", "calls_of_network", "segment_paths"]
 
 
 class SegmentCalls(NamedTuple):
@@ -46,3 +46,26 @@ def calls_of_network(network: Routable[Any], x: Tensor) -> SegmentCalls:
             if gate + 1 < len(network.choices) and not any(path[:-1]):  # later paths go through it
                 states[path] = network.run_segment(before, path)
     return SegmentCalls(calls, cumulative=False)
+
+
+def calls_of_members(
+    routes: Mapping[SegmentKey, Callable[[], object]],
+    prefixes: Sequence[Callable[[], object]],
+    members: Sequence[int],
+    has_gate: bool,
+) -> SegmentCalls:
+    """Return the calls of a network with several members.
+
+    Args:
+        routes: A function for each route, in their order, that runs it alone.
+        prefixes: A function for each member that runs its prefix; the gate is at that of member 0.
+        members: The member of each route.
+        has_gate: Whether there is a gate; without one, nothing precedes the routes.
+    """
+    restarts = {path for path, member in zip(routes, members, strict=True) if member != 0 or not has_gate}
+    first = prefixes[0] if has_gate else _nothing
+    return SegmentCalls({(): first, **routes}, True, frozenset(restarts), prefixes)
+
+
+def _nothing() -> None:
+    pass
