@@ -72,7 +72,8 @@ def _converted(
     """Build the supernet; sort channels by the activations of ``batches`` if the weights are not random."""
     weights = chosen_weights(args, args.network)
     if weights is None:
-        return create_model(args.network, **options)
+        model: Supernet = create_model(args.network, **options)
+        return model
     by_order = args.weights_by_order
     return load_pretrained(args.network, weights, by_order=by_order, batches=batches, **options)
 
