@@ -3,10 +3,13 @@
     python -m benchmarks.mutation --area slicing --count 25
     python -m benchmarks.mutation --out build/mutation.json --jobs 16     # all areas; hours on two cores
 
-Mutations are sampled with a seed, so two runs on the same source try the same ones. Each runs the tests of
-its area in a copy of the repository, until the first failure; tests that fail without a mutation are left
-out and listed. Survivors are printed with file, line and change: either a test is missing, or the change
-makes no observable difference.
+Mutations are sampled with a seed, so two runs on the same source try the same ones. The tests of an area
+run once without a mutation, to record their durations and the lines they execute; those that fail are left
+out and listed. Each mutation then runs the tests that execute the changed line, in a copy of the repository,
+the fastest first and until the first failure. If none executes the line, or if importing the module does,
+all tests of the area run. A failure counts if the same tests pass without the mutation, in the same order.
+Survivors are printed with file, line and change: either a test is missing, or the change makes no
+observable difference.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT = 900  # seconds a mutation's tests may run; a mutant that hangs counts as killed
+TIMEOUT = 3600  # seconds the tests of an area may run without a mutation
+SLACK = 120  # seconds beyond five times the tests' own time; a mutant that hangs longer counts as killed
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,7 @@ AREAS = {
         ("src/dsnet/routing/*.py", "src/dsnet/calibration/*.py"), ("tests/routing", "tests/calibration")
     ),
     "runtime": Area(
-        ("src/dsnet/runtime/*.py", "src/dsnet/runtime/partition/*.py", "src/dsnet/runtime/executors/*.py"),
-        ("tests/runtime",),
+        ("src/dsnet/runtime/**/*.py",), ("tests/runtime", "tests/detection/deploy/test_ragged_plan.py")
     ),
     "checkpoints": Area(
         ("src/dsnet/core/checkpoint*.py", "src/dsnet/core/files.py", "src/dsnet/models/loading.py"),
@@ -97,6 +100,7 @@ class Mutation:
     """One change: characters ``start`` to ``stop`` of a file become ``new``."""
 
     file: str
+    statement: int  # the line it starts in
     line: int
     start: int
     stop: int
@@ -113,6 +117,7 @@ class Finder(ast.NodeVisitor):
         for line in text.splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
         self.lines = text.splitlines()
+        self.statement = 0
         self.mutations: list[Mutation] = []
 
     def offset(self, line: int, column: int) -> int:
@@ -120,7 +125,13 @@ class Finder(ast.NodeVisitor):
         return self.starts[line - 1] + len(self.lines[line - 1].encode()[:column].decode())
 
     def add(self, line: int, start: int, stop: int, new: str) -> None:
-        self.mutations.append(Mutation(self.file, line, start, stop, self.text[start:stop], new))
+        old = self.text[start:stop]
+        self.mutations.append(Mutation(self.file, self.statement, line, start, stop, old, new))
+
+    def visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.stmt):
+            self.statement = node.lineno
+        super().visit(node)
 
     def between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
         """Replace the operator between two operands."""
@@ -203,6 +214,22 @@ def mutations_of(area: Area) -> list[Mutation]:
     return found
 
 
+@dataclass(frozen=True)
+class Record:
+    """What `benchmarks.lines_per_test` recorded of an area's tests."""
+
+    seconds: dict[str, float]
+    failed: list[str]
+    lines: dict[str, dict[str, list[str]]]
+
+    def tests(self, mutation: Mutation) -> list[str]:
+        """Return the tests that execute a mutation's statement, or all tests; the fastest first."""
+        lines = self.lines.get(mutation.file, {})
+        statement = range(mutation.statement, mutation.line + 1)
+        tests = {test for line in statement for test in lines.get(str(line), ())}
+        return sorted(tests or self.seconds, key=self.seconds.__getitem__)
+
+
 class Repository:
     """A copy of the repository, in which one mutation at a time is tried."""
 
@@ -211,10 +238,16 @@ class Repository:
         ignored = shutil.ignore_patterns(".git", ".venv", "build", "runs", "__pycache__", ".*_cache")
         shutil.copytree(ROOT, root, ignore=ignored)
 
-    def pytest(self, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-        """Run pytest; None if it takes longer than `TIMEOUT`."""
+    def pytest(self, timeout: float, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+        """Run pytest; None if it takes longer than ``timeout`` seconds."""
         command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
-        settings = {**os.environ, "PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1"}
+        settings = {
+            **os.environ,
+            "PYTHONPATH": str(self.root / "src"),
+            "OMP_NUM_THREADS": "1",
+            "LINES_PER_TEST": str(self.root / "lines_per_test.json"),
+            "COVERAGE_CORE": "ctrace",  # sys.monitoring sees only the first test that executes a line
+        }
         try:
             return subprocess.run(
                 command,
@@ -222,30 +255,48 @@ class Repository:
                 env=settings,
                 capture_output=True,
                 text=True,
-                timeout=TIMEOUT,
+                timeout=timeout,
                 check=False,
             )
         except subprocess.TimeoutExpired:
             return None
 
-    def failing(self, tests: tuple[str, ...]) -> list[str]:
-        """Return the tests that fail without a mutation, for example because a library is missing here."""
-        done = self.pytest("-rfE", *tests)
-        if done is None:
-            raise SystemExit(f"{' '.join(tests)}: still running after {TIMEOUT} s without a mutation")
-        lines = (line.split(" ") for line in done.stdout.splitlines())
-        return sorted({line[1] for line in lines if line[0] in ("FAILED", "ERROR") and len(line) > 1})
+    def unmutated(self, tests: tuple[str, ...]) -> Record:
+        """Run tests without a mutation. Some may fail, for example because a library is missing here."""
+        done = self.pytest(TIMEOUT, "-p", "benchmarks.lines_per_test", *tests)
+        if done is None or done.returncode > 1:
+            raise SystemExit(f"{' '.join(tests)}: no results within {TIMEOUT} s without a mutation")
+        return Record(**json.loads((self.root / "lines_per_test.json").read_text(encoding="utf-8")))
 
-    def kills(self, mutation: Mutation, tests: tuple[str, ...], left_out: list[str]) -> bool:
-        """Return whether tests fail with a mutation."""
+    def first_failure(self, tests: list[str], seconds: float) -> str | None:
+        """Return the first test that fails, "" if pytest crashes or hangs, or None if all tests pass."""
+        done = self.pytest(SLACK + 5 * seconds, "-x", "-rfE", *tests)
+        if done is None or done.returncode != 1:
+            return None if done is not None and done.returncode == 0 else ""
+        lines = (line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
+        names = [f"{line} - ".split(" ", 1)[1] for line in lines]
+        return next((test for test in tests for name in names if name.startswith(f"{test} - ")), "")
+
+    def kills(self, mutation: Mutation, record: Record) -> bool:
+        """Return whether tests fail with a mutation that pass in the same order without it."""
         path = self.root / mutation.file
         text = path.read_text(encoding="utf-8")
-        path.write_text(text[: mutation.start] + mutation.new + text[mutation.stop :], encoding="utf-8")
-        try:
-            done = self.pytest("-x", *(f"--deselect={test}" for test in left_out), *tests)
-        finally:
-            path.write_text(text, encoding="utf-8")
-        return done is None or done.returncode != 0
+        tests = record.tests(mutation)
+        seconds = sum(record.seconds[test] for test in tests)
+        while tests:
+            path.write_text(text[: mutation.start] + mutation.new + text[mutation.stop :], encoding="utf-8")
+            try:
+                failure = self.first_failure(tests, seconds)
+            finally:
+                path.write_text(text, encoding="utf-8")
+            if failure is None:
+                return False
+            if not failure or self.first_failure(tests[: tests.index(failure) + 1], seconds) is None:
+                return True
+            place = f"{mutation.file}:{mutation.line}"
+            print(f"left out at {place}, fails without the mutation in this order: {failure}", flush=True)
+            tests.remove(failure)
+        return False
 
 
 def main() -> None:
@@ -271,22 +322,22 @@ def main() -> None:
             finally:
                 copies.put(copy)
 
-        def failing(name: str) -> list[str]:
-            return in_a_copy(lambda copy: copy.failing((*AREAS[name].tests, *SURFACE)))
+        def unmutated(name: str) -> Record:
+            return in_a_copy(lambda copy: copy.unmutated((*AREAS[name].tests, *SURFACE)))
 
-        def kills(name: str, mutation: Mutation, left_out: list[str]) -> bool:
-            return in_a_copy(lambda copy: copy.kills(mutation, (*AREAS[name].tests, *SURFACE), left_out))
+        def kills(mutation: Mutation, record: Record) -> bool:
+            return in_a_copy(lambda copy: copy.kills(mutation, record))
 
-        baselines = {name: pool.submit(failing, name) for name in args.area}
+        records = {name: pool.submit(unmutated, name) for name in args.area}
         tries = {}
-        for name, baseline in baselines.items():
-            left_out = baseline.result()
-            for test in left_out:
+        for name, recorded in records.items():
+            record = recorded.result()
+            for test in record.failed:
                 print(f"{name}: left out, fails without a mutation: {test}", flush=True)
             candidates = mutations_of(AREAS[name])
             sample = random.Random(f"{args.seed} {name}").sample(candidates, min(args.count, len(candidates)))
             for mutation in sample:
-                tries[pool.submit(kills, name, mutation, left_out)] = (name, mutation)
+                tries[pool.submit(kills, mutation, record)] = (name, mutation)
         for job in as_completed(tries):
             name, mutation = tries[job]
             results.append({"area": name, "killed": job.result(), **asdict(mutation)})

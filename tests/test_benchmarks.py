@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import modelopt, pretrained, training
+from benchmarks import modelopt, mutation, pretrained, training
 from torch import nn
 
 from dsnet.models.convert.sources import timm_network
@@ -61,3 +65,59 @@ def test_layers_that_modelopt_does_not_know_are_replaced_by_equal_ones() -> None
     kinds = {type(module).__name__ for module in network.modules()}
     assert not kinds & {"Conv2dSame", "BatchNormAct2d"}
     assert modelopt.count_madds(network) == before
+
+
+def test_a_mutation_runs_the_tests_of_its_statement_the_fastest_first() -> None:
+    text = (
+        "LIMIT = 1\ndef double(x):\n    return (\n        x\n        + x\n    )\nequal = lambda x: x == 0\n"
+    )
+    finder = mutation.Finder("double.py", text)
+    finder.visit(ast.parse(text))
+    seconds = {"slow": 3.0, "other": 2.0, "fast": 1.0}
+    record = mutation.Record(seconds, [], {"double.py": {"1": sorted(seconds), "3": ["slow", "fast"]}})
+    found = {change.old: record.tests(change) for change in finder.mutations}
+    every = ["fast", "other", "slow"]
+    assert found == {"1": every, "+": ["fast", "slow"], "==": every, "0": every}
+
+
+CACHED = """
+import functools
+
+from dsnet.errors import install_hint
+
+
+@functools.cache
+def hint():
+    return install_hint("serve")
+
+
+def test_first():
+    assert hint()
+
+
+def test_second():
+    assert hint()
+
+
+def test_other():
+    pass
+"""
+
+
+def test_lines_belong_to_all_tests_that_use_a_cached_result(tmp_path: Path) -> None:
+    pytest.importorskip("coverage")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").touch()
+    (tmp_path / "tests" / "test_cached.py").write_text(CACHED, encoding="utf-8")
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "benchmarks.lines_per_test", "-p", "no:xdist", tmp_path],
+        env={**os.environ, "LINES_PER_TEST": str(tmp_path / "lines.json"), "COVERAGE_CORE": "ctrace"},
+        cwd=Path(__file__).parents[1],
+        check=True,
+    )
+    record = json.loads((tmp_path / "lines.json").read_text(encoding="utf-8"))
+    lines = record["lines"]["src/dsnet/errors.py"].values()
+    tests = {tuple(test.split("::")[1] for test in own) for own in lines}
+    assert tests == {("test_first", "test_other", "test_second"), ("test_first", "test_second")}
+    assert len(record["seconds"]) == 3
+    assert not record["failed"]
