@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from dsnet import runtime
 from dsnet.runtime.backends.inductor import AnyBatch
@@ -34,6 +37,26 @@ os.kill(os.getpid(), signal.SIGTERM)
     actual = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert actual.returncode == 0, actual.stderr[-2000:]
     assert actual.stdout == "handled\n"
+
+
+@pytest.mark.parametrize(("numbers", "copied"), [(2**18, True), (2**18 + 1, False)])
+def test_openvino_copies_tensors_of_up_to_a_megabyte(numbers: int, copied: bool) -> None:
+    pytest.importorskip("openvino")
+    backend, x = runtime.get_backend("openvino"), torch.linspace(-1, 1, numbers)[None]
+    program: Any = backend.compile(backend.prepare(nn.ReLU(), x), x)
+    for images in (x, -x):
+        assert torch.equal(program(images)[0], images.relu())
+    request = program.local.request
+    assert [buffer is not None for buffer in (*request.inputs, *request.outputs)] == [copied, copied]
+
+
+def test_inductor_needs_a_compiler_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, cpu = runtime.get_backend("inductor"), torch.device("cpu")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "install g++" in str(backend.unavailable(cpu, torch.float32))
+    assert backend.unavailable(torch.device("cuda"), torch.float32) is None
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "clang++" else None)
+    assert backend.unavailable(cpu, torch.float32) is None
 
 
 def test_compiled_programs_are_not_recompiled() -> None:

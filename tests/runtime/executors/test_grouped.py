@@ -26,7 +26,7 @@ from dsnet.routing.router import Router
 from dsnet.runtime._compiler import default_buckets
 from dsnet.runtime.backends.base import get_backend
 from dsnet.runtime.executors._batching import BatchSplitter
-from dsnet.runtime.executors.buffers import FeatureTable
+from dsnet.runtime.executors.buffers import FeatureTable, GateBuffers
 from dsnet.runtime.executors.grouped import GroupedExecutor
 from dsnet.runtime.partition.segments import find_shared_segments, pack, segment_histories
 from dsnet.runtime.plan import Plan
@@ -277,6 +277,16 @@ def test_missing_channels_are_zeros() -> None:
     assert torch.equal(actual[:2, :4], x.flip(0))
     assert not actual[:2, 4:].any()
     assert bool((actual[2] == 7).all())
+
+
+def test_counts_are_sent_without_waiting() -> None:
+    """A blocking copy would stop the host until the GPU has run all that was queued before."""
+    counts = torch.zeros(2, dtype=torch.long)
+    gate = GateBuffers([0, 1], [0, 1], 1, torch.zeros(3, dtype=torch.long), torch.zeros(3, 2), counts)
+    gate.host_counts = sent = mock.Mock()
+    gate.select(torch.tensor([True, False, True]))
+    gate.sort_images(3, torch.tensor([3]), None, paired=False)
+    assert sent.copy_.mock_calls == [mock.call(gate.counts, non_blocking=True)] * 2
 
 
 @pytest.mark.parametrize(("name", "bn_key", "shared_segments"), KINDS)

@@ -92,6 +92,25 @@ def test_every_image_runs_at_its_route(name: str, routes: list[int], few: int) -
             assert_close(out[i : i + 1], parts(name)[route,].module(x[i : i + 1]), 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("positions", "ins", "outs", "small", "large"),
+    [
+        (49, 20, 40, (64, 64, 32, 4), (64, 64, 32, 4)),
+        (49, 300, 300, (64, 128, 64, 4), (64, 128, 64, 4)),
+        (196, 64, 128, (64, 64, 64, 4), (256, 64, 32, 8)),
+        (784, 8, 24, (256, 32, 16, 4), (256, 32, 16, 4)),
+        (784, 64, 128, (128, 64, 32, 4), (64, 128, 64, 4)),
+    ],
+)
+def test_small_batches_have_smaller_blocks_unless_summed(
+    positions: int, ins: int, outs: int, small: tuple[int, ...], large: tuple[int, ...]
+) -> None:
+    """The sizes were tuned on an H200. Blocks are no larger than a layer, in powers of two."""
+    for images, blocks in ((1, small), (128, small), (129, large)):
+        assert ragged.pointwise_blocks(positions, ins, outs, images, summed=False) == blocks
+        assert ragged.pointwise_blocks(positions, ins, outs, images, summed=True) == large
+
+
 def test_a_single_image_equals_the_same_image_in_a_batch() -> None:
     x, which = features(5), torch.tensor([3, 0, 2, 2, 1], dtype=torch.int32)
     (together,) = rest()(x, assignment=RouteAssignment.of_routes(which, 4))
@@ -183,16 +202,16 @@ def test_maps_of_different_sizes() -> None:
 
 # --- plans -----------------------------------------------------------------------------------------------
 def test_a_plan_routes_as_the_network_does() -> None:
-    model = network(NAME)
-    assert plan().network.num_programs == 2 * 4
+    model, own = network(NAME), compiled(NAME)  # the shared plan may have recorded more programs
+    assert own.network.num_programs == 2 * 4
     for count in (4, 1, 3, 6):
         x = pictures(model, count, seed=count)
-        expected, actual = run_gated(model, x), plan().run(x)
+        expected, actual = run_gated(model, x), own.run(x)
         routes = [model.space.of_choices(way).number for way in expected.choices.tolist()]
         assert actual.routes.tolist() == routes
         assert_close(actual.logits, expected.logits, 1e-5)
-    assert_close(plan()(x, 2), model(x, 2), 1e-5)
-    assert plan().network.num_programs == 2 * 4
+    assert_close(own(x, 2), model(x, 2), 1e-5)
+    assert own.network.num_programs == 2 * 4
 
 
 def test_penalties_and_assigned_choices() -> None:
@@ -273,6 +292,7 @@ def test_routes_that_are_not_compiled() -> None:
         (nn.Sequential(nn.Conv2d(8, 8, 1)), "end at a gate, at a classifier"),
         (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=2)), "no kernel for Conv2d"),
         (nn.Sequential(nn.Conv2d(8, 8, 1, bias=False)), "no kernel for Conv2d"),
+        (nn.Sequential(nn.Conv2d(8, 16, 3, padding=1)), "no kernel for Conv2d"),  # a stem of 72 inputs
         (nn.Sequential(nn.Conv2d(8, 8, 1), nn.MaxPool2d(2)), "no kernel for MaxPool2d"),
         (
             nn.Sequential(nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 2)),
@@ -319,6 +339,8 @@ def test_different_structures_are_refused() -> None:
     large = Ragged([made(nn.Conv2d(8, 8, 7, groups=8))])
     assert "does not fit a map of (4, 4)" in error_of(lambda: large(torch.zeros(1, 8, 4, 4)))
     assert unsupported([pointwise, pointwise]) is None
+    mean = nn.AdaptiveAvgPool2d((1, 1))  # as that of one number
+    assert unsupported([nn.Sequential(nn.Conv2d(8, 8, 1), mean, nn.Flatten(), nn.Linear(8, 2))]) is None
 
 
 def test_weight_bytes_of_joined_routes() -> None:

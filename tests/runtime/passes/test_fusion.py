@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -358,6 +359,49 @@ def test_unusual_graphs_give_the_same_results(kind: str) -> None:
     module = _Odd(kind).double().eval()
     randomise(module)
     same(module, (torch.randn(2, 4, 3, 3).double(),))
+
+
+class _Scaled(nn.Module):
+    """Channels times attention, as gates write it, and in ways that are not fused."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention = torch.tanh(x.mean((2, 3)))
+        if self.kind == "two":
+            return x * (2 + attention).unsqueeze(-1).unsqueeze(-1)
+        if self.kind == "other axis":
+            return x * (1 + attention).unsqueeze(-1).unsqueeze(2)
+        scale = (1 + attention).unsqueeze(-1).unsqueeze(-1)
+        return x * scale + scale if self.kind == "read twice" else x * scale
+
+
+@pytest.mark.parametrize("kind", ["plain", "two", "other axis", "read twice"])
+def test_attention_is_fused_as_gates_write_it(kind: str) -> None:
+    torch.manual_seed(0)
+    made = same(_Scaled(kind), (torch.randn(2, 4, 3, 3).double(),))
+    called = {node.target for node in made.graph.nodes}
+    assert (scale_by_attention in called) is (kind == "plain")
+    assert (torch.tanh in called) is (kind != "plain")
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"),
+    [
+        ({"stride": 2}, True),
+        ({"stride": 2, "bias": False}, True),
+        ({"stride": 1}, False),
+        ({"stride": 2, "groups": 2}, False),
+        ({"stride": 2, "padding": 1}, False),
+        ({"stride": 2, "dilation": 2}, False),
+    ],
+)
+def test_convolutions_of_patches_become_matrix_products(options: dict[str, Any], fused: bool) -> None:
+    torch.manual_seed(0)
+    made = same(nn.Sequential(nn.Conv2d(4, 6, 2, **options)).double(), (torch.randn(2, 4, 7, 6).double(),))
+    assert any(isinstance(layer, nn.Conv2d) for layer in made.modules()) is not fused
 
 
 def test_scales_stay_in_float32() -> None:
