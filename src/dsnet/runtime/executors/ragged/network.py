@@ -117,6 +117,7 @@ class Ragged(Executable):
 
     def at(self, route: int) -> Executable:
         """Return an executable that runs all images at one route."""
+        assert 0 <= route < self.count, f"route {route} of {self.count}"
         return self if self.count == 1 else _SingleRoute(self, route)
 
     @property
