@@ -41,8 +41,9 @@ NETWORKS = {
 }
 
 
-# Fine-tuning of pretrained networks, tuned on 12,900 crops of VOC 2012 (docs/pretrained.md).
-FINE_TUNING_RATE = 0.2 / 256  # learning rate per image of a batch, for the mean of the networks' losses
+# Fine-tuning of pretrained networks (docs/pretrained.md).
+FINE_TUNING_RATE = 0.1 / 256  # learning rate per image of a batch, for the mean of the networks' losses
+FINE_TUNING_CLIP = 2.0  # without it, training with kept statistics diverges at this rate
 FINE_TUNED_IMAGES = {"cuda": 350_000, "cpu": 14_000}  # seen in a run
 FINE_TUNING_EPOCHS = {"cuda": (10, 60), "cpu": (3, 30)}
 FINE_TUNING_SIDE = {"cuda": 224, "cpu": 128}  # largest side of the images by default
@@ -102,7 +103,9 @@ def fine_tuning_recipe(
     """Return settings to fine-tune a pretrained network as a supernet.
 
     The largest route learns from labels and teaches the others (``id``): it is close to its accuracy from the
-    start, so that its output is a better target than labels for the smaller routes.
+    start, so that its output is a better target than labels for the smaller routes. It starts from a
+    classifier that is fitted to the pretrained features, and normalises by the pretrained statistics: those
+    of batches, of few classes, would change the features.
 
     Args:
         data: The data.
@@ -138,13 +141,17 @@ def fine_tuning_recipe(
         options={"image_size": size},
         weights=weights,
         weights_by_order=by_order,
+        fit_classifier=weights is not None,
         data=replace(data, size=size, hold_out=hold_out),
         augment=Augment(crop=(0.35, 1.0), flip=True),
-        scheme=SchemeConfig(name="id", random=2 if kind == "cuda" else 0, smoothing=0.1),
+        scheme=SchemeConfig(
+            name="id", random=2 if kind == "cuda" else 0, smoothing=0.1, keep_statistics=weights is not None
+        ),
         optim=OptimConfig(
             lr=FINE_TUNING_RATE * batch,
             weight_decay=1e-4,
             epochs=epochs,
+            clip=FINE_TUNING_CLIP,
             warmup=max(1, epochs // 20),
             batch=batch,
         ),
