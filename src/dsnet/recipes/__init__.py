@@ -7,13 +7,14 @@ A recipe is a function that returns a configuration; its docstring says what it 
 
 from dsnet.recipes.registry import Recipe, find_recipe, get_recipe, list_recipes, register_recipe
 
-from dsnet.recipes import imagenet, small, transfer, detection  # isort: skip  (they register themselves)
+from dsnet.recipes import imagenet, small, image_sizes, transfer, detection  # isort: skip  (they register themselves)
 
 __all__ = [
     "Recipe",
     "detection",
     "find_recipe",
     "get_recipe",
+    "image_sizes",
     "imagenet",
     "list_recipes",
     "register_recipe",

@@ -29,13 +29,13 @@ from dsnet.models.convert.sources import load_pretrained, pretrained_channels
 from dsnet.models.loading import save_checkpoint
 from dsnet.routes import Route, evenly_spaced
 from dsnet.slicing import KeyState
+from dsnet.training._linear_probe import fit_classifier
 from dsnet.training.agreement import settings_facts, state_facts, weights_digest
 from dsnet.training.bn_calibration import recalibrate
 from dsnet.training.callbacks import Callback
 from dsnet.training.classifier_task import ClassifierTask, Objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.evaluation import Confusion, RouteResult, evaluate_gated
-from dsnet.training.linear_probe import fit_classifier
 from dsnet.training.loop import TrainingLoop
 from dsnet.training.results import Images, Outcome, results_of
 from dsnet.training.run_dir import begin, going_on, locked, read_config, write_config

@@ -34,6 +34,7 @@ SETS = (
     "fashion_mnist",
     "imagenet",
     "imagenette",
+    "voc_crops",
 )
 BACKENDS = ("eager", "cudagraphs", "inductor", "triton", "onnxruntime", "openvino")
 

@@ -10,7 +10,7 @@ import dsnet
 
 __all__ = ["CLASSIFIERS", "DETECTORS", "recipe_summaries"]
 
-CLASSIFIERS = ("imagenet", "small", "transfer")  # modules of `dsnet.recipes`
+CLASSIFIERS = ("imagenet", "small", "image_sizes", "transfer")  # modules of `dsnet.recipes`
 DETECTORS = ("detection",)
 
 

@@ -25,10 +25,16 @@ __all__ = [
     "fashion_mnist",
     "imagenet",
     "imagenette",
+    "voc_crops",
 ]
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+VOC_CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train"),
+    "tvmonitor",
+)
 IMAGENETTE_CLASSES = (
     "tench",
     "English springer",
@@ -146,6 +152,16 @@ def imagenette(request: DatasetRequest) -> InMemoryDataset | LazyDataset:
     path = existing_path([*tables, *folders], "Imagenette")
     images = read_class_folders(path) if path.is_dir() else read_parquet([path])
     return replace(images, classes=IMAGENETTE_CLASSES).to_dataset("imagenette", request)
+
+
+@register_dataset("voc_crops")
+def voc_crops(request: DatasetRequest) -> InMemoryDataset | LazyDataset:
+    """Read objects cut from Pascal VOC 2012: ``voc_crops/{train,test}*.parquet``, or in ``crops``."""
+    folders = [request.folder / name for name in ("voc_crops", "crops")]
+    tables = sorted(existing_path(folders, "the crops of VOC 2012").glob(f"{request.split}*.parquet"))
+    if not tables:
+        raise DsnetError(f"the crops of VOC 2012 in {request.folder} have no {request.split}*.parquet")
+    return replace(read_parquet(tables), classes=VOC_CLASSES).to_dataset("voc_crops", request)
 
 
 @register_dataset("imagenet")

@@ -1,0 +1,75 @@
+"""Recipes in which routes differ in the size of their images too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsnet.data.transforms.augment import Augment
+from dsnet.recipes.registry import register_recipe
+from dsnet.recipes.small import CIFAR, DIGITS, imagenette_mbnet
+from dsnet.training.config import DataConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
+
+SIZES = (64, 96, 128)
+LITE0 = TrainConfig(
+    model="timm:tf_efficientnet_lite0",
+    options={"image_sizes": SIZES},
+    weights="timm",
+    fit_classifier=True,
+    data=DataConfig(name="imagenette", size=SIZES[-1]),
+    augment=Augment(crop=(0.35, 1.0), flip=True),
+    scheme=SchemeConfig(name="id", random=2, smoothing=0.1, keep_statistics=True),
+    optim=OptimConfig(lr=0.1, weight_decay=1e-4, clip=2.0, epochs=60, warmup=1, batch=256),
+    run=RunConfig(precision="bfloat16", channels_last=True, graphs=True),
+)
+
+
+@register_recipe
+def digits_mbnet_sizes() -> TrainConfig:
+    """DS-MBNet on digits at 8 and 16 pixels: E-IB, 20 epochs.
+
+    Duration: 25 s on two CPU cores
+    Expect: not measured yet
+    """
+    return replace(DIGITS, options={"image_sizes": (8, 16)})
+
+
+@register_recipe
+def cifar10_mbnet_sizes() -> TrainConfig:
+    """DS-MBNet on CIFAR-10 at 16, 24 and 32 pixels.
+
+    Duration: not measured yet
+    Expect: not measured yet
+    """
+    return replace(CIFAR, options={"image_sizes": (16, 24, 32)})
+
+
+@register_recipe
+def imagenette_mbnet_sizes() -> TrainConfig:
+    """DS-MBNet on Imagenette at 64, 96 and 128 pixels, from scratch.
+
+    Duration: not measured yet
+    Expect: not measured yet
+    """
+    return replace(imagenette_mbnet(), options={"image_sizes": SIZES})
+
+
+@register_recipe
+def imagenette_lite0() -> TrainConfig:
+    """EfficientNet-Lite0 with ImageNet weights on Imagenette, four widths at 64, 96 and 128 pixels.
+
+    Most of Imagenette's test images are in ImageNet's training set: accuracies compare routes only.
+
+    Duration: not measured yet
+    Expect: not measured yet
+    """
+    return LITE0
+
+
+@register_recipe
+def voc_crops_lite0() -> TrainConfig:
+    """EfficientNet-Lite0 with ImageNet weights on objects cut from VOC 2012, four widths at three sizes.
+
+    Duration: not measured yet
+    Expect: not measured yet
+    """
+    return replace(LITE0, data=replace(LITE0.data, name="voc_crops"))
