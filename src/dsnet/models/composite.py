@@ -25,14 +25,14 @@ from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
 from dsnet.errors import DsnetError, shorten
-from dsnet.gate import Gate, HeadForm, SingleRouteGate
+from dsnet.gate import Gate, GateEncoding, HeadForm, SingleRouteGate
 from dsnet.models.blocks import Step
 from dsnet.models.counting import route_cost, segment_costs
 from dsnet.models.features import Features
 from dsnet.models.group_by_route import Decide, greedy
 from dsnet.models.heads import Head
 from dsnet.models.input_spec import InputSpec
-from dsnet.models.supernet import ModelSpec, Supernet
+from dsnet.models.supernet import GateState, ModelSpec, Supernet
 from dsnet.routes import Route, RouteSpace
 from dsnet.slicing import Mode, SplitBatchNorm2d
 
@@ -376,10 +376,18 @@ class CompositeNetwork(MemberRouting[Supernet], Supernet):  # type: ignore[misc]
         generator: torch.Generator | None = None,
     ) -> None:
         """Give the gate a new, untrained routing head; see `Supernet.reset_routing`."""
-        self._require_gate()
+        self.require_gate()
         super().reset_routing(space, form=form, generator=generator)
 
-    def _require_gate(self) -> None:
+    def gate_encoding(self, state: MemberStates) -> GateEncoding:  # type: ignore[override]
+        """Return the input of the gate's routing head, for which the smallest size's prefix runs."""
+        self.require_gate()
+        assert self.gate_member is not None
+        at_gate: GateState = self.states_of(state, self.gate_member, state.mode)[()]
+        return at_gate.encoding
+
+    def require_gate(self) -> None:
+        """Raise unless the gate of a member can decide between the routes."""
         if self.gate_member is None:
             reason = "several gates" if self.shares_weights else "separate networks"
             raise DsnetError(
@@ -391,12 +399,12 @@ class CompositeNetwork(MemberRouting[Supernet], Supernet):  # type: ignore[misc]
     def forward(self, x: Tensor, route: Route | int | None = None, *, mode: Mode | None = None) -> Tensor:
         """Compute logits [B, classes] of images at the largest size; see `Supernet.forward`."""
         if route is None:
-            self._require_gate()
+            self.require_gate()
         return super().forward(x, route, mode=mode)
 
     def route(self, x: Tensor, decide: Decide = greedy) -> Tensor:
         """Let the gate decide for images; see `Supernet.route`."""
-        self._require_gate()
+        self.require_gate()
         return super().route(x, decide)
 
     def check_images(self, x: Tensor) -> None:

@@ -381,6 +381,13 @@ class Supernet(nn.Module, ABC):
         scaled, encoding = self.gates[gate](x, batch_invariant=invariant)
         return GateState(scaled, encoding, gate, invariant)
 
+    def require_gate(self) -> None:
+        """Raise unless gates can decide between the routes of this network."""
+
+    def gate_encoding(self, state: GateState) -> GateEncoding:
+        """Return the input of the routing head of the gate that ``state`` is at."""
+        return state.encoding
+
     def gate_scores(self, state: GateState) -> Tensor:
         """Compute the scores [B, choices] of the gate that ``state`` is at."""
         return self.gate(state.gate).score(state.encoding, batch_invariant=state.batch_invariant)

@@ -54,13 +54,14 @@ def one_gate(
     """
     with torch.autocast(x.device.type, precision, enabled=precision is not None):
         state = model.run_prefix(x)
+        encoding = model.gate_encoding(state)
         outputs = [model.run_last_segment(state, route.choices) for route in space]
     logits = torch.stack([output.float() for output in outputs], 1)  # [B, R, C]
     by_class = logits.transpose(1, 2)
     errors = F.softmax(logits, 2)  # p − y
     errors[torch.arange(len(labels), device=labels.device), :, labels] -= 1
     return Signals(
-        encoding=state.encoding,
+        encoding=encoding,
         losses=F.cross_entropy(by_class, labels[:, None].expand(-1, len(space)), reduction="none"),
         pull=errors @ by_class,
         right=logits.argmax(2) == labels[:, None],

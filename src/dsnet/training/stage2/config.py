@@ -79,7 +79,12 @@ class GateConfig:
         return HeadForm(kind=self.head, separate=self.first_layer == "separate", width=self.width)
 
     def routes(self, model: Supernet) -> RouteSpace:
-        """Return the routes that the gates decide between."""
+        """Return the routes that the gates decide between.
+
+        Raises:
+            DsnetError: The network has no gate, or no such routes.
+        """
+        model.require_gate()
         if self.space is None:
             return model.space
         numbers = [part.strip() for part in self.space.split(",")]
