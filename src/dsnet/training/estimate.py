@@ -20,6 +20,7 @@ from dsnet.data.registry import MAX_IN_MEMORY_BYTES
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.routes import evenly_spaced
+from dsnet.routing.cost_table import CostTable
 from dsnet.training.api import MAX_EVALUATED, build_model, make_objective
 from dsnet.training.config import TrainConfig
 from dsnet.training.optim import make_optimizer
@@ -60,15 +61,17 @@ class Estimate:
 
 def step_cost(config: TrainConfig, model: Supernet, size: int) -> StepCost:
     """Compute the cost of a training step on images of ``size`` pixels a side."""
+    scheme = config.scheme.parse()
+    if config.scheme.joint is not None:
+        table = CostTable.of_model(model, size)
+        mean = round(sum(table.gated(route.choices) for route in model.space) / len(model.space))
+        words = "every image at the route that its gate draws (evenly, at first)"
+        return StepCost(networks=words, forward=mean)
     costs = {route.number: madds(model, route, size) for route in model.space}
     mean = round(sum(costs.values()) / len(costs))
-    scheme = config.scheme.parse()
     if config.scheme.route is not None:
         route = model.space.resolve(config.scheme.route)
         return StepCost(networks=f"route {route.number} alone", forward=costs[route.number])
-    if config.scheme.joint is not None:
-        words = "every image at the route that its gate draws (evenly, at first)"
-        return StepCost(networks=words, forward=mean)
     count = scheme.networks(model.space, config.scheme.random)
     if scheme.draw is not sandwich:
         words = "one random network" if count == 1 else f"{count} drawn networks"

@@ -13,6 +13,7 @@ from dsnet.cost import cost
 from dsnet.errors import DsnetError
 from dsnet.models import GateState, Supernet, run_gated
 from dsnet.routes import Route
+from dsnet.routing.cost_table import CostTable
 from dsnet.slicing import KeyState
 
 __all__ = [
@@ -189,5 +190,6 @@ def evaluate_gated(model: Supernet, batches: Iterable[tuple[Tensor, Tensor]]) ->
     if shape is None:
         raise DsnetError("no images to evaluate on: the data gave no batch")
     count = sum(taken.values())
-    total = sum(cost(model, route, (shape[2], shape[3])).madds() * images for route, images in taken.items())
+    table = CostTable.of_model(model, (shape[2], shape[3]))
+    total = sum(table.gated(model.space.resolve(route).choices) * n for route, n in taken.items())
     return GatedResult(correct=correct, images=count, madds=total / count, taken=dict(sorted(taken.items())))

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from dsnet.core.distributed.ranks import Ranks
 from dsnet.core.seeding import reseed
-from dsnet.cost import madds
 from dsnet.errors import DsnetError
 from dsnet.models import GateState, Supernet
+from dsnet.routing.cost_table import CostTable
 from dsnet.slicing import Mode, batch_statistics
 from dsnet.training.classifier_task import Objective
 from dsnet.training.config import TrainConfig
@@ -58,6 +58,7 @@ class JointObjective(Objective):
     ) -> None:
         method = config.scheme.joint
         assert method is not None
+        model.require_gate()
         if method == "gumbel" and len(model.gates) > 1:
             raise DsnetError(
                 f"joint=gumbel is for networks with one gate, {model.spec.name} has {len(model.gates)}; "
@@ -74,8 +75,8 @@ class JointObjective(Objective):
         self.smoothing = config.scheme.smoothing
         self.device = model.head.classifier.weight.device
         self.noise = torch.Generator(self.device)
-        largest = madds(model, model.space.largest, image_size)
-        self.costs = {r.choices: madds(model, r, image_size) / largest for r in model.space}
+        table = CostTable.of_model(model, image_size)
+        self.costs = {r.choices: table.gated(r.choices) / table.largest for r in model.space}
         self.baseline = torch.zeros((), device=self.device)
         self.steps_made = 0
 
@@ -118,7 +119,8 @@ class JointObjective(Objective):
         choices = [route.choices for route in self.model.space]
         with torch.no_grad():
             mode = Mode(statistics=batch_statistics)
-            candidates = torch.stack([self.model.run_last_segment(state, c, mode) for c in choices])
+            everyone = state.narrow(0, len(labels))  # what runs here is not what the weights learn from
+            candidates = torch.stack([self.model.run_last_segment(everyone, c, mode) for c in choices])
         mixed = torch.einsum("br,rbc->bc", one_hot, candidates.float())
         costs = one_hot @ torch.tensor([self.costs[c] for c in choices], device=self.device)
         drawn = one_hot.argmax(1)
@@ -146,7 +148,7 @@ class JointObjective(Objective):
         drawn = torch.multinomial(F.softmax(scores.detach(), dim=1), 1, generator=self.noise)
         log_p = log_p + F.log_softmax(scores, dim=1).gather(1, drawn)[:, 0]
         groups: list[tuple[Tensor, Tensor, Tensor]] = []
-        for position, choice in enumerate(self.model.gate(state.gate).choices):
+        for position, choice in enumerate(self.model.gate(len(history)).choices):
             index = (drawn[:, 0] == position).nonzero()[:, 0]
             if len(index) < MIN_GROUP:
                 continue
