@@ -39,6 +39,7 @@ def cost(
         >>> dsnet.cost(model, model.space.largest)
         Cost(params=44142, layers=312992, pools=3648, routing=64, attention=0)
     """
+    from dsnet.models.composite import CompositeNetwork
     from dsnet.models.counting import route_cost
     from dsnet.models.static_network import ReferenceNetwork
     from dsnet.models.supernet import Supernet
@@ -49,8 +50,9 @@ def cost(
                 "a supernet's cost depends on the route: give one, for example model.space.largest"
             )
         shape = model.input_spec.shape(image_size)
-        network, own = model.at(route)
-        return route_cost(network, own.choices, shape if network is model else network.input_spec.shape())
+        if isinstance(model, CompositeNetwork):
+            return model.cost(route)
+        return route_cost(model, model.space.resolve(route).choices, shape)
     if isinstance(model, ReferenceNetwork):
         if route is not None:
             raise DsnetError(f"{type(model).__name__} is a static network and has no routes")

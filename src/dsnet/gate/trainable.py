@@ -237,12 +237,12 @@ class Gate(nn.Module):
         """Compute the routing head's scores [B, choices] in float32 or better."""
         return cast(Tensor, self._routing()(encoding, batch_invariant=batch_invariant))
 
-    def cost(self, shape: Shape) -> Cost:
-        """Compute the cost on an input of this shape, which is also that of the output."""
+    def cost(self, shape: Shape, *, routing: bool = True) -> Cost:
+        """Compute the cost on an input of this shape, with or without the routing head."""
         channels, hidden = shape.channels, self.first.out_features
         layers = self.first.cost(channels, hidden) + self.attention.cost(hidden, channels)
         cost = layers + Cost(pools=channels * shape.area)
-        return cost if self.routing is None else cost + self.routing.cost(channels)
+        return cost + self.routing.cost(channels) if self.routing is not None and routing else cost
 
     def extract(self, channels: int) -> nn.Module:
         """Extract the stand-alone attention of this width, without the routing head."""
@@ -319,9 +319,10 @@ class RoutingGate(Gate):
         """Number of values of an image that a routing head reads."""
         return self.channels
 
-    def cost(self, shape: Shape) -> Cost:
-        """Compute the cost on an input of this shape, which is also that of the output."""
-        return Cost(pools=shape.channels * shape.area) + self._routing().cost(shape.channels)
+    def cost(self, shape: Shape, *, routing: bool = True) -> Cost:
+        """Compute the cost on an input of this shape, with or without the routing head."""
+        pool = Cost(pools=shape.channels * shape.area)
+        return pool + self._routing().cost(shape.channels) if routing else pool
 
     def extract(self, channels: int) -> nn.Module:
         """Return the identity."""
@@ -374,7 +375,7 @@ class SingleRouteGate(Gate):
         """Return scores [B, 1] of zero."""
         return encoding.pooled.new_zeros(len(encoding.pooled), 1)
 
-    def cost(self, shape: Shape) -> Cost:
+    def cost(self, shape: Shape, *, routing: bool = True) -> Cost:
         """Return a cost of zero."""
         return Cost()
 

@@ -286,7 +286,9 @@ class CompositeNetwork(MemberRouting[Supernet], Supernet):  # type: ignore[misc]
 
         def cost(item: tuple[int, Route]) -> tuple[int, int]:
             network = self.members[item[0]].network
-            return route_cost(network, item[1].choices, network.input_spec.shape()).madds(), item[0]
+            routing = item[0] == self.gate_member
+            counted = route_cost(network, item[1].choices, network.input_spec.shape(), routing=routing)
+            return counted.madds(), item[0]
 
         return tuple(sorted(routes, key=cost))
 
@@ -463,15 +465,16 @@ class CompositeNetwork(MemberRouting[Supernet], Supernet):  # type: ignore[misc]
         return network.key(local.choices)
 
     def cost(self, route: Route | int) -> Cost:
-        """Count a route alone, at its image size."""
+        """Count a route alone, at its image size; the routing head where its member has the gate."""
         network, local = self.at(route)
-        return route_cost(network, local.choices, network.input_spec.shape())
+        routing = self.member_of(route) == self.gate_member
+        return route_cost(network, local.choices, network.input_spec.shape(), routing=routing)
 
     def segment_costs(self, route: Route | int) -> dict[tuple[int, ...], Cost]:
         """Count what a route runs: (member, choices made so far) → cost. Routes share equal keys."""
         number = self.member_of(route)
         network, local = self.at(route)
-        costs = segment_costs(network, network.input_spec.shape())
+        costs = segment_costs(network, network.input_spec.shape(), routing=number == self.gate_member)
         histories = (local.choices[:gates] for gates in range(len(local.choices) + 1))
         return {(number, *history): costs[history] for history in histories}
 
