@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if verdict is not None:
         print(f"\n{verdict}")
         print("Both were chosen on these images; `dsnet evaluate --routed` judges them on others.")
-    if not gated:
+    if not gated and calibrated.run.model.has_gate:
         print(printable(f"\nNo gate: the gates are not trained (`dsnet gate {args.run}`)."))
     if budget is not None:
         _advise(calibration, rows[0], args.router)

@@ -381,6 +381,11 @@ class Supernet(nn.Module, ABC):
         scaled, encoding = self.gates[gate](x, batch_invariant=invariant)
         return GateState(scaled, encoding, gate, invariant)
 
+    @property
+    def has_gate(self) -> bool:
+        """Whether gates can decide between the routes."""
+        return True
+
     def require_gate(self) -> None:
         """Raise unless gates can decide between the routes of this network."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from dsnet.core.settings import override
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
 from dsnet.models.loading import build_network, check_finite, load_classifier
+from dsnet.routes import RouteSpace
 from dsnet.training.config import OptimConfig, SchemeConfig, TrainConfig
 from dsnet.training.stage1.teacher import Channels
 from dsnet.training.stage2.config import LossWeights
@@ -30,7 +32,7 @@ __all__ = [
 ]
 
 ROUTING = ".routing."  # in the names of routing heads
-CLASSIFIER = "head.classifier."
+CLASSIFIER = re.compile(r"(networks\.\d+\.)?head\.classifier\.")  # at the start of a name
 EPOCHS, WARMUP = 70, 15  # the paper's schedule of transfer
 SGD_RATE = 0.7 / 1024  # the paper's learning rate of transfer, for every image of a batch
 GATE_SETTINGS = ("space", "goal", "head", "first_layer", "width", "strategy", *LossWeights._fields, "even")
@@ -121,6 +123,7 @@ def routing_from(model: Supernet, run: str | Path) -> None:
         choices = list(model.gate(number).choices)
         if choices != theirs:
             raise DsnetError(f"{run} has heads for the choices {theirs}, not {choices}: give the same space")
+    _check_sizes(model, saved, run)
     mine, heads = model.state_dict(), saved.tensors["model"]
     names = [name for name in mine if ROUTING in name]
     if any(name not in heads or heads[name].shape != mine[name].shape for name in names):
@@ -128,6 +131,25 @@ def routing_from(model: Supernet, run: str | Path) -> None:
     shared = {name: heads[name] for name in names}
     check_finite(shared, str(run))
     model.load_state_dict({**mine, **shared})
+
+
+def _check_sizes(model: Supernet, saved: Checkpoint, run: str | Path) -> None:
+    """Raise unless the numbers that gates choose from are routes of the same sizes, images included."""
+
+    def sizes(space: RouteSpace) -> list[tuple[object, ...]]:
+        return [(space.resolve(n).image_size, space.resolve(n).stages) for n in model.gate(0).choices]
+
+    theirs = RouteSpace.from_dict(saved.data["network"]["space"])
+    every = {route.image_size for space in (model.space, theirs) for route in space}
+    if every != {None} and sizes(theirs) != sizes(model.space):
+        given, mine = (
+            ", ".join(map(str, sorted({route.image_size for route in space if route.image_size}))) or "none"
+            for space in (theirs, model.space)
+        )
+        raise DsnetError(
+            f"{run} has heads for the routes of other image sizes ({given}, not {mine}): give the same "
+            "options.image_sizes"
+        )
 
 
 def channels_of(saved: Checkpoint, run: str | Path, size: int) -> Channels:
@@ -147,7 +169,7 @@ def channels_of(saved: Checkpoint, run: str | Path, size: int) -> Channels:
 
 def _shared(model: Supernet) -> list[str]:
     """Return the names of the tensors that are taken over from another run."""
-    return [name for name in model.state_dict() if ROUTING not in name and not name.startswith(CLASSIFIER)]
+    return [name for name in model.state_dict() if ROUTING not in name and not CLASSIFIER.match(name)]
 
 
 def _fitting(model: Supernet, run: str | Path) -> Checkpoint:
