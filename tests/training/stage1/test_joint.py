@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dsnet.core.distributed.ranks import ALONE, Ranks
 from dsnet.core.settings import to_plain
 from dsnet.data.transforms.augment import Augment
 from dsnet.recipes import get_recipe
+from dsnet.routing import CostTable
 from dsnet.training.api import train
 from dsnet.training.config import MixConfig, OptimConfig, RunConfig, SchemeConfig, TrainConfig
 from dsnet.training.stage1.joint import JointObjective, gumbel_one_hot, reinforce
@@ -22,9 +24,12 @@ from tests.support import assert_close, error_of, randomise
 CHANNELS = ((0.5,) * 3, (0.25,) * 3)
 
 
-def task(name: str, method: str, **scheme: float) -> JointObjective:
+def task(
+    name: str, method: str, image_sizes: tuple[int, ...] | None = None, **scheme: float
+) -> JointObjective:
+    options = {} if image_sizes is None else {"image_sizes": image_sizes}
     config = TrainConfig(model=name, scheme=SchemeConfig(name="label", joint=method, **scheme))
-    model = randomise(dsnet.create_model(name)).train()
+    model = randomise(dsnet.create_model(name, **options)).train()
     views = Views(Augment(), MixConfig(), CHANNELS, seed=0, rank=0, device=torch.device("cpu"))
     return JointObjective(config, model, views, ranks=ALONE, image_size=16)
 
@@ -87,6 +92,46 @@ def test_routes_that_were_not_drawn_get_no_gradient(method: str) -> None:
     assert weight.grad[:, width:].abs().sum() == 0
 
 
+@pytest.mark.parametrize("method", ["gumbel", "reinforce"])
+@pytest.mark.parametrize("number", [1, 6])  # of 8 and of 16 pixels
+def test_weights_of_several_image_sizes_learn_at_the_drawn_route(method: str, number: int) -> None:
+    """All images draw one route: gradients and statistics are those of training this route alone."""
+    joint = task("ds_mbnet_tiny", method, (8, 16), complexity=0.0)
+    alone = copy.deepcopy(joint.model)
+    head = joint.model.gate(0).routing
+    with torch.no_grad():
+        head.last.weight.zero_()
+        head.last.bias.zero_()[number] = 60.0
+    images, labels = batch()
+    losses = joint.step(images, labels, 0)
+    (x,), _ = joint.views(images, labels, count=1, step=0, classes=10)
+    loss = F.cross_entropy(alone(x, number), labels)
+    loss.backward()
+    assert losses["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+    for (name, mine), theirs in zip(joint.model.named_parameters(), alone.parameters(), strict=True):
+        if ".routing." in name or theirs.grad is None:
+            assert mine.grad is None or ".routing." in name or not mine.grad.any(), name
+        else:
+            assert torch.allclose(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5), name
+    statistics = [
+        {name: v for name, v in model.state_dict().items() if name.endswith((".mean", ".var"))}
+        for model in (joint.model, alone)
+    ]
+    gate_key = {0}  # the thumbnail's prefix runs for the gate
+    for name, mine in statistics[0].items():
+        keys = [key for key in range(len(mine)) if key not in gate_key]
+        assert torch.allclose(mine[keys], statistics[1][name][keys], atol=1e-5), name
+
+
+def test_costs_of_several_image_sizes_include_the_thumbnail() -> None:
+    joint = task("ds_mbnet_tiny", "reinforce", (8, 16))
+    table = CostTable.of_model(joint.model)
+    for route in joint.model.space:
+        thumbnail = 0 if route.image_size == 8 else table.prefix
+        expected = (dsnet.madds(joint.model, route) + thumbnail) / dsnet.madds(joint.model, 7)
+        assert joint.costs[route.choices] == pytest.approx(expected)
+
+
 def test_a_heavy_penalty_drives_the_gate_to_the_smallest_route(tmp_path: Path) -> None:
     for method in ("gumbel", "reinforce"):
         config = TrainConfig(
@@ -135,6 +180,9 @@ def test_recipes_of_one_and_two_stages_differ_only_in_the_stages() -> None:
 
 def test_unsupported_settings_are_errors() -> None:
     assert "no drop_path and no dropout" in error_of(lambda: task("ds_mbnet_tiny", "gumbel", dropout=0.1))
+    for method in ("gumbel", "reinforce"):
+        message = error_of(lambda method=method: task("ds_resnet_tiny", method, (8, 16)))
+        assert "no gate that decides between its routes" in message
     assert "for networks with one gate" in error_of(lambda: task("ds_resnet_tiny", "gumbel"))
     config = TrainConfig(scheme=SchemeConfig(name="label", joint="gumbel"))
     model = dsnet.create_model("ds_mbnet_tiny")
