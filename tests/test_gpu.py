@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -201,9 +202,10 @@ def test_graphs_add_no_memory_for_every_route() -> None:
 @pytest.mark.parametrize(
     "config", [GateConfig(even=True), GateConfig(goal="value"), GateConfig(head="scalar")]
 )
-def test_gate_steps_from_graphs_equal_plain_ones(config: GateConfig) -> None:
+@pytest.mark.parametrize("options", [{}, {"image_sizes": (8, 16)}])
+def test_gate_steps_from_graphs_equal_plain_ones(config: GateConfig, options: dict[str, Any]) -> None:
     device = torch.device("cuda")
-    model = dsnet.create_model("ds_mbnet_tiny")
+    model = dsnet.create_model("ds_mbnet_tiny", **options)
     randomise(model)
     model.reset_routing(config.routes(model), form=config.form)
     model = model.to(device)

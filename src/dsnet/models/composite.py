@@ -534,7 +534,7 @@ def with_image_sizes(network: Supernet, sizes: Sequence[int]) -> CompositeNetwor
         >>> import dsnet
         >>> model = with_image_sizes(dsnet.create_model("ds_mbnet_tiny"), (8, 16))
         >>> [route.image_size for route in model.space]
-        [8, 8, 8, 16, 8, 16, 16, 16]
+        [8, 8, 8, 16, 16, 8, 16, 16]
     """
     sizes = check_image_sizes(sizes)
     if isinstance(network, CompositeNetwork):
