@@ -20,6 +20,8 @@ from dsnet.cli import main
 from dsnet.core.seeding import seeded
 from dsnet.data.transforms.augment import Augment
 from dsnet.gate import HeadForm
+from dsnet.models import run_gated
+from dsnet.models.composite import with_image_sizes
 from dsnet.models.loading import load_model, save_checkpoint
 from dsnet.models.supernet import Supernet
 from dsnet.routing import CostTable, Routed
@@ -35,6 +37,7 @@ from dsnet.training.transfer import routing_from, start_from
 from tests.support import assert_close, error_of, random_model
 from tests.support import images as random_images
 from tests.support.routed_run import BASE
+from tests.support.small_networks import ResidualNet
 
 SIZES = (8, 16)
 SMALL = (0, 1, 2, 5)  # routes of 8 pixels
@@ -169,16 +172,29 @@ def test_what_a_gated_pass_runs_is_what_the_table_counts(form: HeadForm, head: i
     """``head``: multiply-adds of the routing head's last layer, which the convention leaves out."""
     model = sized()
     model.reset_routing(form=form)
-    table, (x, _) = CostTable.of_model(model), labelled(model)
+    table, x = CostTable.of_model(model), random_images(model, 1)
     for number in ROUTES:
-        taken = torch.tensor([number])
-        counted = _ran(
-            lambda taken=taken: dsnet.models.run_gated(model, x[:1], lambda *a: taken, mode=Mode())
-        )
-        assert counted == table.gated((number,)) + head, number
+        assert _gated(model, x, number) == table.gated((number,)) + head, number
         separate = 0 if number in LARGE or form.width is None else 24 * model.gate(0).first.in_features
-        assert _ran(lambda number=number: model(x[:1], number)) == dsnet.madds(model, number) - separate
+        assert _ran(lambda number=number: model(x, number)) == dsnet.madds(model, number) - separate
         assert dsnet.madds(model, number) == table.of((number,))
+
+
+def _gated(model: Supernet, x: Tensor, number: int) -> int:
+    """Multiply-adds of a gated pass in which the gate takes a route."""
+    taken = torch.tensor([number])
+    return _ran(lambda: run_gated(model, x, lambda *scores: taken, mode=Mode()))
+
+
+def test_a_converted_networks_gate_runs_on_the_thumbnail_only() -> None:
+    x = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    model = with_image_sizes(dsnet.convert(ResidualNet().eval(), x, gate="blocks.0"), SIZES).eval()
+    table, routing = CostTable.of_model(model), model.gate(0).routing
+    for route in model.space:
+        head = routing.last.weight.numel()
+        assert _gated(model, x, route.number) == table.gated(route.choices) + head
+        separate = routing.first.weight.numel() if route.image_size == 8 else 0
+        assert _ran(lambda n=route.number: model(x, n)) == table.of(route.choices) - separate
 
 
 # --- training -------------------------------------------------------------------------------------------
