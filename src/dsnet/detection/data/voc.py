@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dsnet.core.files import open_regular
 from dsnet.data.dataset import check_class_names
 from dsnet.data.decode import DecodeError, open_header
+from dsnet.data.readers.public_datasets import VOC_CLASSES
 from dsnet.detection.eval.metrics import GroundTruth
 from dsnet.errors import DsnetError, printable, shorten
 
@@ -35,28 +36,6 @@ __all__ = [
     "size_mismatch",
 ]
 
-VOC_CLASSES = (
-    "aeroplane",
-    "bicycle",
-    "bird",
-    "boat",
-    "bottle",
-    "bus",
-    "car",
-    "cat",
-    "chair",
-    "cow",
-    "diningtable",
-    "dog",
-    "horse",
-    "motorbike",
-    "person",
-    "pottedplant",
-    "sheep",
-    "sofa",
-    "train",
-    "tvmonitor",
-)
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
