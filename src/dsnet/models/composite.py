@@ -59,7 +59,8 @@ def resize(images: Tensor, size: int) -> Tensor:
     """
     if images.shape[2:] == (size, size):
         return images
-    return F.interpolate(images, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    x = images.float() if images.device.type == "cpu" and images.itemsize < 4 else images  # it lacks them
+    return F.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False).to(images)
 
 
 N = TypeVar("N", bound="MemberNetwork")
@@ -304,6 +305,11 @@ class CompositeNetwork(MemberRouting[Supernet], Supernet):  # type: ignore[misc]
         return len(self.networks) == 1
 
     @property
+    def drops_everywhere(self) -> bool:  # type: ignore[override]  # a constant of families
+        """Whether stochastic depth and dropout apply to all routes."""
+        return any(member.network.drops_everywhere for member in self.members)
+
+    @property
     def head(self) -> Head:  # type: ignore[override]  # of the most expensive route
         """The classifier of the most expensive route."""
         return self.members[self.locations[-1][0]].network.head
@@ -539,6 +545,13 @@ def with_image_sizes(network: Supernet, sizes: Sequence[int]) -> CompositeNetwor
     sizes = check_image_sizes(sizes)
     if isinstance(network, CompositeNetwork):
         raise DsnetError(f"{network.name} has image sizes already: {shorten(network.image_sizes)}")
+    fixed = network.input_spec
+    if fixed.fixed and sizes != (fixed.image_size,):
+        raise DsnetError(
+            f"{network.name} runs at {fixed.image_size} × {fixed.image_size} pixels only and cannot have the "
+            f"image sizes {shorten(sizes)}. So do networks with positions, and networks converted for a size "
+            "that is not a multiple of their stride (mostly 32): the largest of image_sizes"
+        )
     for size in sizes:
         network.input_spec.check(size, size)
     for module in network.modules():

@@ -177,6 +177,9 @@ def run_gated(
     def decide_group(scores: Tensor, group: _Group) -> Tensor:
         return decide(scores, len(group.choices), group.choices[-1] if group.choices else None)
 
+    require_gate = getattr(model, "require_gate", None)  # compiled networks have none
+    if require_gate is not None:
+        require_gate()
     return _run(model, x, decide_group, None, mode, logits=logits)
 
 

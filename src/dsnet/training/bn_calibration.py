@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
+from dsnet.models.composite import CompositeNetwork
 from dsnet.models.supernet import GateState
 from dsnet.routes import Route
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
@@ -81,19 +82,32 @@ def recalibrate(
     Examples:
         ``recalibrate(model, (images for images, _ in data.epoch(256)))``
     """
-    chosen = model.space if routes is None else (model.space.resolve(route) for route in routes)
-    choices = sorted({route.choices for route in chosen})
+    chosen = model.space if routes is None else [model.space.resolve(route) for route in routes]
 
     def run(images: Tensor, mode: Mode) -> None:
-        states: dict[Choices, GateState] = {(): model.run_prefix(images, mode)}
-        if model.bn_key == "stage":
-            _run_pairs(model, states, choices, mode, generator)
+        if not isinstance(model, CompositeNetwork):
+            _run_routes(model, images, sorted({route.choices for route in chosen}), mode, generator)
             return
-        for route in choices:  # in order, so that states of other beginnings are no longer needed
-            states = {history: x for history, x in states.items() if route[: len(history)] == history}
-            model.run_from_states(states, route, mode)
+        model.check_images(images)
+        for number, member in enumerate(model.members):
+            own = sorted({model.at(r)[1].choices for r in chosen if model.member_of(r) == number})
+            if own:
+                _run_routes(member.network, member.images(images), own, mode, generator)
 
     return set_statistics(model, batches, run, keep_calibrated=keep_calibrated, add=add)
+
+
+def _run_routes(
+    model: Supernet, images: Tensor, choices: list[Choices], mode: Mode, generator: torch.Generator | None
+) -> None:
+    """Run routes of a network of one image size, each key's inputs once."""
+    states: dict[Choices, GateState] = {(): model.run_prefix(images, mode)}
+    if model.bn_key == "stage":
+        _run_pairs(model, states, choices, mode, generator)
+        return
+    for route in choices:  # in order, so that states of other beginnings are no longer needed
+        states = {history: x for history, x in states.items() if route[: len(history)] == history}
+        model.run_from_states(states, route, mode)
 
 
 @torch.no_grad()
