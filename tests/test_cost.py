@@ -11,6 +11,7 @@ import dsnet
 from dsnet.counts import CONVENTIONS
 from dsnet.models import Supernet
 from tests.support import SUPERNETS, error_of
+from tests.support.hook_counter import count_by_hooks
 
 DS_MBNET = """132867296 152894336 175129120 199571648 226221920 255079936 286145696 319419200 354900448
 392589440 432486176 474590656 518902880 565422848"""
@@ -89,35 +90,6 @@ def test_golden_counts_of_the_reference_networks(name: str, width: float, paper:
 
 
 # --- independent counters ------------------------------------------------------------------------------
-def of_conv(layer: nn.Conv2d, x: torch.Tensor, out: torch.Tensor) -> int:
-    return out[0].numel() * (x.shape[1] // layer.groups * layer.kernel_size[0] * layer.kernel_size[1])
-
-
-def of_linear(layer: nn.Linear, x: torch.Tensor, out: torch.Tensor) -> int:
-    return out[0].numel() * x.shape[-1]
-
-
-def of_pool(layer: nn.AdaptiveAvgPool2d, x: torch.Tensor, out: torch.Tensor) -> int:
-    return x[0].numel()
-
-
-def count_by_hooks(net: nn.Module, x: torch.Tensor, *, pools_only: bool = False) -> int:
-    """The paper's convention, or its average pools alone, by reading shapes off a pass of plain layers."""
-    kinds = {nn.AdaptiveAvgPool2d: of_pool}
-    if not pools_only:
-        kinds |= {nn.Conv2d: of_conv, nn.Linear: of_linear}
-    counts: list[int] = []
-    handles = [
-        module.register_forward_hook(lambda m, args, out: counts.append(kinds[type(m)](m, args[0], out)))
-        for module in net.modules()
-        if type(module) in kinds
-    ]
-    net(x)
-    for handle in handles:
-        handle.remove()
-    return sum(counts)
-
-
 def count_by_flops(net: nn.Module, x: torch.Tensor) -> int:
     """Multiply-adds of all matrix products and convolutions, by torch's own counter."""
     with FlopCounterMode(display=False) as counter:

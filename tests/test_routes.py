@@ -150,3 +150,37 @@ def test_bad_spaces_and_data_are_errors() -> None:
         assert "to a name or to several" in error_of(lambda t=to: toy().narrow(t))
     for count in (-1, 2.5, True):
         assert "number of routes to draw" in error_of(lambda c=count: toy().sample(c))
+
+
+def with_sizes() -> RouteSpace:
+    return dsnet.create_model("ds_mbnet_tiny", image_sizes=(8, 16), device="meta").space
+
+
+def test_routes_with_an_image_size_survive_json() -> None:
+    space = with_sizes()
+    again = RouteSpace.from_dict(json.loads(json.dumps(space.to_dict())))
+    assert again == space
+    assert hash(again) == hash(space)
+    assert [route.image_size for route in again] == [8, 8, 8, 16, 16, 8, 16, 16]
+    assert space.narrow([0, 7]).largest.image_size == 16
+    assert str(space.largest).startswith("route 7 of ds_mbnet_tiny (16 px: width=96")
+    first, fourth = space[0], space[3]
+    assert first.stages == fourth.stages
+    assert first != fourth
+    assert "has no such route" in error_of(
+        lambda: space.resolve(dsnet.create_model("ds_mbnet_tiny", device="meta").space[0])
+    )
+
+
+def test_routes_without_an_image_size_are_stored_as_before() -> None:
+    route = toy()[1]
+    old = {"space": "toy", "number": 1, "choices": [1], "stages": [{"width": 9, "depth": 1}]}
+    assert route.to_dict() == old
+    assert Route.from_dict(old) == route
+    assert route.image_size is None
+    assert str(route) == "route 1 of toy (width=9 depth=1)"
+    assert Route.from_dict({**old, "image_size": None}) == route
+    assert Route.from_dict({**old, "image_size": 24}).image_size == 24
+    for size in (0, -8, 16.0, "16", True, [16]):
+        message = error_of(lambda s=size: Route.from_dict({**old, "image_size": s}))
+        assert "image size of a route is a positive integer" in message

@@ -21,6 +21,11 @@ def test_settings_survive_json() -> None:
     assert from_plain(TrainConfig, json.loads(json.dumps(to_plain(config)))) == config
     assert config.augment.crop == (0.2, 1.0)
     assert config.options == {"norm": "group"}
+    sizes = changed("options.image_sizes=8,16", "options.table=[{'a': [1, 2]}]")
+    assert sizes.options == {"image_sizes": (8, 16), "table": ({"a": (1, 2)},)}
+    plain = json.loads(json.dumps(to_plain(sizes)))
+    assert plain == to_plain(sizes)
+    assert from_plain(type(sizes), plain) == sizes
     assert config.optim.lr == 1.0
 
 

@@ -21,10 +21,19 @@ from dsnet.models.convert import convert
 from dsnet.models.group_by_route import run_assigned
 from dsnet.routes import Route
 from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d, batch_statistics
-from tests.models.test_purity import snapshot
-from tests.support import assert_close, error_of, images, need_timm, randomise, relative_error, spread_gates
+from tests.support import (
+    assert_close,
+    error_of,
+    images,
+    need_timm,
+    randomise,
+    relative_error,
+    snapshot,
+    spread_gates,
+)
+from tests.support.hook_counter import count_by_hooks
+from tests.support.image_sizes import pairs_by_cost, shrink
 from tests.support.small_networks import plain_cnn, random_images, randomise_module
-from tests.test_cost import count_by_hooks
 
 FAMILIES = {
     "ds_mbnet_tiny": (8, 16, 24),
@@ -81,25 +90,7 @@ def plain(name: str, size: int) -> Supernet:
 @functools.cache
 def by_cost(name: str) -> list[tuple[int, Route]]:
     """All pairs of an image size and a route of the ordinary network, cheapest first."""
-    network = ordinary(name)
-    pairs = [(size, route) for size in SIZES[name] for route in network.space]
-
-    return sorted(pairs, key=lambda pair: dsnet.madds(network, pair[1], pair[0]))
-
-
-def shrink(x: Tensor, size: int) -> Tensor:
-    """Resize square images by triangular filters, written as matrices."""
-    side = x.shape[-1]
-    if side == size:
-        return x
-    scale = max(1.0, side / size)
-    filters = torch.zeros(size, side, dtype=torch.float64)
-    for row in range(size):
-        centre = (row + 0.5) * side / size
-        for column in range(side):
-            filters[row, column] = max(0.0, 1 - abs(column + 0.5 - centre) / scale)
-    filters /= filters.sum(1, keepdim=True)
-    return (filters @ x.double() @ filters.T).to(x.dtype)
+    return pairs_by_cost(ordinary(name), SIZES[name])
 
 
 def pictures(name: str, batch: int, seed: int = 1) -> Tensor:

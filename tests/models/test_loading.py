@@ -15,6 +15,7 @@ import torch
 
 import dsnet
 from dsnet.core.checkpoint import load_checkpoint
+from dsnet.models.composite import CompositeNetwork
 from dsnet.models.loading import build_network, load_model, save_checkpoint
 from dsnet.slicing import KeyState
 from dsnet.training.optim import make_optimizer, optimizer_tensors, parameter_groups, restore_optimizer
@@ -36,6 +37,35 @@ def test_a_loaded_network_has_the_weights_statistics_and_heads(name: str, tmp_pa
     assert again.gate(0).choices == model.gate(0).choices
     assert again.key_states(0) == {KeyState.CALIBRATED}
     assert load_checkpoint(tmp_path).data["recipe"] == {"lr": 0.1}
+
+
+@pytest.mark.parametrize("name", ["ds_mbnet_tiny", "ds_resnet_tiny", "ds_vit_plus_tiny"])
+def test_a_loaded_network_has_its_image_sizes(name: str, tmp_path: Path) -> None:
+    model = randomise(dsnet.create_model(name, num_classes=7, image_sizes=(8, 16))).requires_grad_(False)
+    if model.has_gate:
+        model.reset_routing(model.space.narrow([0, 3, 4]), generator=torch.Generator().manual_seed(0))
+    folder = save_checkpoint(tmp_path, "last", model, step=3)
+    again = load_model(tmp_path)
+    assert isinstance(again, CompositeNetwork)
+    assert again.spec == model.spec
+    assert again.space == model.space
+    assert again.image_sizes == (8, 16)
+    x = images(model, 5)
+    for route in model.space:
+        assert torch.equal(again(x, route), model(x, route))
+        assert again.key_states(route) == {KeyState.CALIBRATED}
+    if model.has_gate:
+        assert again.gate(0).choices == (0, 3, 4)
+        assert torch.equal(again.route(x), model.route(x))
+    text = (folder / "checkpoint.json").read_text()
+    rewrite(folder / "checkpoint.json", text.replace('"image_size": 8', '"image_size": 4'))
+    assert "other routes" in error_of(lambda: load_model(tmp_path))
+
+
+def test_a_checkpoint_without_image_sizes_has_no_trace_of_them(tmp_path: Path) -> None:
+    folder = save_checkpoint(tmp_path, "last", dsnet.create_model("ds_mbnet_tiny"), step=1)
+    assert "image_size" not in (folder / "checkpoint.json").read_text()
+    assert type(load_model(tmp_path)) is type(dsnet.create_model("ds_mbnet_tiny"))
 
 
 @pytest.mark.parametrize("activation", ["relu", "hard_swish"])

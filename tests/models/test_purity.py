@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from dsnet.slicing import Mode, batch_statistics
-from tests.support import TINY, images, random_model
-
-
-def snapshot(model: torch.nn.Module) -> dict[str, object]:
-    taken: dict[str, object] = {}
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key not in ("_parameters", "_buffers", "_modules"):
-                taken[f"{name}.{key}"] = repr(value)
-    taken.update({name: value.clone() for name, value in model.state_dict().items()})
-    return taken
+from tests.support import TINY, images, random_model, snapshot
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -128,6 +130,31 @@ def test_exact_statistics_make_a_key_calibrated() -> None:
     copy.load_state_dict(norm.state_dict())
     assert copy.states == norm.states
     assert torch.equal(copy(x, 1), y)
+
+
+def test_repeated_keys_start_alike_and_are_independent() -> None:
+    norm = randomise(SplitBatchNorm2d(8, keys=3, dtype=torch.float64)).eval()
+    norm.states[0], norm.states[1] = KeyState.FRESH, KeyState.RUNNING
+    before, x = copy.deepcopy(norm), features(5)
+    norm.repeat_keys(2)
+    assert norm.keys == 6
+    assert [norm.mean.shape, norm.var.shape, norm.count.shape] == [(6, 8), (6, 8), (6,)]
+    fresh, running, calibrated = KeyState
+    assert norm.states == [fresh, running, running, fresh, running, calibrated]
+    for key in range(6):
+        assert torch.equal(norm(x, key), before(x, key % 3))
+        assert norm.count[key] == before.count[key % 3]
+    assert torch.equal(norm.weight, before.weight)
+    norm.train()(x, 4)
+    norm.eval()
+    for key in (0, 1, 2, 3, 5):
+        assert torch.equal(norm(x, key), before(x, key % 3))
+    assert "0 to 5" in error_of(lambda: norm(x, 6))
+    again = SplitBatchNorm2d(8, keys=6, dtype=torch.float64).eval()
+    again.load_state_dict(norm.state_dict())
+    assert again.states == norm.states
+    norm.reset_parameters()
+    assert norm.states == [fresh] * 6
 
 
 def test_a_channel_may_be_constant() -> None:

@@ -116,6 +116,17 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert error <= tolerance, f"relative error {error:.2e} is above {tolerance:.0e}"
 
 
+def snapshot(model: nn.Module) -> dict[str, object]:
+    """All attributes of all modules, and copies of their parameters and buffers."""
+    taken: dict[str, object] = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key not in ("_parameters", "_buffers", "_modules"):
+                taken[f"{name}.{key}"] = repr(value)
+    taken.update({name: value.clone() for name, value in model.state_dict().items()})
+    return taken
+
+
 def rewrite(path: Path, content: str | bytes) -> None:
     """Changes a file of a checkpoint on purpose: without the hashes, which say that it is damaged."""
     (path.parent / "SHA256SUMS").unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import dsnet
 from dsnet.slicing import KeyState, SplitBatchNorm2d
 from dsnet.training import recalibrate
 from tests.support import TINY, assert_close, error_of, images, randomise
+from tests.support.image_sizes import ByHand, shrink
 from tests.support.networks import three_gates
 
 
@@ -49,6 +50,54 @@ def check_statistics(model: dsnet.Supernet) -> None:
         assert_close(norm.var[key, :channels], everything.var(1, correction=0), 1e-9)
         assert norm.count[key] == everything.shape[1]
         assert norm.states[key] is KeyState.CALIBRATED
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "options"),
+    [
+        ("ds_mbnet_tiny", (8, 16), {}),
+        ("ds_resnet_tiny", (8, 16), {}),
+        ("ds_resnet_tiny", (8, 16), {"bn_key": "stage"}),
+        ("ds_resnet_plus_tiny", (8, 12, 16), {}),
+        ("ds_vit_plus_tiny", (8, 16), {}),
+    ],
+)
+def test_statistics_of_every_image_size_are_exact(
+    name: str, sizes: tuple[int, ...], options: dict[str, str]
+) -> None:
+    model = randomise(dsnet.create_model(name, dtype=torch.float64, image_sizes=sizes, **options))
+    before = [m.mean.clone() for m in model.modules() if isinstance(m, SplitBatchNorm2d)]
+    check_statistics(model)
+    for norm, old in zip(
+        (m for m in model.modules() if isinstance(m, SplitBatchNorm2d)), before, strict=True
+    ):
+        assert (norm.mean != old).any()
+    for member in model.members:  # what each norm sees is an image of this size
+        stem, key = next(iter(member.network.norms(())))
+        side = member.image_size
+        assert stem.count[key] == 18 * side**2
+
+
+def test_the_statistics_of_a_size_are_those_of_a_network_of_this_size() -> None:
+    model = randomise(dsnet.create_model("ds_resnet_plus_tiny", dtype=torch.float64, image_sizes=(8, 16)))
+    x, by_hand = images(model, 9), ByHand(model.eval())
+    recalibrate(model, [x])
+    for size in (8, 16):
+        recalibrate(by_hand.network, [shrink(x, size)])
+        for route in model.space:
+            if route.image_size == size:
+                assert_close(model(x, route), by_hand.run_stages(x, route)[0], 1e-10)
+
+
+def test_only_given_routes_of_a_size_get_statistics() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny", image_sizes=(8, 16))
+    kept = [route for route in model.space if route.image_size == 8][:2]
+    recalibrate(model, [images(model, 8)], kept)
+    stem = model.networks[0].stem.norm
+    assert stem.states == [KeyState.CALIBRATED, KeyState.FRESH]
+    for route in model.space:
+        assert (model.key_states(route) == {KeyState.CALIBRATED}) == (route in kept)
+    assert "takes 16 × 16 only" in error_of(lambda: recalibrate(model, [torch.zeros(8, 3, 8, 8)]))
 
 
 @pytest.mark.parametrize("bn_key", ["prefix", "stage"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dsnet
 from dsnet.core.metrics_log import DivergedError, LossBuffer, MetricsFile
 from dsnet.core.settings import to_plain
 from dsnet.training import load_checkpoint, load_model
@@ -62,6 +63,22 @@ def test_a_stopped_run_resumes_bit_identically(
     assert again.status.step == 5
     assert train(config, tmp_path / "run", resume=True).status.finished
     assert_same_runs(tmp_path / "run", whole[name])
+
+
+def test_a_run_over_image_sizes_resumes_bit_identically(tmp_path: Path) -> None:
+    config = replace(BUSY, options={"image_sizes": (8, 16)})
+    assert train(config, tmp_path / "whole").status.finished
+    stopped = train(config, tmp_path / "run", callback=StopAt(3))
+    assert (stopped.status.step, stopped.status.finished) == (3, False)
+    again = train(config, tmp_path / "run", resume=True)
+    assert again.status.finished
+    assert_same_runs(tmp_path / "run", tmp_path / "whole")
+    model = load_model(tmp_path / "run")
+    assert model.image_sizes == (8, 16)
+    assert read_config(tmp_path / "run").options == {"image_sizes": (8, 16)}
+    assert [result.route for result in again.test] == list(range(8))
+    assert [result.madds for result in again.test] == [dsnet.madds(model, n) for n in range(8)]
+    assert {result.statistics for result in again.test} == {"calibrated"}
 
 
 KILL = """

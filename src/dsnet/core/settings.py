@@ -34,16 +34,15 @@ DESCRIPTIONS = {
 
 def to_plain(settings: Any) -> dict[str, Any]:  # noqa: ANN401  (a dataclass)
     """Return settings as plain data (JSON types)."""
-    plain: dict[str, Any] = {}
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if is_dataclass(value):
-            plain[field.name] = to_plain(value)
-        elif isinstance(value, Mapping):
-            plain[field.name] = dict(value)
-        else:
-            plain[field.name] = list(value) if isinstance(value, tuple) else value
-    return plain
+    return {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any setting)
+    if is_dataclass(value):
+        return to_plain(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def from_plain(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
@@ -177,7 +176,9 @@ def _check_numbers(value: Any, path: str) -> None:  # noqa: ANN401
 
 
 def _tuples(value: Any) -> Any:  # noqa: ANN401
-    """Return nested lists as tuples."""
+    """Return nested lists as tuples, those in mappings too."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 

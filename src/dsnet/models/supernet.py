@@ -206,9 +206,6 @@ class Supernet(nn.Module, ABC):
         """
         return self, self.space.resolve(route)
 
-    def require_gate(self) -> None:
-        """Raise unless gates can decide between the routes, as those of a supernet of one image size can."""
-
     def chain(self, choices: tuple[int, ...]) -> tuple[Step, ...]:
         """Return the steps of a segment.
 

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 import dsnet
 from dsnet.core.distributed.ranks import ALONE, Ranks
 from dsnet.core.settings import to_plain
+from dsnet.counts import Shape
 from dsnet.data.transforms.augment import Augment
+from dsnet.models.counting import prefix_cost
 from dsnet.recipes import get_recipe
 from dsnet.routing import CostTable
 from dsnet.training.api import train
@@ -190,3 +192,33 @@ def test_unsupported_settings_are_errors() -> None:
     assert "one rank" in error_of(
         lambda: JointObjective(config, model, views, ranks=Ranks(world=2), image_size=16)
     )
+
+
+@pytest.mark.parametrize("method", ["gumbel", "reinforce"])
+def test_gates_and_weights_learn_together_over_image_sizes(method: str) -> None:
+    """Every size that an image drew trains its prefix and its statistics; the thumbnail counts."""
+    objective = task("ds_mbnet_tiny", method, (8, 16))
+    model = objective.model
+    head = model.gate(0).routing
+    with torch.no_grad():  # the largest size alone
+        head.last.weight.zero_()
+        head.last.bias.copy_(torch.tensor([100.0 * (r.image_size == 16) for r in model.space]))
+    stem = model.networks[0].stem.norm
+    before = stem.mean.clone()
+    seen: list[tuple[int, bool]] = []
+    stem.register_forward_hook(lambda m, args, out: seen.append((args[0].shape[-1], out.requires_grad)))
+    values = objective.step(*batch(), 1)
+    assert torch.isfinite(values["loss"])
+    assert (stem.mean != before).any(1).tolist() == [True, True]
+    assert {grad for size, grad in seen if size == 8} == {True}
+    assert (16, True) in seen
+    table = CostTable.of_model(model)
+    for route in model.space:
+        looked = prefix_cost(model.members[0].network, Shape(3, 8, 8))[0].madds()
+        cost = dsnet.madds(model, route) + looked * (route.image_size == 16)
+        assert objective.costs[route.choices] == cost / table.largest
+
+
+def test_joint_training_over_image_sizes_needs_one_gate() -> None:
+    message = error_of(lambda: task("ds_resnet_tiny", "reinforce", (8, 16)))
+    assert "has no gate" in message

@@ -31,6 +31,19 @@ def test_the_sandwich_is_largest_random_smallest() -> None:
     assert len(single) == 14
 
 
+def test_the_sandwich_over_image_sizes() -> None:
+    """The largest slice at the largest size, the smallest at the smallest; all other pairs between them."""
+    space = dsnet.create_model("ds_mbnet_tiny", image_sizes=(8, 16), device="meta").space
+    plain = dsnet.create_model("ds_mbnet_tiny", device="meta").space
+    seen = set()
+    for seed in range(60):
+        routes = Scheme.parse("ib").draw(space, 2, torch.Generator().manual_seed(seed))
+        assert (routes[0].image_size, routes[0].stages) == (16, plain.largest.stages)
+        assert (routes[-1].image_size, routes[-1].stages) == (8, plain.smallest.stages)
+        seen |= {(route.image_size, route.stages) for route in routes}
+    assert seen == {(size, route.stages) for size in (8, 16) for route in plain}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dsnet
+from dsnet.models.composite import CompositeNetwork, with_image_sizes
 from dsnet.slicing import Mode, SplitBatchNorm2d, batch_statistics
-from dsnet.training import Average, Scheme, Stage1
+from dsnet.training import Average, Projector, Scheme, Stage1
 from tests.support import assert_close, error_of, images, randomise, relative_error
+from tests.support.image_sizes import ByHand
 from tests.support.stage1 import KINDS, SCHEMES, setting
 
 TEACHER = Mode(statistics=batch_statistics)
@@ -221,3 +224,76 @@ def test_missing_arguments_of_a_stage_are_errors() -> None:
     model, stage, routes, views, labels = setting("ds_mbnet_tiny", "ib+mvco")
     assert "needs 4 views here, not 1" in error_of(lambda: stage.step(model, routes, views[:1], labels))
     assert "below 1" in error_of(lambda: Average(model, 1.0))
+
+
+# --- image sizes -------------------------------------------------------------------------------------------
+SIZES = (8, 16)
+
+
+def at_sizes(name: str, seed: int) -> CompositeNetwork:
+    network = dsnet.create_model(name, dtype=torch.float64)
+    return randomise(with_image_sizes(network, SIZES), seed=seed).train()
+
+
+@pytest.mark.parametrize("text", ["label", "id", "e-ib", "h-ib", "ib+mvco", "ed"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_step_over_sizes_equals_its_networks_by_hand(name: str, text: str) -> None:
+    """The same weights in an ordinary network, on images resized by hand."""
+    model, scheme = at_sizes(name, 1), Scheme.parse(text)
+    average = projector = teacher = None
+    other = SimpleNamespace(average=None, projector=None, teacher=None)
+    if scheme.uses_average:
+        average = Average(at_sizes(name, 2))
+        other.average = SimpleNamespace(model=ByHand(average.model))
+    if scheme.hierarchical:
+        projector = randomise(Projector.of(model, "all"), seed=3)
+        other.projector = copy.deepcopy(projector)
+    if scheme.external is not None:
+        frozen = at_sizes(name, 4).requires_grad_(False).eval()
+        teacher = other.teacher = frozen.bind(frozen.space.largest)
+    stage = Stage1(scheme=scheme, average=average, projector=projector, teacher=teacher, smoothing=0.1)
+    space = model.space
+    small = [route for route in space if route.image_size == 8]
+    large = [route for route in space if route.image_size == 16]
+    routes = (space.largest, small[-1], large[0], large[len(large) // 2], space.smallest)
+    views = [images(model, 6, seed=10 + i) for i in range(scheme.views(len(routes)))]
+    labels = torch.arange(6)
+    losses = stage.step(model, routes, views, labels)
+    hand = ByHand(model)
+    expected = by_hand(hand, other, text, routes, views, labels)
+    expected.backward()
+    assert losses.total.item() == pytest.approx(expected.item(), rel=1e-10)
+    assert [network.route for network in losses.networks] == [route.number for route in routes]
+    theirs = dict(hand.network.named_parameters())
+    compared = 0
+    for parameter_name, ours in model.networks[0].named_parameters():
+        if "routing" in parameter_name:
+            assert ours.grad is None
+            continue
+        gradient = theirs[parameter_name].grad
+        assert (ours.grad is None) == (gradient is None), parameter_name
+        if gradient is not None and gradient.abs().max() > 1e-3:
+            assert_close(ours.grad, gradient, 1e-8)
+            compared += 1
+    assert compared > 20
+    if projector is not None:
+        for ours, gradient in zip(projector.parameters(), other.projector.parameters(), strict=True):
+            assert_close(ours.grad, gradient.grad, 1e-8)
+
+
+def test_each_size_of_a_step_updates_keys_of_its_own() -> None:
+    model = dsnet.create_model("ds_mbnet_tiny", image_sizes=SIZES).train()
+    routes = (model.space.largest, model.space[1], model.space.smallest)
+    assert [route.image_size for route in routes] == [16, 8, 8]
+    Stage1(scheme=Scheme.parse("label")).step(model, routes, [images(model, 8)], torch.arange(8))
+    used = {(norm, key) for route in routes for norm, key in model.norms(route.choices)}
+    for norm in (m for m in model.modules() if isinstance(m, SplitBatchNorm2d)):
+        assert [bool(state) for state in norm.states] == [(norm, key) in used for key in range(norm.keys)]
+    stem = model.networks[0].stem.norm
+    assert stem.count.tolist() == [2 * 8 * 8 * 8, 8 * 16 * 16]  # each network runs its prefix
+
+
+def test_transformers_drop_branches_at_every_route_of_every_size() -> None:
+    for name in KINDS:
+        model = dsnet.create_model(name, image_sizes=SIZES)
+        assert model.drops_everywhere == dsnet.create_model(name).drops_everywhere == ("vit" in name)
