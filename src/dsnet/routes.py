@@ -97,6 +97,11 @@ class Route:
         if self.image_size is not None and (type(self.image_size) is not int or self.image_size < 1):
             raise DsnetError(f"the image size of a route is a positive integer, not {self.image_size!r}")
 
+    @property
+    def label(self) -> str:
+        """The number, with the image size where routes differ in it: ``3 (16 px)``."""
+        return f"{self.number}" if self.image_size is None else f"{self.number} ({self.image_size} px)"
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON types, without the sizes that do not apply to a stage."""
         stages = [{k: v for k, v in asdict(s).items() if v is not None} for s in self.stages]

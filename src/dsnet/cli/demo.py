@@ -102,7 +102,7 @@ def _run_steps(out: Path, epochs: int) -> str:
         low, high = calibration.budget_range()
         curve = compare(outputs, calibration, [low + i / 24 * (high - low) for i in range(25)], alone)
     _write_images(opened, out / "images")
-    print("\n" + table(*router_table(comparison, costs), left=("router",)))
+    print("\n" + table(*router_table(comparison, costs, opened.model.space), left=("router",)))
     print(
         "Budgets and mean costs are shares of the largest route's cost. Best single route: within the\n"
         "budget, chosen on held-out images; difference in points, ± standard error. Stand-alone: at the\n"

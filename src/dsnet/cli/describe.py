@@ -8,6 +8,7 @@ from dsnet.cli.options import model_options
 from dsnet.cli.output import print_json
 from dsnet.cost import cost
 from dsnet.models import Supernet, create_model
+from dsnet.models.composite import CompositeNetwork
 from dsnet.report.routes import route_rows, route_table
 from dsnet.report.text import human
 from dsnet.training.stage2.config import LossWeights
@@ -36,12 +37,17 @@ def run(args: argparse.Namespace) -> int:
             print(f"{args.name} at {sides}: {text}")
         return 0
     rows = route_rows(model, image_size=size, convention=args.convention)
+    gates = model.space.gates
+    if isinstance(model, CompositeNetwork):
+        facts["image_sizes"] = list(model.image_sizes)
+        sides = f"{', '.join(map(str, model.image_sizes))} pixels"
+        gates = 1 if model.has_gate else 0
     if args.json:
         narrowings = {name: list(numbers) for name, numbers in model.space.narrowings}
-        print_json({**facts, "gates": model.space.gates, "narrowings": narrowings, "routes": rows})
+        print_json({**facts, "gates": gates, "narrowings": narrowings, "routes": rows})
         return 0
-    gates = "one gate" if model.space.gates == 1 else f"{model.space.gates} gates"
-    print(f"{args.name} at {sides}: {len(rows)} routes, {gates}; convention {args.convention!r}")
+    deciding = {0: "no gate between them (a cascade routes)", 1: "one gate"}.get(gates, f"{gates} gates")
+    print(f"{args.name} at {sides}: {len(rows)} routes, {deciding}; convention {args.convention!r}")
     if model.space.narrowings:
         print(
             "Narrowings: "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from dsnet.core.schema import check
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError, printable
 from dsnet.report.comparison import comparison_page, comparison_text, router_curves
-from dsnet.report.plot import Point, accuracy_plot
+from dsnet.report.plot import accuracy_plot
 from dsnet.report.text import bar, csv_text, human, table
-from dsnet.routes import evenly_spaced
+from dsnet.report.training import result_curves
+from dsnet.routes import RouteSpace, evenly_spaced
 from dsnet.routing.cost_table import CostTable
 from dsnet.routing.policies import OperatingPoint
 from dsnet.routing.route_outputs import collect
@@ -58,13 +58,12 @@ def run(args: argparse.Namespace) -> int:
     batches = ((normalise(x, mean, std), y) for x, y in images.epoch(args.batch))
     total = math.ceil(len(images) / args.batch)
     results = evaluate(model, progress(batches, total, "batch"), routes)
-    rows = [{**asdict(result), "accuracy": result.accuracy} for result in results]
+    rows = [{**result.to_dict(), "accuracy": result.accuracy} for result in results]
     if args.csv:
         write_output(args.csv, csv_text(rows))
     if args.plot is not None:
         title = f"{model.spec.name} on {data}: {len(images)} test images"
-        points = [Point(r.madds, r.accuracy, f"route {r.route}") for r in results]
-        write_chart(args.plot, title, accuracy_plot({"supernet": points}))
+        write_chart(args.plot, title, accuracy_plot(result_curves(results, "supernet")))
     if args.json:
         print_json({"model": model.spec.name, "data": data, "step": saved.data["step"], "routes": rows})
         return 0
@@ -73,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
         (f"{100 * r.accuracy:.2f} %", human(r.madds), human(r.params), r.statistics, bar(r.madds, largest))
         for r in results
     )
-    body = [[str(r.route), *row] for r, row in zip(results, cells, strict=True)]
-    header = ["route", "accuracy", "MAdds", "params", "statistics", "cost"]
+    sized = results[0].image_size is not None
+    first = ([str(r.route), *[f"{r.image_size} px"] * sized] for r in results)
+    body = [[*names, *row] for names, row in zip(first, cells, strict=True)]
+    header = ["route", *["image"] * sized, "accuracy", "MAdds", "params", "statistics", "cost"]
     images_text = f"{len(images)} test images of {printable(data)}"
     print(f"{model.spec.name} after {saved.data['step']} steps, {images_text}\n")
     print(table(header, body, left=("statistics", "cost")))
@@ -109,8 +110,8 @@ def _run_routed(args: argparse.Namespace) -> int:
         write_output(args.csv, csv_text(rows))
     if args.plot is not None:
         curve = compare(outputs, calibration, many, alone)
-        chart = accuracy_plot(router_curves(curve), unit=costs.unit)
         space = opened.model.space
+        chart = accuracy_plot(router_curves(curve, space), unit=costs.unit)
         write_chart(args.plot, title, chart, lambda: comparison_page(title, comparison, curve, costs, space))
     if args.json:
         print_json(
@@ -123,7 +124,8 @@ def _run_routed(args: argparse.Namespace) -> int:
                 "rows": [row.to_dict() for row in comparison.rows],
                 "verdict": None if comparison.verdict is None else comparison.verdict.to_dict(),
                 "single_routes": [
-                    {"route": p.routes[0], "cost": p.cost, "accuracy": p.accuracy} for p in comparison.singles
+                    {**_named(opened.model.space, p.routes[0]), "cost": p.cost, "accuracy": p.accuracy}
+                    for p in comparison.singles
                 ],
                 "alone": [[p.cost, p.accuracy] for p in comparison.alone],
                 "oracle": [comparison.oracle.cost, comparison.oracle.accuracy],
@@ -133,6 +135,12 @@ def _run_routed(args: argparse.Namespace) -> int:
     print(f"{printable(title)}\n")
     print(comparison_text(comparison, costs, opened.model.space))
     return 0
+
+
+def _named(space: RouteSpace, number: int) -> dict[str, int]:
+    """Return the number of a route and, where routes differ in it, its image size."""
+    size = space.resolve(number).image_size
+    return {"route": number, **({} if size is None else {"image_size": size})}
 
 
 def _stand_alone(folder: Path, costs: CostTable, name: str) -> OperatingPoint:

@@ -92,7 +92,8 @@ def _json_lines(args: argparse.Namespace) -> AbstractContextManager[TextIO | Non
 
 def _row(result: Prediction, *, trace: bool) -> list[str]:
     cost = human(result.cost) if result.unit == "madds" else f"{result.cost:.3g}"
-    row = [result.path, result.best.name, f"{100 * result.best.probability:.1f} %", str(result.route)]
+    route = f"{result.route}" if result.image_size is None else f"{result.route} ({result.image_size} px)"
+    row = [result.path, result.best.name, f"{100 * result.best.probability:.1f} %", route]
     row += [" → ".join(map(str, result.routes))] if trace else []
     others = [f"{answer.name} {100 * answer.probability:.1f} %" for answer in result.answers[1:]]
     return [*row, cost, ", ".join(others)] if others else [*row, cost]

@@ -245,18 +245,26 @@ def report_outcome(outcome: Outcome, config: TrainConfig, *, as_json: bool) -> i
 def _results_text(outcome: Outcome, config: TrainConfig) -> str:
     held_out = {after.route: (before, after) for before, after in outcome.held_out}
     largest = max(result.madds for result in outcome.test)
+    sized = outcome.test[0].image_size is not None
     rows = []
     for result in outcome.test:
-        row = [str(result.route), human(result.madds), bar(result.madds, largest), f"{result.accuracy:.2%}"]
+        size = [] if result.image_size is None else [f"{result.image_size} px"]
+        row = [
+            str(result.route),
+            *size,
+            human(result.madds),
+            bar(result.madds, largest),
+            f"{result.accuracy:.2%}",
+        ]
         if held_out:
             before, after = held_out[result.route]
             row += ["–" if before is None else f"{before.accuracy:.2%}", f"{after.accuracy:.2%}"]
         rows.append(row)
     if outcome.gated is not None:
         gated = outcome.gated
-        row = ["gated", human(gated.madds), bar(gated.madds, largest), f"{gated.accuracy:.2%}"]
+        row = ["gated", *[""] * sized, human(gated.madds), bar(gated.madds, largest), f"{gated.accuracy:.2%}"]
         rows.append(row + ["", ""] * bool(held_out))
-    header = ["route", "MAdds", "cost", "test"]
+    header = ["route", *["image"] * sized, "MAdds", "cost", "test"]
     images = f"{outcome.test[0].images} test images"
     if held_out:
         header += ["held-out before", "after"]

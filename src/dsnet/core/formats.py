@@ -189,6 +189,7 @@ _ROUTE_RESULT = record(
         "madds": whole(1),
         "params": whole(),
         "statistics": one_of("fresh", "running", "calibrated"),
+        "image_size?": maybe(_SIDE),
         **_RIGHT,
     }
 )

@@ -48,6 +48,7 @@ class Prediction:
     routes: tuple[int, ...]  # all routes that ran, in order
     cost: float
     unit: Unit
+    image_size: int | None = None  # of the route, where routes differ in it
 
     @property
     def best(self) -> Answer:
@@ -61,6 +62,7 @@ class Prediction:
             "path": self.path,
             **top[0],
             "route": self.route,
+            **({} if self.image_size is None else {"image_size": self.image_size}),
             **({"routes": list(self.routes)} if trace else {}),
             "cost": int(self.cost) if self.unit == "madds" else self.cost,
             "unit": self.unit,
@@ -162,6 +164,7 @@ class Predictor:
                 routes=self.policy.path(route),
                 cost=self.policy.cost(self.model.space, route),
                 unit=self.policy.costs.unit,
+                image_size=self.model.space.resolve(route).image_size,
             )
         return results
 

@@ -50,7 +50,8 @@ class ModelEntry:
 
     def option_names(self) -> tuple[str, ...]:
         """Return the options that `create_model` takes besides device, dtype and generator."""
-        return tuple(sorted(f.name for f in fields(self.options)))
+        sizes = ["image_sizes"] if self.kind == "supernet" else []
+        return tuple(sorted([*(f.name for f in fields(self.options)), *sizes]))
 
 
 _REGISTRY: dict[str, ModelEntry] = {}

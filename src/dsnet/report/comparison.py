@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dsnet.calibration.compare import Comparison, ComparisonRow
 from dsnet.report.page import bar_chart, escape, html_table, page
-from dsnet.report.plot import Point, accuracy_plot
+from dsnet.report.plot import Point, accuracy_plot, by_image_size
 from dsnet.report.text import counts_table, table
 from dsnet.routes import RouteSpace
 from dsnet.routing.cost_table import CostTable
@@ -24,14 +24,17 @@ __all__ = [
 ]
 
 
-def router_curves(comparison: Comparison) -> dict[str, list[Point]]:
-    """Return the curves of an accuracy plot: single routes, stand-alone networks, routers and oracle."""
-    points = {"single routes": comparison.singles, "stand-alone": comparison.alone}
-    curves = {
-        name: [Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in of_name]
-        for name, of_name in points.items()
-        if of_name
-    }
+def router_curves(comparison: Comparison, space: RouteSpace) -> dict[str, list[Point]]:
+    """Return the curves of an accuracy plot: single routes, stand-alone networks, routers and oracle.
+
+    Single routes have a curve for each image size.
+    """
+    curves: dict[str, list[Point]] = {}
+    for name, of_name in {"single routes": comparison.singles, "stand-alone": comparison.alone}.items():
+        routes = [space.resolve(p.routes[0]) for p in of_name]
+        points = (Point(p.cost, p.accuracy, f"route {p.routes[0]}") for p in of_name)
+        sizes = (route.image_size for route in routes)
+        curves |= by_image_size(name, list(zip(sizes, points, strict=True)))
     for kind in dict.fromkeys(row.router for row in gated_rows(comparison)):
         curves[kind] = [Point(row.cost, row.accuracy) for row in comparison.curve(kind)]
     curves["oracle"] = [Point(comparison.oracle.cost, comparison.oracle.accuracy)]
@@ -48,7 +51,9 @@ def row_at(comparison: Comparison, kind: str, budget: float) -> ComparisonRow:
     return min(comparison.curve(kind), key=lambda row: abs(row.budget - budget))
 
 
-def router_table(comparison: Comparison, costs: CostTable) -> tuple[list[str], list[list[str]]]:
+def router_table(
+    comparison: Comparison, costs: CostTable, space: RouteSpace
+) -> tuple[list[str], list[list[str]]]:
     """Return the header and the cells of a table of routers at their budgets."""
     alone = bool(comparison.alone)
     header = ["router", "budget", "mean cost", "accuracy", "best single route", "difference"]
@@ -58,7 +63,7 @@ def router_table(comparison: Comparison, costs: CostTable) -> tuple[list[str], l
             f"{row.budget / costs.largest:.0%} ({format_cost(row.budget, costs.unit)})",
             f"{row.cost / costs.largest:.0%}",
             f"{100 * row.accuracy:.2f} %",
-            f"{row.route}: {_percent(row.route_accuracy)}",
+            f"{space.resolve(row.route).label}: {_percent(row.route_accuracy)}",
             _gain(row),
             *([_percent(row.alone)] if alone else []),
         ]
@@ -67,7 +72,7 @@ def router_table(comparison: Comparison, costs: CostTable) -> tuple[list[str], l
     return header + ["stand-alone"] * alone, rows
 
 
-def router_section(comparison: Comparison, costs: CostTable) -> str:
+def router_section(comparison: Comparison, costs: CostTable, space: RouteSpace) -> str:
     """Build `router_table` for a page, with an explanation."""
     text = (
         "<p>Budget and mean cost as shares of the largest route's; the budget was kept on held-out images. "
@@ -76,7 +81,7 @@ def router_section(comparison: Comparison, costs: CostTable) -> str:
     )
     if comparison.alone:
         text += " Stand-alone: networks trained by themselves, mixed to the same mean cost."
-    return html_table(*router_table(comparison, costs)) + text + "</p>"
+    return html_table(*router_table(comparison, costs, space)) + text + "</p>"
 
 
 def comparison_text(comparison: Comparison, costs: CostTable, space: RouteSpace) -> str:
@@ -92,7 +97,7 @@ def comparison_text(comparison: Comparison, costs: CostTable, space: RouteSpace)
             f"{format_cost(row.cost, costs.unit)} ± {row.cost_error / row.cost:.1%}",
             f"{row.cost / costs.largest:.0%}",
             f"{100 * row.accuracy:.2f} ± {100 * row.error:.2f} %",
-            f"{row.route}: {_percent(row.route_accuracy)}",
+            f"{space.resolve(row.route).label}: {_percent(row.route_accuracy)}",
             _gain(row),
             _percent(row.static_mix),
             _percent(row.random),
@@ -136,10 +141,10 @@ def comparison_page(
     verdict = comparison.verdict
     parts = [
         "" if verdict is None else f"<p><strong>{escape(str(verdict))}</strong></p>",
-        accuracy_plot(router_curves(curve), unit=costs.unit).html(),
+        accuracy_plot(router_curves(curve, space), unit=costs.unit).html(),
         "<p>Single routes: all images at one route, as measured. Gate and cascade: each image at its own "
         "route. Oracle: the cheapest route that is right, which nobody can know beforehand.</p>",
-        router_section(comparison, costs),
+        router_section(comparison, costs, space),
     ]
     parts += [answered_section(row, costs, space) for row in _middle(comparison)]
     return page(title, *parts)
@@ -168,13 +173,14 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} %"
 
 
-def _counts(row: ComparisonRow, space: RouteSpace) -> Mapping[str, Mapping[int, int]]:
+def _counts(row: ComparisonRow, space: RouteSpace) -> Mapping[str, Mapping[int | str, int]]:
     """Images by route or, with several gates, by the choice of each."""
     if space.gates == 1:
-        return {"route": row.route_counts}
-    counts: dict[str, dict[int, int]] = {}
+        return {"route": {space.resolve(n).label: count for n, count in row.route_counts.items()}}
+    counts: dict[str, dict[int | str, int]] = {}
     for gate, options in enumerate(space.choices):
-        of_gate = counts[f"gate {gate}"] = dict.fromkeys(options, 0)
+        of_gate: dict[int | str, int] = dict.fromkeys(options, 0)
+        counts[f"gate {gate}"] = of_gate
         for route, count in row.route_counts.items():
             of_gate[space.resolve(route).choices[gate]] += count
     return counts

@@ -70,13 +70,13 @@ def demo_page(
         f"<code>{escape(command)}</code>.</p>",
         f"<p><strong>{escape(str(comparison.verdict))}</strong></p>",
         "<h2>Accuracy against cost</h2>",
-        accuracy_plot(router_curves(curve), unit=costs.unit).html(),
+        accuracy_plot(router_curves(curve, space), unit=costs.unit).html(),
         "<p>Single routes: all images at the same route of the supernet. Stand-alone: a network of that size "
         "trained by itself, for as long. Gate and cascade: one checkpoint at many budgets. Oracle: the "
         "cheapest route that is right, which nobody can know beforehand. With "
         f"{comparison.images} test images the standard error of an accuracy is about "
         f"{100 * best.error:.1f} points: small differences are chance.</p>",
-        router_section(comparison, costs),
+        router_section(comparison, costs, space),
         *(answered_section(row_at(comparison, kind, budget), costs, space) for kind in kinds),
         f"<h2>Images by route ({router})</h2>",
         _gallery(examples),

@@ -11,8 +11,20 @@ from typing import NamedTuple
 from dsnet.report.page import escape
 from dsnet.report.text import human
 
-__all__ = ["NARROW", "WIDE", "Bar", "Chart", "Point", "Size", "accuracy_plot", "bar_plot", "line_plot"]
+__all__ = [
+    "NARROW",
+    "WIDE",
+    "Bar",
+    "Chart",
+    "Point",
+    "Size",
+    "accuracy_plot",
+    "bar_plot",
+    "by_image_size",
+    "line_plot",
+]
 
+MAX_SIZES = 3  # image sizes that get a curve, and a colour, of their own
 COLOURS = ("#2f6fdb", "#d9480f", "#2b8a3e", "#862e9c", "#c2255c", "#5c940d")
 
 
@@ -63,6 +75,22 @@ class Point(NamedTuple):
     madds: float
     accuracy: float  # share, 0 to 1
     label: str = ""
+
+
+def by_image_size(name: str, points: Sequence[tuple[int | None, Point]]) -> dict[str, list[Point]]:
+    """Return points of routes as a curve for each image size; as one where sizes are many or the same.
+
+    Args:
+        name: Name of the curve, or of what its names begin with.
+        points: The image size of each route (None: routes do not differ in it) and its point.
+    """
+    one = len({size for size, _ in points}) > MAX_SIZES
+    curves: dict[str, list[Point]] = {}
+    for size, point in points:
+        curve = name if size is None or one else f"{name}, {size} px"
+        label = f"{point.label} ({size} px)" if one else point.label
+        curves.setdefault(curve, []).append(point._replace(label=label))
+    return curves
 
 
 class Bar(NamedTuple):

@@ -13,6 +13,7 @@ from dsnet.routes import Route, Slice, evenly_spaced
 
 __all__ = ["route_rows", "route_table"]
 
+COUNTS = ("madds", "params")
 SIZES = tuple(f.name for f in fields(Slice) if f.name != "groups")  # of which there may be a hundred
 
 
@@ -29,10 +30,11 @@ def route_rows(
 
 def route_table(model: Supernet, rows: list[dict[str, Any]], *, max_rows: int) -> str:
     """Format a table: sizes that differ between routes as columns, the others in one line above it."""
-    routes = [Route.from_dict({k: row[k] for k in ("space", "number", "choices", "stages")}) for row in rows]
-    columns = {name: [_sizes(route, name) for route in routes] for name in SIZES}
-    varying = [name for name in SIZES if len(set(columns[name])) > 1]
-    constant = [f"{name} {columns[name][0]}" for name in SIZES if name not in varying and columns[name][0]]
+    routes = [Route.from_dict({k: v for k, v in row.items() if k not in COUNTS}) for row in rows]
+    images = ["" if route.image_size is None else f"{route.image_size} px" for route in routes]
+    columns = {"image": images} | {name: [_sizes(route, name) for route in routes] for name in SIZES}
+    varying = [name for name in columns if len(set(columns[name])) > 1]
+    constant = [f"{name} {columns[name][0]}" for name in columns if name not in varying and columns[name][0]]
     shown = evenly_spaced(len(rows), max_rows)
     largest = rows[-1]["madds"]
     several = model.space.gates > 1

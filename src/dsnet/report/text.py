@@ -69,7 +69,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequenc
     return "\n".join([line(header), line(["─" * width for width in widths]), *map(line, rows)])
 
 
-def counts_table(name: str, counts: Mapping[int, int]) -> str:
+def counts_table(name: str, counts: Mapping[int, int] | Mapping[int | str, int]) -> str:
     """Format how many images took each route or choice, with shares and bars."""
     total, largest = sum(counts.values()), max(counts.values())
     rows = [

@@ -11,13 +11,14 @@ from typing import Any
 from dsnet.calibration.difficulty import GateReport
 from dsnet.data.inspect import DatasetSummary
 from dsnet.report.page import bar_chart, command, escape, html_table, notes, page
-from dsnet.report.plot import Point, accuracy_plot, line_plot
+from dsnet.report.plot import Point, accuracy_plot, by_image_size, line_plot
 from dsnet.report.text import human, roughly
 from dsnet.training.config import TrainConfig
 from dsnet.training.estimate import Estimate
+from dsnet.training.evaluation import RouteResult
 from dsnet.training.results import Images, Outcome
 
-__all__ = ["before_text", "low_accuracy", "training_charts", "training_page"]
+__all__ = ["before_text", "low_accuracy", "result_curves", "training_charts", "training_page"]
 
 FEW = 20  # images of a class below which little can be learnt of it
 WORST = 10  # classes that are shown
@@ -40,7 +41,7 @@ def before_text(config: TrainConfig, dataset: DatasetSummary, estimate: Estimate
             f"{dataset.images:,} to train with{held_out}, {dataset.test:,} to test with; "
             f"{len(dataset.classes)} classes",
         ),
-        ("network", f"{config.model} at {estimate.size} × {estimate.size} pixels"),
+        ("network", f"{config.model} at {_sides(config, estimate.size)}"),
         (
             "training",
             f"{config.scheme.name}, {_count(optim.epochs, 'epoch')} of "
@@ -98,7 +99,7 @@ def _summary(outcome: Outcome, config: TrainConfig, images: Images) -> str:
     held_out = f" ({images.held_out} of them held out)" if images.held_out else ""
     text = (
         f"<strong>{escape(config.model)}</strong> on {sum(images.counts):,} training images{held_out} of "
-        f"{len(images.classes)} classes, {images.size} × {images.size} pixels; "
+        f"{len(images.classes)} classes, {_sides(config, images.size)}; "
         f"{_count(config.optim.epochs, 'epoch')} by {escape(config.scheme.name)}."
     )
     if len(outcome.test) > 1:
@@ -117,16 +118,39 @@ def _summary(outcome: Outcome, config: TrainConfig, images: Images) -> str:
     return f"<p>{text}</p>"
 
 
+def _sides(config: TrainConfig, size: int) -> str:
+    """Return the sizes of the images in words."""
+    sizes = config.options.get("image_sizes")
+    if isinstance(sizes, list | tuple) and len(sizes) > 1:
+        return f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]} pixels a side"
+    return f"{size} × {size} pixels"
+
+
 def _routes(outcome: Outcome) -> str:
-    curves = {"routes": [Point(r.madds, r.accuracy, f"route {r.route}") for r in outcome.test]}
+    curves = result_curves(outcome.test, "routes")
+    sized = outcome.test[0].image_size is not None
     if outcome.gated is not None:
         curves["gated"] = [Point(outcome.gated.madds, outcome.gated.accuracy)]
     largest = outcome.test[-1].madds
     rows = (
-        (str(r.route), f"{r.accuracy:.1%}", human(r.madds), f"{r.madds / largest:.0%}", human(r.params))
+        (
+            str(r.route),
+            *[f"{r.image_size} px"] * sized,
+            f"{r.accuracy:.1%}",
+            human(r.madds),
+            f"{r.madds / largest:.0%}",
+            human(r.params),
+        )
         for r in outcome.test
     )
-    return accuracy_plot(curves).html() + html_table(("route", "right", "MAdds", "share", "params"), rows)
+    header = ("route", *["image"] * sized, "right", "MAdds", "share", "params")
+    return accuracy_plot(curves).html() + html_table(header, rows)
+
+
+def result_curves(results: Sequence[RouteResult], name: str) -> dict[str, list[Point]]:
+    """Return curves of an accuracy plot: one of all routes, or one for each image size of theirs."""
+    points = [(r.image_size, Point(r.madds, r.accuracy, f"route {r.route}")) for r in results]
+    return by_image_size(name, points)
 
 
 def _gates(gates: Sequence[GateReport]) -> list[str]:

@@ -251,8 +251,11 @@ def split_data(
 
 
 def load_data(config: TrainConfig, model: Supernet) -> tuple[ImageDataset, ImageDataset]:
-    """Load the training and the test split; by default files get the size of the model's images."""
-    data = config.data
+    """Load the training and the test split; by default files get the size of the model's images.
+
+    Images of a fixed size get it where the model takes no other.
+    """
+    data, spec = config.data, model.input_spec
     if os.path.isfile(data.name):
         raise DsnetError(
             f"{data.name} is one file for both splits; name a folder with train*.parquet and test*.parquet"
@@ -262,8 +265,8 @@ def load_data(config: TrainConfig, model: Supernet) -> tuple[ImageDataset, Image
             data.name,
             split,
             root=data.root,
-            size=data.size,
-            default_size=model.input_spec.image_size,
+            size=data.size or (spec.image_size if spec.fixed else None),
+            default_size=spec.image_size,
             ratio=data.crop_ratio,
             lazy=data.lazy,
         )

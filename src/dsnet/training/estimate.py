@@ -86,7 +86,8 @@ def step_cost(config: TrainConfig, model: Supernet, size: int) -> StepCost:
 
 def image_size(config: TrainConfig, model: Supernet, dataset: DatasetSummary) -> int:
     """Return the side that the images will have, in pixels."""
-    return config.data.size or (model.input_spec.image_size if dataset.files else dataset.side)
+    spec = model.input_spec
+    return config.data.size or (spec.image_size if dataset.files or spec.fixed else dataset.side)
 
 
 def estimate(config: TrainConfig, model: Supernet, dataset: DatasetSummary) -> Estimate:

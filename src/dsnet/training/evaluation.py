@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +42,21 @@ class RouteResult:
     madds: int
     params: int
     statistics: str  # of its norms: fresh, running or calibrated
+    image_size: int | None = None  # of the route, where routes differ in it
 
     @property
     def accuracy(self) -> float:
         """Share of images whose best class is right."""
         return self.correct / self.images
+
+    @property
+    def label(self) -> str:
+        """The number of the route, with its image size where routes differ in it."""
+        return f"{self.route}" if self.image_size is None else f"{self.route} ({self.image_size} px)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data (JSON types), without an image size where routes do not differ in it."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +172,7 @@ def evaluate(
                 madds=counted.madds(),
                 params=counted.params,
                 statistics=min(states_used).name.lower(),
+                image_size=route.image_size,
             )
         )
     return results

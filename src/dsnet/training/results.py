@@ -47,8 +47,8 @@ def results_of(outcome: Outcome) -> dict[str, Any]:
     gated, classes, images = outcome.gated, outcome.classes, outcome.images
     return {
         "steps": outcome.status.steps,
-        "held_out": [[None if b is None else asdict(b), asdict(a)] for b, a in outcome.held_out],
-        "test": [{**asdict(r), "accuracy": r.accuracy} for r in outcome.test],
+        "held_out": [[None if b is None else b.to_dict(), a.to_dict()] for b, a in outcome.held_out],
+        "test": [{**r.to_dict(), "accuracy": r.accuracy} for r in outcome.test],
         "gated": None if gated is None else {**asdict(gated), "accuracy": gated.accuracy},
         "classes": None if classes is None else asdict(classes),
         "images": None if images is None else asdict(images),
