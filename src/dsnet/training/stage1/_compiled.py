@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from dsnet.models import Supernet
+from dsnet.models.composite import CompositeNetwork
 
 __all__ = ["compiled", "enough_programs"]
 
@@ -16,7 +17,10 @@ __all__ = ["compiled", "enough_programs"]
 def compiled(model: Supernet) -> Supernet:
     """Return a network with compiled passes that shares all weights with ``model``, which is unchanged."""
     shared = copy.copy(model)
-    for name in ("run_prefix", "run_segment", "run_last_segment", "run_stages"):
+    passes = ["run_prefix", "run_segment", "run_last_segment", "run_stages"]
+    if isinstance(model, CompositeNetwork):  # no two networks of a step share a prefix
+        passes = ["run_route", "run_stages"]
+    for name in passes:
         setattr(shared, name, torch.compile(getattr(model, name), dynamic=False))
     return shared
 
