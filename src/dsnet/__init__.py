@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dsnet import training as training
     from dsnet.inference import Classifier, load
     from dsnet.models import Supernet, create_model, list_models, run_gated
+    from dsnet.models._cascade import cascade
     from dsnet.models.convert import convert
     from dsnet.routes import Route, RouteSpace, Slice
     from dsnet.routing import Routed
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "create_model",
     "convert",
+    "cascade",
     "list_models",
     "Supernet",
     "Mode",
