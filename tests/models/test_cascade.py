@@ -51,7 +51,7 @@ def by_hand(network: nn.Module, member: int, raw: Tensor, route: dsnet.Route | N
     mean, std = (torch.tensor(v, dtype=raw.dtype)[:, None, None] for v in NORMALISATIONS[member])
     size = SIZES[member]
     if raw.shape[-1] != size:
-        raw = F.interpolate(raw, (size, size), mode="bilinear", antialias=True, align_corners=False)
+        raw = F.interpolate(raw, (size, size), mode="bicubic", antialias=True, align_corners=False)
     x = (raw - mean) / std
     logits: Tensor = network(x) if route is None else network(x, route)
     return logits
@@ -130,7 +130,7 @@ def test_every_route_computes_what_its_network_does_on_resized_images() -> None:
 @torch.no_grad()
 def test_without_normalisations_images_are_only_resized() -> None:
     networks = three_networks()
-    model = make(networks, normalisations=None)
+    model = make(networks, normalisations=None, interpolation="bilinear")
     x = random_images(2, max(SIZES))
     resized = F.interpolate(x, (SIZES[0], SIZES[0]), mode="bilinear", antialias=True)
     number = next(route.number for route in model.space if model.member_of(route) == 0)
@@ -275,6 +275,7 @@ class Split(nn.Module):
         (lambda: [plain(), plain()], {"normalisations": [0.5, 0.5]}, ["each of 3 channels"]),
         (lambda: [plain(), plain()], {"normalisations": [((0, 0, 0), (1, 0, 1))] * 2}, ["above 0"]),
         (lambda: [plain(), plain()], {"normalisations": [((0, 0), (1, 1))] * 2}, ["each of 3 channels"]),
+        (lambda: [plain(), plain()], {"interpolation": "lanczos"}, ["lanczos", "bilinear, bicubic"]),
         (lambda: [plain(), plain()], {"name": 3}, ["name", "3"]),
     ],
 )

@@ -6,13 +6,13 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError, printable, shorten
-from dsnet.models.composite import CompositeNetwork, Member
+from dsnet.models.composite import CompositeNetwork, Interpolation, Member
 from dsnet.models.convert.api import convert
 from dsnet.models.supernet import ModelSpec, Supernet
 
@@ -30,6 +30,7 @@ def cascade(
     sizes: Sequence[int],
     *,
     normalisations: Sequence[Normalisation] | None = None,
+    interpolation: Interpolation = "bicubic",
     name: str | None = None,
 ) -> CompositeNetwork:
     """Make one supernet of separate classifiers, so that a cascade can route images between them.
@@ -50,6 +51,8 @@ def cascade(
             resizes them for the other networks.
         normalisations: Mean and standard deviation, each a number for every channel, that each network was
             trained with (default: the same for all). The result takes images normalised for the last network.
+        interpolation: How images are resized, with antialiasing: ``bicubic``, or ``bilinear``, which blurs
+            more. Networks that were trained on sharper images are less accurate then.
         name: Name of the result (default: names and sizes of the networks).
 
     Returns:
@@ -77,13 +80,17 @@ def cascade(
     sides = _check_sizes(sizes, len(given))
     supernets = [_supernet(i, *pair) for i, pair in enumerate(zip(given, sides, strict=True))]
     _check_alike(supernets)
+    if interpolation not in get_args(Interpolation):
+        raise DsnetError(
+            f"unknown interpolation {shorten(interpolation)}; possible: {', '.join(get_args(Interpolation))}"
+        )
     channels = supernets[-1].input_spec.channels
     scales = _scales(normalisations, len(given), channels)
     members = []
     for network, side, (scale, shift) in zip(supernets, sides, scales, strict=True):
         view = copy.copy(network)  # shares all weights
         view.input_spec = replace(network.input_spec, image_size=side)
-        members.append(Member(view, scale, shift))
+        members.append(Member(view, scale, shift, interpolation))
     if name is None:
         name = "+".join(f"{n.name}_{side}" for n, side in zip(supernets, sides, strict=True))
     elif not isinstance(name, str) or not name:

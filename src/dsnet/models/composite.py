@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ from dsnet.slicing import Mode, SplitBatchNorm2d
 
 __all__ = [
     "CompositeNetwork",
+    "Interpolation",
     "Member",
     "MemberStates",
     "check_image_sizes",
@@ -50,7 +51,10 @@ History = tuple[int, ...]
 MAX_SIZES = 16
 
 
-def resize(images: Tensor, size: int) -> Tensor:
+Interpolation = Literal["bilinear", "bicubic"]
+
+
+def resize(images: Tensor, size: int, interpolation: Interpolation = "bilinear") -> Tensor:
     """Resize images [B, C, H, W] to a square of ``size`` pixels a side, with antialiasing.
 
     Examples:
@@ -60,7 +64,8 @@ def resize(images: Tensor, size: int) -> Tensor:
     if images.shape[2:] == (size, size):
         return images
     x = images.float() if images.device.type == "cpu" and images.itemsize < 4 else images  # it lacks them
-    return F.interpolate(x, (size, size), mode="bilinear", antialias=True, align_corners=False).to(images)
+    resized = F.interpolate(x, (size, size), mode=interpolation, antialias=True, align_corners=False)
+    return resized.to(images)
 
 
 N = TypeVar("N", bound="MemberNetwork")
@@ -94,11 +99,13 @@ class Member(NamedTuple, Generic[N]):
         scale: Factor [C, 1, 1] and ``shift`` turn normalised images of the whole network into those that
             this member expects (None: the same).
         shift: See ``scale``.
+        interpolation: How images are resized for it.
     """
 
     network: N
     scale: Tensor | None = None
     shift: Tensor | None = None
+    interpolation: Interpolation = "bilinear"
 
     @property
     def image_size(self) -> int:
@@ -107,7 +114,7 @@ class Member(NamedTuple, Generic[N]):
 
     def images(self, images: Tensor) -> Tensor:
         """Resize and normalise images of the whole network for this member."""
-        x = resize(images, self.image_size)
+        x = resize(images, self.image_size, self.interpolation)
         if self.scale is None or self.shift is None:
             return x
         return torch.addcmul(self.shift.to(x), x, self.scale.to(x))
