@@ -4,8 +4,8 @@
     DSNET_DATA=FOLDER python -m benchmarks.pretrained importance NAME=FILE [--images 2000] [--json FILE]
     python -m benchmarks.pretrained latency NAME=FILE [--rounds 200] [--json FILE]
 
-NAME is ``lite0``, ``lite2`` (EfficientNet-Lite) or ``mobilenetv2``, FILE its ImageNet weights: a state dict
-whose tensors stand in the order of timm's network. Nothing is trained.
+NAME is ``lite0``, ``lite1``, ``lite2`` (EfficientNet-Lite) or ``mobilenetv2``, FILE its ImageNet weights: a
+state dict whose tensors stand in the order of timm's network. Nothing is trained.
 
 *exact* compares the largest route with the original network on ImageNet's validation images, image by image.
 
@@ -89,6 +89,7 @@ class Network(NamedTuple):
 
 NETWORKS = {
     "lite0": Network("EfficientNet-Lite0", "tf_efficientnet_lite0", 224, LITE),
+    "lite1": Network("EfficientNet-Lite1", "tf_efficientnet_lite1", 240, LITE),
     "lite2": Network("EfficientNet-Lite2", "tf_efficientnet_lite2", 260, LITE),
     "mobilenetv2": Network("MobileNetV2", "mobilenetv2_100", 224, IMAGENET),
 }

@@ -481,6 +481,40 @@ def pretrained_latency_table(name: str, data: Data) -> str:
     return markdown(header, rows, caption)
 
 
+def imagenet_cascade_table(name: str, data: Data) -> str:
+    """Tabulate pretrained networks alone, and the best cascades of two of them."""
+    networks, rows = data["networks"], []
+    for number, network in enumerate(networks):
+        ms = data["times"][f"alone {number}"]["median"]
+        cells = ["", _millions(network["madds"]), "", f"{network['top1']:.1f}", "", f"{ms:.1f}"]
+        rows.append([f"{network['title']}, {network['side']} px", *cells])
+    for row in data["results"]:
+        first, second, other = (networks[number]["title"] for number in (*row["routes"], row["beside"]))
+        low, high = row["ratio_interval"]
+        least, most = row["difference_interval"]
+        rows.append(
+            [
+                f"{first} → {second}, {row['goal']} as {other}",
+                f"{row['go_on']:.0%}",
+                _millions(row["madds"]),
+                f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]",
+                f"{row['top1']:.1f}",
+                f"{row['difference']:+.1f} [{least:+.1f}, {most:+.1f}]",
+                f"{row['ms']:.1f}",
+            ]
+        )
+    header = ["network", "go on", "MAdds", "of the network's", "top-1", "difference", "ms"]
+    caption = (
+        f"{source(data)}, {_threads(data)}, {data['backend']}; accuracy in percent on "
+        f"{data['images']['test']:,} validation images of ImageNet, pairs and thresholds from "
+        f"{data['images']['calibration']:,} others; in brackets 95 % intervals of a paired bootstrap; "
+        "milliseconds of one image: medians of "
+        f"{data['rounds']} rounds, of cascades computed (resizing + first + share × second network); load "
+        f"average {data['load']['before'][0]:.1f} to {data['load']['after'][0]:.1f} on {data['cores']} cores"
+    )
+    return markdown(header, rows, caption)
+
+
 def _only(values: Iterable[float]) -> str:
     return f"{statistics.mean(values):.1f}"
 
@@ -509,6 +543,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "pretrained-exact": pretrained_exact_table,
     "pretrained-importance": pretrained_importance_table,
     "pretrained-latency": pretrained_latency_table,
+    "imagenet-cascade": imagenet_cascade_table,
 }
 
 

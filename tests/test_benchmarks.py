@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import modelopt, mutation, pretrained, training
+from benchmarks import imagenet_cascade, modelopt, mutation, pretrained, training
 from torch import nn
 
+import dsnet
+from dsnet.calibration import collect
 from dsnet.models.convert.sources import timm_network
+from dsnet.routing import CostTable
 from tests.support import need_timm
+from tests.support.small_networks import SMALL_NETWORKS, random_images
 
 
 def test_a_training_step_is_timed_beside_its_parts(
@@ -121,3 +125,38 @@ def test_lines_belong_to_all_tests_that_use_a_cached_result(tmp_path: Path) -> N
     assert tests == {("test_first", "test_other", "test_second"), ("test_first", "test_second")}
     assert len(record["seconds"]) == 3
     assert not record["failed"]
+
+
+def test_a_paired_bootstrap_agrees_with_the_standard_error() -> None:
+    values = torch.randn(2500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high = imagenet_cascade.bootstrap(values.numpy())
+    for column, (least, most) in enumerate(zip(low, high, strict=True)):
+        mean, error = float(values[:, column].mean()), float(values[:, column].std()) / 50
+        assert least == pytest.approx(mean - 1.96 * error, abs=0.1 * error)
+        assert most == pytest.approx(mean + 1.96 * error, abs=0.1 * error)
+
+
+def test_the_best_pair_of_networks_is_chosen_on_calibration_images() -> None:
+    networks = [SMALL_NETWORKS[name].full().float() for name in ("plain", "residual", "depthwise")]
+    model = dsnet.cascade(networks, sizes=(16, 16, 16))
+    costs = CostTable.of_model(model)
+    x = random_images(64, dtype=torch.float32)
+    with torch.no_grad():
+        labels = model(x, 2).argmax(1)
+    outputs = collect(model, [(x, labels)], list(model.space))
+    pairs = imagenet_cascade.pairs_of(outputs, costs)
+    assert {pair.routes for pair in pairs} <= {(0, 1), (0, 2), (1, 2)}
+    accuracies = outputs.correct.double().mean(0).tolist()
+    best = imagenet_cascade.as_accurate(pairs, accuracies[1])
+    assert best is not None
+    enough = [pair.point.cost for pair in pairs if pair.point.accuracy >= accuracies[1]]
+    assert best.point.cost == min(enough)
+    row = imagenet_cascade.evaluate(best, 1, outputs, costs)
+    assert row["madds"] == pytest.approx(best.point.cost)
+    assert row["top1"] == pytest.approx(100 * best.point.accuracy)
+    assert row["difference"] == pytest.approx(100 * (best.point.accuracy - accuracies[1]))
+    assert row["difference_interval"][0] <= row["difference"] <= row["difference_interval"][1]
+    assert row["ratio"] == pytest.approx(row["madds"] / dsnet.madds(model, 1))
+    dearest = imagenet_cascade.as_expensive(pairs, costs.of((2,)))
+    assert dearest is not None
+    assert dearest.point.accuracy == max(p.point.accuracy for p in pairs if p.point.cost <= costs.of((2,)))
