@@ -267,7 +267,7 @@ class CompositeCompiler:
                 None if before is None else before.network,
                 progress,
             )
-            members.append(Member(compiled, part.scale, part.shift))
+            members.append(Member(compiled, part.scale, part.shift, part.interpolation))
         return CompiledComposite(
             spec=network.spec,
             space=network.space,
