@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
+from dsnet import runtime
 from dsnet.calibration import calibrate, collect
 from dsnet.models.composite import CompositeNetwork
 from dsnet.routing import CascadePolicy, CostTable, Routed, Session
@@ -182,6 +183,10 @@ def test_a_cascade_is_calibrated_and_routed_within_a_budget() -> None:
     session = Session(routed)
     torch.testing.assert_close(session(x).logits, output.logits)
     assert session.mean_cost == pytest.approx(simulation.cost)
+    plan = runtime.compile(routed, backend="eager", batch_buckets=(16,))
+    planned = plan.run(x)
+    assert planned.routes.tolist() == output.routes.tolist()
+    assert_close(planned.logits, output.logits, 1e-9)
     other = make(sizes=(24, 32, 32))
     assert "router is one of" in error_of(lambda: Routed(other, router, "60%"))
 
