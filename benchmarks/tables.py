@@ -489,13 +489,15 @@ def imagenet_cascade_table(name: str, data: Data) -> str:
         cells = ["", _millions(network["madds"]), "", f"{network['top1']:.1f}", "", f"{ms:.1f}"]
         rows.append([f"{network['title']}, {network['side']} px", *cells])
     for row in data["results"]:
+        if row["goal"] == "any pair":
+            continue
         first, second, other = (networks[number]["title"] for number in (*row["routes"], row["beside"]))
         low, high = row["ratio_interval"]
         least, most = row["difference_interval"]
         rows.append(
             [
                 f"{first} → {second}, {row['goal']} as {other}",
-                f"{row['go_on']:.0%}",
+                f"{row['go_on']:.1%}",
                 _millions(row["madds"]),
                 f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]",
                 f"{row['top1']:.1f}",
@@ -509,7 +511,7 @@ def imagenet_cascade_table(name: str, data: Data) -> str:
         f"{data['images']['test']:,} validation images of ImageNet, pairs and thresholds from "
         f"{data['images']['calibration']:,} others; in brackets 95 % intervals of a paired bootstrap; "
         "milliseconds of one image: medians of "
-        f"{data['rounds']} rounds, of cascades computed (resizing + first + share × second network); load "
+        f"{data['rounds']} rounds, of cascades computed (resizing + first + share × second); load "
         f"average {data['load']['before'][0]:.1f} to {data['load']['after'][0]:.1f} on {data['cores']} cores"
     )
     return markdown(header, rows, caption)

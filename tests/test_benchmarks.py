@@ -157,6 +157,10 @@ def test_the_best_pair_of_networks_is_chosen_on_calibration_images() -> None:
     assert row["difference"] == pytest.approx(100 * (best.point.accuracy - accuracies[1]))
     assert row["difference_interval"][0] <= row["difference"] <= row["difference_interval"][1]
     assert row["ratio"] == pytest.approx(row["madds"] / dsnet.madds(model, 1))
+    for goal, number, pair in imagenet_cascade.choose(pairs, outputs, costs):
+        assert pair.point.cost <= costs.of((number,)) * (1 + 1e-9)
+        assert goal == "as expensive" or pair.point.accuracy >= accuracies[number] - 1e-9
+        assert goal != "as accurate" or pair.routes[1] == number
     dearest = imagenet_cascade.as_expensive(pairs, costs.of((2,)))
     assert dearest is not None
     assert dearest.point.accuracy == max(p.point.accuracy for p in pairs if p.point.cost <= costs.of((2,)))
