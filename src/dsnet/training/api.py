@@ -25,6 +25,8 @@ from dsnet.data.loading import map_classes
 from dsnet.data.transforms.augment import normalise
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet, create_model
+from dsnet.models.composite import CompositeNetwork
+from dsnet.models.convert import ConvertedNetwork
 from dsnet.models.convert.sources import load_pretrained, pretrained_channels
 from dsnet.models.loading import save_checkpoint
 from dsnet.routes import Route, evenly_spaced
@@ -177,7 +179,10 @@ def _sorting_images(config: TrainConfig, train: ImageDataset) -> Iterator[Tensor
 def _fit_classifier(
     config: TrainConfig, model: Supernet, train: ImageDataset, channels: Channels, callback: Callback
 ) -> None:
-    """Fit the classifier of a pretrained network to a sample of the training images."""
+    """Fit the classifier of a pretrained network, if it is new, to a sample of the training images."""
+    network = model.networks[0] if isinstance(model, CompositeNetwork) else model
+    if isinstance(network, ConvertedNetwork) and config.weights is not None and not network.new_classifier:
+        return
     device = model.head.classifier.weight.device
     order = torch.randperm(len(train), generator=seeded(config.run.seed, "classifier"))[:FITTED_IMAGES]
     parts = list(order.chunk(max(1, len(order) // 128)))  # of nearly equal size, for batch statistics

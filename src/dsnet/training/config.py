@@ -152,7 +152,7 @@ class TrainConfig:
     start: str | None = None  # folder of a run with the initial weights and the normalisation
     weights: str | None = None  # of a converted network: a file, or timm to download them; none: random
     weights_by_order: bool = False  # take the tensors of the file by order instead of by name
-    fit_classifier: bool = False  # before the first step, fit the classifier to the pretrained features
+    fit_classifier: bool = False  # before the first step, fit a new classifier to the pretrained features
     data: DataConfig = field(default_factory=DataConfig)
     augment: Augment = field(default_factory=Augment)
     mix: MixConfig = field(default_factory=MixConfig)

@@ -43,9 +43,11 @@ class ConvertedNetwork(Supernet):
 
     Attributes:
         conversion: What the conversion did.
+        new_classifier: Whether pretrained weights were loaded without those of the classifier.
     """
 
     gate_type = RoutingGate
+    new_classifier = False
 
     def __init__(
         self,

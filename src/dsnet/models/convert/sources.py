@@ -218,6 +218,7 @@ def build_converted(
     """
     meta = torch.device(factory.get("device") or "cpu").type == "meta"
     downloaded = str(weights) == DOWNLOADED and not meta
+    complete = True
     with torch.device("meta" if meta else "cpu"):
         try:
             network = _source_network(name, options, pretrained=downloaded, seed=seed)
@@ -225,12 +226,16 @@ def build_converted(
             hint = "; give a file of weights instead (--weights FILE)" if downloaded else ""
             raise DsnetError(f"{error}{hint}") from error
         if weights is not None and str(weights) != DOWNLOADED and not meta:
-            load_weights(network, weights, by_order=by_order)
+            complete = load_weights(network, weights, by_order=by_order)
+        elif downloaded:  # timm makes a new classifier for another number of classes
+            known = getattr(network, "pretrained_cfg", None) or {}
+            complete = options.num_classes in (None, known.get("num_classes"))
         side = options.image_size or _native_size(network)
         generator = None if meta else torch.Generator().manual_seed(0)
         example = torch.randn(1, options.in_channels, side, side, generator=generator)
     settings = {key: getattr(options, key) for key in ConvertOptions.__dataclass_fields__}
     model = convert(network, example, batches=batches, **{**settings, "name": name, "image_size": side})
+    model.new_classifier = not complete
     return model.to(device=factory.get("device"), dtype=factory.get("dtype"))
 
 
@@ -282,7 +287,7 @@ def _native_size(network: nn.Module) -> int:
 
 
 # --- weights of a file ----------------------------------------------------------------------------------
-def load_weights(network: nn.Module, path: str | Path, *, by_order: bool = False) -> None:
+def load_weights(network: nn.Module, path: str | Path, *, by_order: bool = False) -> bool:
     """Load the weights of a file into a network.
 
     A classifier for another number of classes is left as it is.
@@ -291,6 +296,9 @@ def load_weights(network: nn.Module, path: str | Path, *, by_order: bool = False
         network: The network.
         path: A safetensors file, or a state dict saved by ``torch.save``; nothing else is unpickled.
         by_order: Ignore names: the tensors of both must have the same shapes in the same order.
+
+    Returns:
+        Whether all weights are those of the file, also the classifier's.
 
     Raises:
         DsnetError: The file cannot be read, or its weights do not fit the network.
@@ -313,6 +321,7 @@ def load_weights(network: nn.Module, path: str | Path, *, by_order: bool = False
     if broken:
         raise DsnetError(f"{path} has weights that are not finite: {shorten(', '.join(broken[:3]))}")
     network.load_state_dict({name: given[name] for name in own if name not in skipped}, strict=False)
+    return not skipped
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
