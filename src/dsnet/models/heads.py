@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from dsnet.counts import Cost, Shape
@@ -27,6 +28,10 @@ class Head(Block):
     @abstractmethod
     def pool(self, x: Tensor) -> Tensor:
         """Pool features [B, …] to [B, C]."""
+
+    def columns(self, size: Slice, features: int) -> Tensor:
+        """Return the columns [C] of the classifier's weight that a size reads, which gives C ``features``."""
+        return torch.arange(features)
 
 
 class PoolHead(Head):

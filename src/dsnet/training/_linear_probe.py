@@ -6,6 +6,7 @@ Gradients through a random classifier would change the pretrained features befor
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,8 @@ def fit_classifier(
     """
     classifier = model.head.classifier
     mode = Mode(statistics=batch_statistics, keep_calibrated=keep_calibrated)
-    features, labels = _features(model, batches, model.space.largest if route is None else route, mode)
+    route = model.space.largest if route is None else model.space.resolve(route)
+    features, labels, columns = _features(model, batches, route, mode)
     deviation, mean = torch.std_mean(features, dim=0)
     scale = 1 / deviation.clamp(min=1e-6)
     normalised = (features - mean) * scale
@@ -69,7 +71,7 @@ def fit_classifier(
     optimizer.step(loss)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         logits = F.linear(normalised, weight, bias)
-        classifier.weight.copy_(weight * scale)
+        classifier.weight[:, columns] = (weight * scale).to(classifier.weight)
         if classifier.bias is not None:
             classifier.bias.copy_(bias - (weight * scale) @ mean)
     return float((logits.argmax(1) == labels).double().mean())
@@ -77,16 +79,17 @@ def fit_classifier(
 
 @torch.no_grad()
 def _features(
-    model: Supernet, batches: Iterable[tuple[Tensor, Tensor]], route: Route | int, mode: Mode
-) -> tuple[Tensor, Tensor]:
-    """Return the classifier's inputs [N, C] at a route, and the labels [N]."""
+    model: Supernet, batches: Iterable[tuple[Tensor, Tensor]], route: Route, mode: Mode
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the classifier's inputs [N, C] at a route, labels [N], and the C columns of its weight."""
+    classifier: Any = model.head.classifier
     features: list[Tensor] = []
     labels: list[Tensor] = []
 
-    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         features.append(inputs[0].float())
 
-    hook = model.head.classifier.register_forward_pre_hook(record)
+    hook = classifier.register_forward_pre_hook(record)
     try:
         with eval_mode(model):
             for images, targets in batches:
@@ -96,4 +99,7 @@ def _features(
         hook.remove()
     if not labels:
         raise DsnetError("no images to fit the classifier to: the data gave no batch")
-    return torch.cat(features), torch.cat(labels)
+    inputs = torch.cat(features)
+    network, own = model.at(route)
+    columns = network.head.columns(network.slices(own.choices)[-1], inputs.shape[1])
+    return inputs, torch.cat(labels), columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, fx, nn
 
 from dsnet.counts import Cost, Shape
@@ -79,6 +80,11 @@ class GraphHead(Head):
     def pool(self, x: Tensor) -> Tensor:
         """Average over all positions."""
         return x.mean((2, 3))
+
+    def columns(self, size: Slice, features: int) -> Tensor:
+        """Return the columns of the classifier's weight that a size reads; they may be of several groups."""
+        layer = cast(ConvertedLinear, self.classifier)
+        return layer.inner.take(torch.arange(layer.in_features)[None], 1, _sizes(size))[0]
 
     def cost(self, shape: Shape, size: Slice) -> tuple[Cost, Shape]:
         """Count pooling and classifier."""
