@@ -481,6 +481,26 @@ def pretrained_latency_table(name: str, data: Data) -> str:
     return markdown(header, rows, caption)
 
 
+def pretrained_starts_table(name: str, data: Data) -> str:
+    """Tabulate test accuracy by what fine-tuning starts from."""
+    titles = {"voc": "VOC crops", "imagenette": "Imagenette"}
+    rows = [
+        [
+            titles[run["dataset"]],
+            run["start"],
+            f"{run['lr']:g}",
+            *(f"{run['test'][route]:.1f}" for route in "0123"),
+        ]
+        for dataset in titles
+        for run in data["runs"]
+        if run["dataset"] == dataset
+    ]
+    header = ["data", "start", "learning rate", *(f"route {route}" for route in range(4))]
+    return markdown(
+        header, rows, f"{source(data)}; {ACCURACY}, one seed, 30 epochs, a tenth of the images held out"
+    )
+
+
 def imagenet_cascade_table(name: str, data: Data) -> str:
     """Tabulate pretrained networks alone, and the best cascades of two of them."""
     networks, rows = data["networks"], []
@@ -545,6 +565,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "pretrained-exact": pretrained_exact_table,
     "pretrained-importance": pretrained_importance_table,
     "pretrained-latency": pretrained_latency_table,
+    "pretrained-starts": pretrained_starts_table,
     "imagenet-cascade": imagenet_cascade_table,
 }
 
