@@ -27,8 +27,9 @@ LITE0 = TrainConfig(
 def digits_mbnet_sizes() -> TrainConfig:
     """DS-MBNet on digits at 8 and 16 pixels: E-IB, 20 epochs.
 
-    Duration: 25 s on two CPU cores
-    Expect: not measured yet
+    Duration: 1 minute on one CPU core
+    Expect: 96.4 / 98.8 % at the smallest / largest route; a cascade has 98.4 % at 20 % of the largest's
+        multiply-adds (3 seeds, 359 test images)
     """
     return replace(DIGITS, options={"image_sizes": (8, 16)})
 
