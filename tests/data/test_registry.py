@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import os
 import pickle
@@ -96,6 +97,18 @@ def test_fashion_mnist_is_padded_to_32(tmp_path: Path) -> None:
     assert test.labels.tolist() == [7, 2]
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + struct.pack(">I", 5) + bytes([7, 2]))
     assert "cut short" in error_of(lambda: load_dataset("fashion_mnist", "test", root=tmp_path))
+
+
+def test_the_sample_of_fashion_mnist_comes_with_the_package() -> None:
+    train, test = (load_dataset("fashion_mnist_sample", split) for split in ("train", "test"))
+    assert train.images.shape == test.images.shape == (2000, 3, 32, 32)
+    assert not torch.equal(train.images, test.images)
+    assert min(np.bincount(train.labels).min(), np.bincount(test.labels).min()) > 150
+    folder = Path(dsnet.__file__).parent / "data" / "samples" / "fashion_mnist"
+    told = (folder / "README.md").read_text(encoding="utf-8")
+    for file in folder.glob("*.gz"):
+        assert f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" in told
+    assert "Zalando" in (folder / "LICENSE").read_text(encoding="utf-8")
 
 
 def idx(*shape: int, body: bytes = b"") -> bytes:

@@ -32,6 +32,7 @@ SETS = (
     "digits_0_to_6",
     "digits_7_to_9",
     "fashion_mnist",
+    "fashion_mnist_sample",
     "imagenet",
     "imagenette",
     "voc_crops",

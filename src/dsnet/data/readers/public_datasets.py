@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ __all__ = [
     "digits_0_to_6",
     "digits_7_to_9",
     "fashion_mnist",
+    "fashion_mnist_sample",
     "imagenet",
     "imagenette",
     "voc_crops",
@@ -127,13 +129,41 @@ def fashion_mnist(request: DatasetRequest) -> InMemoryDataset:
         return read_idx(path, dimensions)
 
     gray, labels = read("images-idx3-ubyte", 3), read("labels-idx1-ubyte", 1)
+    return _fashion("fashion_mnist", gray, labels, request, base)
+
+
+SAMPLES = Path(__file__).parents[1] / "samples"
+
+
+@register_dataset("fashion_mnist_sample")
+def fashion_mnist_sample(request: DatasetRequest) -> InMemoryDataset:
+    """Read the 4,000 test images of Fashion-MNIST that come with the package, padded to 32 × 32.
+
+    The first half is the training split, meant to calibrate routers on; the second half is the test split.
+    """
+    folder = SAMPLES / "fashion_mnist"
+
+    def read(kind: str, dimensions: int) -> Tensor:
+        path = existing_path([folder / f"{kind}.gz"], "a file of the installed package: install it again; it")
+        return read_idx(path, dimensions)
+
+    gray, labels = read("images-idx3-ubyte", 3), read("labels-idx1-ubyte", 1)
+    half = len(gray) // 2
+    part = slice(0, half) if request.split == "train" else slice(half, None)
+    return _fashion("fashion_mnist_sample", gray[part], labels[part], request, folder)
+
+
+def _fashion(
+    name: str, gray: Tensor, labels: Tensor, request: DatasetRequest, folder: Path
+) -> InMemoryDataset:
+    """Build a dataset from gray images [N, 28, 28] of Fashion-MNIST."""
     if gray.shape[1:] != (28, 28):
         sides = " × ".join(map(str, gray.shape[1:]))
         raise DsnetError(
-            f"the {request.split} images of Fashion-MNIST in {base} must be 28 × 28 pixels, not {sides}"
+            f"the {request.split} images of Fashion-MNIST in {folder} must be 28 × 28 pixels, not {sides}"
         )
     images = F.pad(gray, (2, 2, 2, 2))[:, None].expand(-1, 3, -1, -1).contiguous()
-    return _dataset("fashion_mnist", [(images, labels.long())], FASHION, request)
+    return _dataset(name, [(images, labels.long())], FASHION, request)
 
 
 def _dataset(
