@@ -35,6 +35,7 @@ __all__ = [
     "RECIPE",
     "RESULTS",
     "ROUTING",
+    "SHIPPED",
 ]
 
 GROUP = r"[A-Za-z][\w-]*"
@@ -106,6 +107,16 @@ CHECKPOINT = record(
         "gate?": if_object(record({"images?": text(), "seed?": whole()}, more=True)),
     },
     more=True,
+)
+
+# --- card.json of weights that come with the package -------------------------------------------------
+SHIPPED = record(
+    {
+        **dict.fromkeys(("summary", "data", "tested_on", "license", "recipe", "made"), text()),
+        "accuracy": items(_SHARE, 1, LARGE),
+        "sha256": text(64, r"[0-9a-f]{64}", "64 hexadecimal digits"),
+        "checkpoint": CHECKPOINT,
+    }
 )
 
 # --- parts of a checkpoint that are read on their own ------------------------------------------------

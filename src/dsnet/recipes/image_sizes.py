@@ -35,6 +35,24 @@ def digits_mbnet_sizes() -> TrainConfig:
 
 
 @register_recipe
+def fashion_mnist_resnet() -> TrainConfig:
+    """DS-ResNet++ at 16 and 32 pixels on Fashion-MNIST: ID, 4 epochs. The weights of `dsnet demo`.
+
+    Duration: 22 minutes on one thread of a CPU that did other work as well
+    Expect: 85.7 / 90.1 % at the smallest / largest route (one seed, 10,000 test images)
+    """
+    return TrainConfig(
+        model="ds_resnet_plus_tiny",
+        options={"image_sizes": (16, 32)},
+        data=DataConfig(name="fashion_mnist", hold_out=0.02, calibration=3000),
+        augment=Augment(padding=2, flip=True),
+        scheme=SchemeConfig(name="id", random=1),
+        optim=OptimConfig(lr=0.3, weight_decay=2e-4, epochs=4, warmup=0.25, batch=64),
+        run=RunConfig(device="cpu", precision="bfloat16", channels_last=True, validate_every=4, log_every=50),
+    )
+
+
+@register_recipe
 def cifar10_mbnet_sizes() -> TrainConfig:
     """DS-MBNet on CIFAR-10 at 16, 24 and 32 pixels.
 

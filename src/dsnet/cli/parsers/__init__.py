@@ -24,12 +24,13 @@ First steps:
   dsnet train digits_mbnet           train one in half a minute, on two cores
   dsnet train --data photos          or on your own images, one folder per class
   dsnet train --data photos --model timm:resnet18      or start from a pretrained network
-  dsnet demo                         all steps on digits, with a report to look at
+  dsnet demo                         route images by a trained network, with a report to look at
 """
 _COMMANDS: Commands = {
     listing.models: "dsnet.cli.models:run",
     listing.describe: "dsnet.cli.describe:run",
     listing.recipes: "dsnet.cli.recipes:run",
+    listing.weights: "dsnet.cli.weights:run",
     training.train: "dsnet.cli.train:run",
     training.convert: "dsnet.cli.convert:run",
     training.transfer: "dsnet.cli.transfer:run",

@@ -1,11 +1,11 @@
-"""``dsnet models``, ``describe`` and ``recipes``, which run no network."""
+"""``dsnet models``, ``weights``, ``describe`` and ``recipes``, which run no network."""
 
 from __future__ import annotations
 
 from dsnet.cli.parsers.common import Parser, image_size
 from dsnet.counts import CONVENTIONS
 
-__all__ = ["describe", "models", "recipes"]
+__all__ = ["describe", "models", "recipes", "weights"]
 
 
 def models(parser: Parser) -> None:
@@ -55,3 +55,16 @@ def recipes(parser: Parser) -> None:
     """
     parser.add_argument("name", metavar="NAME", nargs="?", help="only this one (default: all)")
     parser.add_json("print JSON, with all settings")
+
+
+def weights(parser: Parser) -> None:
+    """List the trained weights that come with the package.
+
+    Shows the network, the images, the accuracy of the smallest and the largest route, size, licence, SHA-256
+    and the recipe that trained them. `dsnet demo` writes them as a run.
+
+    Examples:
+      dsnet weights
+      dsnet weights --json
+    """
+    parser.add_json("print JSON, with the accuracy of every route")
