@@ -1,21 +1,24 @@
-"""The page of `dsnet demo`: accuracy against cost, images by route, measured time, training."""
+"""The page of `dsnet demo`: the measured gain, accuracy against milliseconds, images by route."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from dsnet.calibration.compare import Comparison
-from dsnet.report.comparison import answered_section, gated_rows, router_curves, router_section, row_at
-from dsnet.report.page import bar_chart, escape, image_tag, page
-from dsnet.report.plot import accuracy_plot, line_plot
-from dsnet.report.training import training_charts
-from dsnet.routes import RouteSpace
-from dsnet.routing.cost_table import CostTable
+from dsnet.models.shipped import ShippedWeights
+from dsnet.report.page import bar_chart, command, escape, html_table, image_tag, page
+from dsnet.report.plot import Point, accuracy_plot
+from dsnet.routing.policies import RoutedOutput
 
-__all__ = ["Example", "demo_page"]
+__all__ = ["Example", "Measured", "demo_page", "headline", "measured_rows"]
+
+SURE = 2.0  # standard errors from which on a difference counts
 
 
 class Example(NamedTuple):
@@ -27,66 +30,163 @@ class Example(NamedTuple):
     predicted: str
 
 
+class Measured(NamedTuple):
+    """What one route, or a router at a budget, reached on the test images."""
+
+    name: str
+    cost: float  # multiply-adds an image, by the calibration
+    ms: float  # an image
+    correct: Tensor  # [N] booleans
+    output: RoutedOutput
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the images that are right."""
+        return float(self.correct.double().mean())
+
+    def difference(self, other: Measured) -> tuple[float, float]:
+        """Return the difference in accuracy from another, image by image, and its standard error."""
+        by_image = self.correct.double() - other.correct.double()
+        return float(by_image.mean()), float(by_image.std() / len(by_image) ** 0.5)
+
+
+def headline(routed: Measured, largest: Measured) -> str:
+    """Say in one sentence what routing gained, or that it gained nothing."""
+    share, ours, theirs = f"{routed.ms / largest.ms:.0%}", f"{routed.accuracy:.1%}", f"{largest.accuracy:.1%}"
+    difference, error = routed.difference(largest)
+    if routed.ms >= largest.ms:
+        return (
+            f"No gain on this machine: routed, {ours} of the images are right in {share} of the time of the "
+            f"largest route, which gets {theirs} right."
+        )
+    if difference < -SURE * error:
+        return (
+            f"Routed, {ours} of the images are right in {share} of the largest route's measured time on this "
+            f"machine, but the largest route gets {theirs}: here routing trades accuracy for time."
+        )
+    return (
+        f"Routed, {ours} of the images are right, at the largest route {theirs}, in {share} of its measured "
+        "time on this machine."
+    )
+
+
+def beside_single(routed: Measured, singles: Sequence[Measured]) -> str:
+    """Compare with single routes for all images, chosen on the test images, which favours them."""
+    as_good = [single for single in singles if single.accuracy >= routed.accuracy]
+    within = [single for single in singles if single.ms <= routed.ms]
+    parts = []
+    if within:
+        best = max(within, key=lambda single: single.accuracy)
+        difference, error = routed.difference(best)
+        parts.append(
+            f"Of the single routes that take no longer, the best one, {best.name}, gets {best.accuracy:.1%} "
+            f"right in {best.ms / singles[-1].ms:.0%} of the time: routing is {100 * difference:+.1f} ± "
+            f"{100 * error:.1f} points."
+        )
+    if as_good:
+        fastest = min(as_good, key=lambda single: single.ms)
+        parts.append(
+            f"The fastest single route that is at least as accurate here, {fastest.name}, takes "
+            f"{fastest.ms / singles[-1].ms:.0%}."
+        )
+    else:
+        parts.append("No single route is as accurate here.")
+    return " ".join(parts)
+
+
+def measured_rows(rows: Sequence[Measured], largest: Measured) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of a table of routes and routers."""
+    header = ["", "accuracy", "difference", "ms an image", "of the largest"]
+    cells = []
+    for row in rows:
+        difference, error = row.difference(largest)
+        told = "–" if row is largest else f"{100 * difference:+.2f} ± {100 * error:.2f}"
+        cells.append([row.name, f"{row.accuracy:.2%}", told, f"{row.ms:.3f}", f"{row.ms / largest.ms:.0%}"])
+    return header, cells
+
+
 def demo_page(
     *,
-    model: str,
-    command: str,
-    comparison: Comparison,
-    curve: Comparison,
-    costs: CostTable,
-    space: RouteSpace,
-    budget: float,
-    router: str,
+    weights: ShippedWeights,
+    made_by: str,
+    calibrated_on: int,
+    singles: Sequence[Measured],
+    routed: Sequence[Measured],
+    main: Measured,
+    folder: Path,
+    batch: int,
+    rounds: int,
     examples: Sequence[Example],
-    times: Mapping[str, float],
-    stage1: Sequence[Mapping[str, Any]],
-    stage2: Sequence[Mapping[str, Any]],
 ) -> str:
     """Build the page.
 
     Args:
-        model: Name of the network.
-        command: The command that made the page.
-        comparison: Routers at the budgets of the table.
-        curve: Routers at many budgets, for the chart.
-        costs: Costs of the routes.
-        space: Routes of the network.
-        budget: The budget that is shown in detail.
-        router: The router of the examples: the better one at this budget on held-out images.
-        examples: Test images with their predictions.
-        times: Milliseconds an image by name.
-        stage1: Lines of ``metrics.jsonl`` of the supernet.
-        stage2: Lines of ``metrics.jsonl`` of the gate.
+        weights: The network.
+        made_by: The command that made the page.
+        calibrated_on: Number of images that the cascade was calibrated on.
+        singles: All images at one route, for every route; the largest one last.
+        routed: The cascade at several budgets.
+        main: The one of them that the page leads with.
+        folder: Where the demo wrote the run and test images.
+        batch: Images in a batch.
+        rounds: How often each batch was timed.
+        examples: Test images with their predictions at ``main``.
     """
-    best = row_at(comparison, router, budget)
-    largest = max(comparison.singles, key=lambda point: point.cost)
-    kinds = dict.fromkeys(row.router for row in gated_rows(comparison))
-    gate_loss = {"loss": [(line["step"], line["loss"]) for line in stage2]}
+    largest, images = singles[-1], len(main.correct)
+    curves = {
+        "single routes": [_point(row) for row in singles],
+        "cascade": [_point(row) for row in routed],
+    }
     body = [
-        f"<p><strong>{escape(model)}</strong> on handwritten digits. One set of weights, several routes; the "
-        f"{router} sends each image down one of them. At <strong>{best.cost / costs.largest:.0%}</strong> of "
-        f"the largest route's cost it gets <strong>{best.accuracy:.1%}</strong> of {comparison.images} test "
-        f"images right; all images at the largest route: {largest.accuracy:.1%}. Made by "
-        f"<code>{escape(command)}</code>.</p>",
-        f"<p><strong>{escape(str(comparison.verdict))}</strong></p>",
-        "<h2>Accuracy against cost</h2>",
-        accuracy_plot(router_curves(curve, space), unit=costs.unit).html(),
-        "<p>Single routes: all images at the same route of the supernet. Stand-alone: a network of that size "
-        "trained by itself, for as long. Gate and cascade: one checkpoint at many budgets. Oracle: the "
-        "cheapest route that is right, which nobody can know beforehand. With "
-        f"{comparison.images} test images the standard error of an accuracy is about "
-        f"{100 * best.error:.1f} points: small differences are chance.</p>",
-        router_section(comparison, costs, space),
-        *(answered_section(row_at(comparison, kind, budget), costs, space) for kind in kinds),
-        f"<h2>Images by route ({router})</h2>",
+        f"<p><strong>{escape(headline(main, largest))}</strong></p>",
+        f"<p>{escape(beside_single(main, singles))}</p>",
+        "<h2>Accuracy against measured time</h2>",
+        accuracy_plot(curves, unit="ms").html(),
+        "<p>Single routes: all images at the same route of the network. Cascade: a small route answers all "
+        "images that it is sure of, a larger one the others, at several budgets (shares of the largest "
+        "route's multiply-adds). All of them are slices of one set of weights.</p>",
+        html_table(*measured_rows([*singles, *routed], largest)),
+        "<p>Difference: points from the largest route, image by image, ± standard error. The budgets were "
+        f"set on {calibrated_on} images; accuracies and times are those of {images} others.</p>",
+        _answered(main),
+        "<h2>Images by route</h2>",
+        "<p>Up to two mistakes of each route come first.</p>",
         _gallery(examples),
-        "<h2>Measured time</h2>",
-        "<p>Milliseconds an image, batch of 256, one CPU thread, medians; the routes took turns.</p>",
-        bar_chart(list(times), list(times.values()), [f"{ms:.3f} ms" for ms in times.values()]),
-        *training_charts(stage1),
-        line_plot("Stage II: the gate's loss", gate_loss, axis="step").html(),
+        "<h2>How it was measured</h2>",
+        f"<p>{escape(_conditions(weights, made_by, batch, rounds))}</p>",
+        _next_steps(folder),
     ]
     return page("Easy images cost little", *body)
+
+
+def _point(row: Measured) -> Point:
+    return Point(row.ms, row.accuracy, row.name)
+
+
+def _answered(main: Measured) -> str:
+    counts = torch.bincount(main.output.routes).tolist()
+    taken = {route: count for route, count in enumerate(counts) if count}
+    captions = [f"{count} images, {count / sum(counts):.0%}" for count in taken.values()]
+    labels = [f"route {route}" for route in taken]
+    title = f"<h2>Routes that answered: {escape(main.name)}</h2>"
+    return title + bar_chart(labels, list(taken.values()), captions)
+
+
+def _conditions(weights: ShippedWeights, made_by: str, batch: int, rounds: int) -> str:
+    return (
+        f"Made by {made_by}: the weights {weights.name} ({weights.summary}; SHA-256 {weights.sha256[:16]}…, "
+        f"{weights.license}) as a plan of dsnet.runtime with backend eager. CPU threads: "
+        f"{torch.get_num_threads()}. Images came {batch} at a time, which the plan splits into the sizes "
+        f"that it measured as fastest. Routes and budgets took turns; the times are medians of {rounds} "
+        f"rounds, resizing included. torch {torch.__version__}, {platform.machine()}, {platform.system()}. "
+        "The images are a part of Fashion-MNIST (Zalando SE, MIT licence); the network was not trained on "
+        "them."
+    )
+
+
+def _next_steps(folder: Path) -> str:
+    words = ["dsnet", "predict", str(folder / "supernet"), str(folder / "images"), "--budget", "20%"]
+    return "<h2>Go on</h2>" + command(shlex.join(words), "Class, route and cost of some of the test images.")
 
 
 def _gallery(examples: Sequence[Example]) -> str:

@@ -39,6 +39,7 @@ def calibrate_run(
     budget: float | str | None = None,
     router: str = "auto",
     device: str = "auto",
+    batch: int = 256,
     progress: Callable[[Iterator[Any], int, str], Iterator[Any]] = lambda batches, total, label: batches,
 ) -> CalibratedRun:
     """Calibrate the routers of a run's checkpoint on held-out images, and save them with it.
@@ -50,6 +51,7 @@ def calibrate_run(
         budget: A budget to check the router with.
         router: Name of that router.
         device: Device, or ``auto``.
+        batch: Images at a time.
         progress: Passes on batches while it reports progress, given their number and a label.
 
     Raises:
@@ -62,7 +64,7 @@ def calibrate_run(
         costs, table = run.costs(latency)
         limit = None if budget is None else parse_budget(budget, costs)
         routes = [model.space[i] for i in evenly_spaced(len(model.space), MAX_ROUTES)]
-        batches = progress(run.seen(images), -(-len(images) // 256), "batch")
+        batches = progress(run.seen(images, batch), -(-len(images) // batch), "batch")
         outputs = collect(model, batches, routes)
         calibration = calibrate(outputs, costs, gate=has_trained_gates(run.saved))
         if limit is not None:
