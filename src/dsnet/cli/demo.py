@@ -42,6 +42,7 @@ __all__ = ["run"]
 
 WEIGHTS = "fashion_mnist_resnet"
 DATA = "fashion_mnist_sample"  # training split: to calibrate on; test split: to judge and measure on
+CALIBRATION_IMAGES = 2000  # in the training split
 HOLD_OUT = 0.95  # share of the images to calibrate on: all that a run may hold out, but for a rest
 BATCH = 128  # images at a time; the plan splits them into the buckets that take the least time
 BUCKETS = (8, 16, 32, 64)
@@ -103,6 +104,7 @@ def _run_steps(out: Path, images: int | None) -> str:
     singles = [measured[route.number] for route in opened.model.space]
     rows = [*singles, *(measured[budget] for budget in budgets)]
     print("\n" + table(*measured_rows(rows, singles[-1]), left=("",)))
+    print("\nCascade: its budget in multiply-adds, as a share of the largest route's. Difference: in points.")
     print(f"\n{headline(result, singles[-1])}\n")
     _write_images(test, out / "images")
     return demo_page(
@@ -129,7 +131,7 @@ def _unpack(weights: ShippedWeights, folder: Path, images: int | None) -> None:
         with locked(folder):  # another demo may be at work in it
             shutil.rmtree(folder)
     config = settings_of(TrainConfig, checkpoint.data["recipe"], weights.folder / "card.json")
-    share = HOLD_OUT if images is None else min(HOLD_OUT, images / 2000)
+    share = HOLD_OUT if images is None else min(HOLD_OUT, images / CALIBRATION_IMAGES)
     # The images that it was trained on do not come with the package; all commands find these instead.
     data = replace(config.data, name=DATA, root=None, hold_out=share)
     config = replace(config, data=data, run=replace(config.run, device="auto"))
@@ -159,8 +161,8 @@ class _Call(NamedTuple):
     """A way to run images, and what it is called."""
 
     name: str
-    cost: float  # multiply-adds by the calibration
     run: Callable[[Tensor], RoutedOutput]
+    image_size: int | None = None
 
 
 @torch.inference_mode()
@@ -172,14 +174,14 @@ def _measure(
     calls: dict[float, _Call] = {
         route.number: _Call(
             f"route {route.number} ({route.image_size} px)",
-            costs.of(route.choices),
             functools.partial(_at_route, plan, route.number),
+            route.image_size,
         )
         for route in space
     }
     for budget in budgets:
         name = f"cascade at {budget / costs.largest:.0%}"
-        calls[budget] = _Call(name, budget, plan.at(budget).run)
+        calls[budget] = _Call(name, plan.at(budget).run)
     outputs: dict[float, dict[int, RoutedOutput]] = {key: {} for key in calls}
     times: dict[float, float] = dict.fromkeys(calls, 0.0)
     labels = []
@@ -198,7 +200,7 @@ def _measure(
     for key, call in calls.items():
         joined = RoutedOutput(*(torch.cat(column) for column in zip(*outputs[key].values(), strict=True)))
         correct = joined.logits.argmax(1) == right
-        results[key] = Measured(call.name, call.cost, times[key] / len(right), correct, joined)
+        results[key] = Measured(call.name, times[key] / len(right), correct, joined, call.image_size)
     return results
 
 

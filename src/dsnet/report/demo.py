@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dsnet.models.shipped import ShippedWeights
 from dsnet.report.page import bar_chart, command, escape, html_table, image_tag, page
-from dsnet.report.plot import Point, accuracy_plot
+from dsnet.report.plot import Point, accuracy_plot, by_image_size
 from dsnet.routing.policies import RoutedOutput
 
 __all__ = ["Example", "Measured", "demo_page", "headline", "measured_rows"]
@@ -34,10 +34,10 @@ class Measured(NamedTuple):
     """What one route, or a router at a budget, reached on the test images."""
 
     name: str
-    cost: float  # multiply-adds an image, by the calibration
     ms: float  # an image
     correct: Tensor  # [N] booleans
     output: RoutedOutput
+    image_size: int | None = None  # of a route, where routes differ in it
 
     @property
     def accuracy(self) -> float:
@@ -133,10 +133,9 @@ def demo_page(
         examples: Test images with their predictions at ``main``.
     """
     largest, images = singles[-1], len(main.correct)
-    curves = {
-        "single routes": [_point(row) for row in singles],
-        "cascade": [_point(row) for row in routed],
-    }
+    sizes = (row.image_size for row in singles)
+    curves = by_image_size("single routes", list(zip(sizes, map(_point, singles), strict=True)))
+    curves["cascade"] = [_point(row) for row in routed]
     body = [
         f"<p><strong>{escape(headline(main, largest))}</strong></p>",
         f"<p>{escape(beside_single(main, singles))}</p>",
