@@ -31,6 +31,7 @@ from dsnet.data import (
 from dsnet.data.decode import DecodeErrors
 from dsnet.data.inspect import inspect_dataset
 from dsnet.data.readers import cifar_idx as files
+from dsnet.data.readers import public_datasets
 from dsnet.errors import DsnetError
 from dsnet.training.api import load_data
 from dsnet.training.config import DataConfig, TrainConfig
@@ -109,6 +110,17 @@ def test_the_sample_of_fashion_mnist_comes_with_the_package() -> None:
     for file in folder.glob("*.gz"):
         assert f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}" in told
     assert "Zalando" in (folder / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_a_missing_or_damaged_sample_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_datasets, "SAMPLES", tmp_path)
+    message = error_of(lambda: load_dataset("fashion_mnist_sample", "test"))
+    assert "a file of this package (install it again) is not there" in message
+    path = tmp_path / "fashion_mnist" / "images-idx3-ubyte.gz"
+    path.parent.mkdir()
+    path.write_bytes(b"nothing")
+    message = error_of(lambda: load_dataset("fashion_mnist_sample", "test"))
+    assert f"{path} is damaged" in message
 
 
 def idx(*shape: int, body: bytes = b"") -> bytes:

@@ -39,7 +39,10 @@ def test_single_routes_are_named_where_they_are_better() -> None:
     assert "route 0, gets 90.0% right in 25% of the time: routing is +2.0 ± 1.4 points" in text
     assert "route 1, takes 100%" in text
     text = beside_single(measured("cascade", 0.4, 4), singles)
-    assert text == "No single route is as accurate here."
+    assert text == (
+        "The difference from the largest route is +1.0 ± 1.0 points, image by image. "
+        "No single route is as accurate here."
+    )
 
 
 def test_rows_compare_with_the_largest_route() -> None:

@@ -74,7 +74,11 @@ def beside_single(routed: Measured, singles: Sequence[Measured]) -> str:
     """Compare with single routes for all images, chosen on the test images, which favours them."""
     as_good = [single for single in singles if single.accuracy >= routed.accuracy]
     within = [single for single in singles if single.ms <= routed.ms]
-    parts = []
+    difference, error = routed.difference(singles[-1])
+    parts = [
+        f"The difference from the largest route is {100 * difference:+.1f} ± {100 * error:.1f} points, image "
+        "by image."
+    ]
     if within:
         best = max(within, key=lambda single: single.accuracy)
         difference, error = routed.difference(best)

@@ -144,7 +144,7 @@ def fashion_mnist_sample(request: DatasetRequest) -> InMemoryDataset:
     folder = SAMPLES / "fashion_mnist"
 
     def read(kind: str, dimensions: int) -> Tensor:
-        path = existing_path([folder / f"{kind}.gz"], "a file of the installed package: install it again; it")
+        path = existing_path([folder / f"{kind}.gz"], "a file of this package (install it again)")
         return read_idx(path, dimensions)
 
     gray, labels = read("images-idx3-ubyte", 3), read("labels-idx1-ubyte", 1)
