@@ -372,7 +372,7 @@ def test_refused_choices_leave_no_state_behind() -> None:
 def test_the_calls_of_a_profile_run_their_paths(name: str, bn_key: str | None, shared: bool) -> None:
     model, executor = made(name, bn_key, shared)
     x = pictures(model, 5)
-    calls, cumulative = executor.segment_calls(x)
+    calls, cumulative, *_ = executor.segment_calls(x)
     assert cumulative
     for route in model.space:
         if route.choices in calls:

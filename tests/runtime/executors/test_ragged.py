@@ -355,7 +355,7 @@ def test_the_calls_of_a_profile_run_the_prefix_or_a_route() -> None:
     executor, model = plan().network.graph_executor, network(NAME)
     assert isinstance(executor, RaggedExecutor)
     x = pictures(model, 3)
-    calls, cumulative = executor.segment_calls(x)
+    calls, cumulative, *_ = executor.segment_calls(x)
     assert cumulative
     assert list(calls) == [(), *((choice,) for choice in model.space.choices[0])]
     for choice in model.space.choices[0]:
