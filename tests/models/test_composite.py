@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsnet
 from dsnet.models import Supernet, run_gated
-from dsnet.models.composite import CompositeNetwork, check_image_sizes, resize, with_image_sizes
+from dsnet.models.composite import CompositeNetwork, check_image_sizes, with_image_sizes
 from dsnet.models.convert import convert
 from dsnet.models.group_by_route import run_assigned
+from dsnet.models.members import resize
 from dsnet.routes import Route
 from dsnet.slicing import KeyState, Mode, SplitBatchNorm2d, batch_statistics
 from tests.support import (

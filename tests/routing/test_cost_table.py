@@ -11,8 +11,9 @@ from torch import Tensor
 import dsnet
 from dsnet.calibration import collect, simulate
 from dsnet.calibration.search import calibrate_gate
-from dsnet.models.composite import CompositeNetwork, resize, with_image_sizes
+from dsnet.models.composite import CompositeNetwork, with_image_sizes
 from dsnet.models.counting import prefix_cost
+from dsnet.models.members import resize
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy, OperatingPoint, Routed, Router
 from dsnet.routing.policies import margin
 from dsnet.training import evaluate

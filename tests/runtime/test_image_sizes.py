@@ -12,7 +12,7 @@ from torch import Tensor
 
 import dsnet
 from dsnet import runtime
-from dsnet.models.composite import resize
+from dsnet.models.members import resize
 from dsnet.routing import CascadePolicy, CostTable, GatePolicy, LatencyTable, Routed
 from dsnet.routing.policies import OperatingPoint, margin
 from dsnet.routing.router import Router

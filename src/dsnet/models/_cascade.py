@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dsnet.errors import DsnetError, printable, shorten
-from dsnet.models.composite import CompositeNetwork, Interpolation, Member
+from dsnet.models.composite import CompositeNetwork
 from dsnet.models.convert.api import convert
+from dsnet.models.members import Interpolation, Member
 from dsnet.models.supernet import ModelSpec, Supernet
 
 __all__ = ["cascade"]

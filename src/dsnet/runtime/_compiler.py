@@ -12,7 +12,8 @@ from dsnet.core.cuda_graphs import stream_pool
 from dsnet.core.timer import Progress
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.composite import CompositeNetwork, Member
+from dsnet.models.composite import CompositeNetwork
+from dsnet.models.members import Member
 from dsnet.runtime._resident_routes import Options, choices_of_routes
 from dsnet.runtime.backends.base import Backend, Executable, get_backend
 from dsnet.runtime.executors.base import Executor, GateChoices

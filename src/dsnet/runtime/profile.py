@@ -24,7 +24,8 @@ from torch import Tensor
 from dsnet.core.timer import Progress, silent, time_interleaved, timed_on_device
 from dsnet.errors import DsnetError
 from dsnet.models import Supernet
-from dsnet.models.composite import CompositeNetwork, Member
+from dsnet.models.composite import CompositeNetwork
+from dsnet.models.members import Member
 from dsnet.routing.latency import BatchTimes, DeviceKind, LatencyTable, Time, device_name
 from dsnet.runtime.api import compile as make_plan
 from dsnet.runtime.backends.base import get_backend

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dsnet.core.process_bound import InProcess
 from dsnet.errors import DsnetError
-from dsnet.models.composite import Member, MemberRouting
 from dsnet.models.group_by_route import greedy
 from dsnet.models.input_spec import InputSpec
+from dsnet.models.members import Member, MemberRouting
 from dsnet.models.supernet import ModelSpec
 from dsnet.routes import Route, RouteSpace
 from dsnet.routing.cost_table import CostPenalties
