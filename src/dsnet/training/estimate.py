@@ -150,7 +150,7 @@ def timed_step(config: TrainConfig, classes: int, size: int) -> Callable[[int], 
     """Return a function that trains on a number of random images and returns the seconds of the step."""
     device = pick_device(config.run.device)
     config = replace(config, run=replace(config.run, compile=False))
-    model = build_model(config, classes, device)
+    model = build_model(config, classes, device, resumed=True)  # the weights make no difference
     views = Views.of(config, ((0.5,) * 3, (0.25,) * 3), device)
     objective = make_objective(config, model, views, steps=1, size=size, ranks=ALONE)
     groups = objective.groups(config.optim.weight_decay)
