@@ -59,6 +59,7 @@ def test_inductor_needs_a_compiler_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatc
     assert backend.unavailable(cpu, torch.float32) is None
 
 
+@pytest.mark.slow
 def test_compiled_programs_are_not_recompiled() -> None:
     from torch._dynamo.utils import counters
 

@@ -31,7 +31,7 @@ MAKERS = [
     ("ds_resnet_tiny", "eager", "packed"),
     ("ds_resnet_tiny", "eager", "shared"),
     ("ds_vit_plus_tiny", "eager", "packed"),
-    ("ds_vit_plus_tiny", "openvino", "packed"),
+    pytest.param("ds_vit_plus_tiny", "openvino", "packed", marks=pytest.mark.slow),
     ("ds_mbnet_plus_tiny", "eager", "packed"),
     ("three_gates", "eager", "packed"),
     ("three_gates", "eager", "shared"),
