@@ -180,7 +180,7 @@ def test_demo_writes_a_self_contained_report(capsys: pytest.CaptureFixture[str],
     assert report.count("<img") >= 8
     for said in ("Accuracy against measured time", "ms an image", "Images by route", "How it was measured"):
         assert said in report, said
-    (sentence,) = re.findall(r"^(?:Routed|No gain).*$", text, re.M)
+    (sentence,) = re.findall(r"^(?:Routing gets|No gain).*$", text, re.M)
     assert report.index(html.escape(sentence)) < report.index("<h2>"), "the result comes first"
     accuracies = re.compile(r"^(route \d \(\d+ px\)|cascade at \d+%) +([\d.]+)%", re.M)
     before = accuracies.findall(text)

@@ -261,8 +261,8 @@ class CompositeNetwork(MemberRouting[Supernet], Supernet):  # type: ignore[misc]
         if route is not None:
             member, local = self.locations[self.space.resolve(route).number]
             images = self.members[member].images(x)
-            found = self.members[member].network.features(images, local, mode=mode)
-            return found._replace(route=self.space.resolve(route))
+            features = self.members[member].network.features(images, local, mode=mode)
+            return features._replace(route=self.space.resolve(route))
         choices = self.route(x, decide)[:, 0]
         results = []
         for number in sorted(set(choices.tolist())):

@@ -44,7 +44,7 @@ class MemberNetwork(Protocol):
 
     @property
     def input_spec(self) -> InputSpec:
-        """Its images."""
+        """The images that the network takes."""
 
     def run_prefix(self, x: Tensor, mode: Mode | None = None) -> Any:  # noqa: ANN401  (a RoutableState)
         """Run the prefix and the first gate."""

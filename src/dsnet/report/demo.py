@@ -61,12 +61,12 @@ def headline(routed: Measured, largest: Measured) -> str:
         )
     if difference < -SURE * error:
         return (
-            f"Routed, {ours} of the images are right in {share} of the largest route's measured time on this "
-            f"machine, but the largest route gets {theirs}: here routing trades accuracy for time."
+            f"Routing gets {ours} of the images right in {share} of the largest route's measured time on "
+            f"this machine, but that route alone gets {theirs}: here routing trades accuracy for time."
         )
     return (
-        f"Routed, {ours} of the images are right, at the largest route {theirs}, in {share} of its measured "
-        "time on this machine."
+        f"Routing gets {ours} of the images right in {share} of the largest route's measured time on this "
+        f"machine; that route alone gets {theirs}."
     )
 
 

@@ -69,7 +69,7 @@ class CompiledComposite(MemberRouting[CompiledNetwork], InProcess):
 
     @property
     def executor(self) -> CompositeExecutor:
-        """What runs batches."""
+        """Return the executor that runs batches by those of the members."""
         return CompositeExecutor(self)
 
     @property
@@ -90,7 +90,7 @@ class CompiledComposite(MemberRouting[CompiledNetwork], InProcess):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device that all members run on."""
         return self.networks[0].device
 
     @property
@@ -120,7 +120,7 @@ class CompiledComposite(MemberRouting[CompiledNetwork], InProcess):
 
     @property
     def resident(self) -> int:
-        """Bytes of weights."""
+        """Bytes of the weights of all members."""
         return sum(network.resident for network in self.networks)
 
     @property
